@@ -1,0 +1,79 @@
+# `make demo` and `make test` need Python 3.10 or newer and make; everything else goes into .venv.
+# One environment holds two sets of extras, each with its own stamp, so that `make demo` installs no test tools and a
+# second call installs nothing. Installation is repeated when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV := .venv
+PIP_FLAGS ?=
+
+ifeq ($(origin VENV),command line)
+# The caller's environment is used as it is (offline, a container, a cluster): nothing is installed into it.
+STAMP_DEMO :=
+STAMP_TEST :=
+else
+STAMP_DEMO := $(VENV)/.stamp-demo
+STAMP_TEST := $(VENV)/.stamp-test
+endif
+
+RUN := $(VENV)/bin/python -m
+PIP := $(RUN) pip --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test test-slow lint type bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "PYTHON=python3.12    the interpreter that .venv is made with (default: python3)"
+	@echo "PIP_FLAGS='...'      arguments of pip install, such as --index-url of an index with CPU-only torch"
+	@echo "VENV=/path           run in this environment as it is; nothing is installed into it"
+
+demo: $(STAMP_DEMO)  ## train Adam and VOGN on real digits, write table and figures to runs/demo
+	@$(RUN) lightning_bayes.demo
+
+test: lint type  ## lint, type-check and run the tests
+	@echo "make: pytest"
+	@$(RUN) pytest
+
+test-slow: $(STAMP_TEST)  ## run the tests that take minutes
+	@$(RUN) pytest -m slow
+
+lint: $(STAMP_TEST)  ## ruff: rules and format
+	@echo "make: ruff"
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+
+type: $(STAMP_TEST)  ## mypy, strict
+	@echo "make: mypy"
+	@$(RUN) mypy
+
+bench: $(STAMP_DEMO)  ## time a training step against Adam
+	@$(RUN) benchmarks.speed.step
+
+clean:  ## remove builds and caches; .venv and runs/ stay
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
+	find . -path './.venv' -prune -o -name '*.egg-info' -type d -prune -exec rm -rf {} +
+	find . -path './.venv' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.stamp-venv:
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "make: there is no '$(PYTHON)' here. Install Python 3.10 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "make: lightning-bayes needs Python 3.10 or newer, '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1)." \
+	    "Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "make: '$(PYTHON)' cannot create environments: its modules venv and ensurepip are not installed." \
+	    "On Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+	@echo "make: creating .venv with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv --clear .venv
+	@$(PIP) install --quiet --upgrade pip
+	@touch $@
+
+.venv/.stamp-%: pyproject.toml | .venv/.stamp-venv
+	@echo "make: installing lightning-bayes[$*] into .venv. The first time this takes minutes: torch is large."
+	@# A terminal gets pip's progress bars, a log does not. setuptools' warning about editable installs concerns nobody.
+	@if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; PYTHONWARNINGS=ignore $(PIP) install $$quiet $(PIP_FLAGS) --editable '.[$*]'
+	@echo "make: installed $$($(RUN) pip list 2>/dev/null | awk '/^(torch|lightning) / { printf "%s %s  ", $$1, $$2 }')"
+	@touch $@

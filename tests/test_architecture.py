@@ -1,0 +1,217 @@
+"""The arrows between the rooms and the size of files and functions, read from the syntax trees.
+
+The rooms are the entries of ``lightning_bayes/``; ``callbacks``, ``zoo`` and ``configs`` are real directories at the
+root of the repository and are imported as ``lightning_bayes.callbacks`` and so on.
+"""
+
+from __future__ import annotations
+
+import ast
+import statistics
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "lightning_bayes"
+MAPPED = ("callbacks", "zoo", "configs")
+
+CORE = {"errors", "linalg", "posteriors", "curvature", "optim", "predictive", "metrics"}
+EVERYTHING = {PACKAGE, *CORE, "strategies", "callbacks", "zoo", "configs", "cli", "demo"}
+ARROWS = {  # room: the rooms it may import, beside itself
+    "errors": set(),
+    "linalg": {"errors"},
+    "posteriors": {"linalg", "errors"},
+    "curvature": {"errors"},
+    "optim": {"posteriors", "curvature", "linalg", "errors"},
+    "predictive": {"posteriors", "errors"},
+    "metrics": {"errors"},
+    "strategies": {"optim", "errors"},
+    "callbacks": CORE | {"strategies"},
+    "zoo": CORE,
+    "configs": set(),
+    PACKAGE: EVERYTHING,  # lightning_bayes/__init__.py, which gathers the public names
+    "cli": EVERYTHING,
+    "demo": EVERYTHING,
+    "__main__": EVERYTHING,
+}
+LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "demo", "__main__"}
+VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
+
+
+def source_files():
+    real = ROOT / PACKAGE
+    own = [
+        path for path in real.rglob("*.py") if path.relative_to(real).parts[0] not in MAPPED
+    ]  # not through the links
+    return sorted([*own, *(path for name in MAPPED for path in (ROOT / name).rglob("*.py"))])
+
+
+def python_files():
+    return [*source_files(), *sorted(path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py"))]
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = (PACKAGE, *parts) if parts[0] in MAPPED else parts
+    return ".".join(parts)  # a package keeps its trailing .__init__, so that its parent is itself
+
+
+def imports(source, module):
+    """All modules that a source imports, by absolute name; names imported from a package count as its submodules."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute_base(node, module)
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {
+            "import_module",
+            "__import__",
+        }:
+            found |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
+    return found
+
+
+def absolute_base(node, module):
+    if not node.level:
+        return node.module
+    parent = module.split(".")[: -node.level]
+    return ".".join([*parent, node.module] if node.module else parent)
+
+
+def room(module):
+    """``lightning_bayes.optim.vogn`` lies in ``optim``; ``lightning_bayes.VOGN`` in ``lightning_bayes`` itself."""
+    entry = f"{module}.".split(".")[1]
+    return entry if entry in ARROWS else PACKAGE
+
+
+def violations(source, module):
+    here = room(module)
+    return sorted(line for name in imports(source, module) if (line := complaint(here, module, name)))
+
+
+def complaint(here, module, name):
+    top = name.partition(".")[0]
+    if top == PACKAGE and room(name) not in ARROWS[here] | {here}:
+        return f"{module} imports {name}, but {here} may import only {sorted(ARROWS[here]) or 'nothing of ours'}"
+    if top == "backpack" and here != "curvature":
+        return f"{module} imports {name}; only curvature may import BackPACK"
+    if top in LIGHTNING and here not in MAY_IMPORT_LIGHTNING:
+        return f"{module} imports {name}; only {sorted(MAY_IMPORT_LIGHTNING)} may import Lightning"
+    return None
+
+
+def body_lines(function, source_lines):
+    """Code lines of a function's body: no docstring, no comments, no blank lines."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    if not body:
+        return 0
+    lines = source_lines[function.body[-len(body)].lineno - 1 : function.end_lineno]
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in lines)
+
+
+def function_sizes(source):
+    lines = source.splitlines()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [body_lines(node, lines) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+
+
+def test_imports_follow_the_arrows():
+    found = [line for path in source_files() for line in violations(path.read_text("utf-8"), module_name(path))]
+    assert not found, "\n".join(found)
+
+
+def test_every_room_has_its_arrows():
+    entries = {module_name(path).split(".")[1] for path in source_files()} - {"__init__"}
+    assert entries <= set(ARROWS), f"new rooms {sorted(entries - set(ARROWS))}: say in ARROWS what they may import"
+
+
+def test_nobody_imports_the_mapped_directories_by_their_own_names():
+    found = {
+        module_name(path): sorted(wrong)
+        for path in python_files()
+        if (
+            wrong := {
+                name for name in imports(path.read_text("utf-8"), module_name(path)) if name.split(".")[0] in MAPPED
+            }
+        )
+    }
+    assert not found, (
+        f"a second import path makes every class exist twice; import lightning_bayes.zoo and so on: {found}"
+    )
+
+
+def test_file_names_say_what_is_inside():
+    assert not [path for path in python_files() if path.name in VAGUE_NAMES]
+
+
+def test_files_are_small():
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in source_files()}
+    assert statistics.median(lengths.values()) < 200
+    assert not {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > 400}
+
+
+def test_functions_are_small():
+    assert statistics.median([size for path in source_files() for size in function_sizes(path.read_text("utf-8"))]) < 12
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("posteriors.gaussian", "from lightning_bayes.curvature import measure"),
+        ("posteriors.gaussian", "from lightning_bayes import curvature"),
+        ("posteriors.gaussian", "from lightning_bayes import VOGN"),
+        ("posteriors.gaussian", "from ..optim.vogn import VOGN"),
+        ("posteriors.__init__", "from .. import optim"),
+        ("posteriors.gaussian", "def late():\n    import lightning_bayes.optim.vogn"),
+        ("posteriors.gaussian", "importlib.import_module('lightning_bayes.optim')"),
+        ("errors", "import lightning_bayes.linalg"),
+        ("callbacks.vogn", "from lightning_bayes.zoo.models import LeNet"),
+        ("zoo.tasks.classifier", "from lightning_bayes.callbacks import VOGNCallback"),
+        ("optim.vogn", "import backpack"),
+        ("metrics.figures", "from lightning.pytorch import Callback"),
+        ("__init__", "import lightning"),
+    ],
+)
+def test_a_forbidden_import_is_found(module, source):
+    assert violations(source, f"{PACKAGE}.{module}")
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        (
+            "posteriors.gaussian",
+            "from lightning_bayes.errors import ShapeError\nfrom .prior import Gaussian\nimport torch",
+        ),
+        ("posteriors.__init__", "from .gaussian import MeanField"),
+        ("curvature.backpack_engine", "from backpack import extend"),
+        ("callbacks.vogn", "from lightning.pytorch import Callback\nfrom lightning_bayes.optim import VOGN"),
+        ("cli", "from lightning_bayes import VOGNCallback"),
+        ("__init__", "from lightning_bayes.callbacks import VOGNCallback"),
+    ],
+)
+def test_an_allowed_import_passes(module, source):
+    assert violations(source, f"{PACKAGE}.{module}") == []
+
+
+def test_sizes_count_code_without_docstring_comments_and_blank_lines():
+    source = '''
+        def documented():
+            """Only a docstring."""
+
+        def two_lines(x):
+            """One line.
+
+            Another.
+            """
+            # a comment
+
+            y = x
+            return y
+    '''
+    assert function_sizes(textwrap.dedent(source)) == [0, 2]
