@@ -1,0 +1,61 @@
+"""Metrics and figures of uncertainty: pure functions of probabilities, and torchmetrics shells around them."""
+
+from __future__ import annotations
+
+from lightning_bayes.metrics.calibration import (
+    AdaptiveCalibrationError,
+    ExpectedCalibrationError,
+    MaximumCalibrationError,
+    ReliabilityBins,
+    adaptive_calibration_error,
+    expected_calibration_error,
+    maximum_calibration_error,
+    reliability_bins,
+)
+from lightning_bayes.metrics.collections import classification_metrics, ood_metrics, regression_metrics
+from lightning_bayes.metrics.figure_certainty import certainty_sheet
+from lightning_bayes.metrics.figure_entropy import entropy_histogram
+from lightning_bayes.metrics.figure_reliability import reliability_diagram
+from lightning_bayes.metrics.ood import OODAUPR, OODAUROC, OODFPR95, ood_aupr, ood_auroc, ood_fpr95
+from lightning_bayes.metrics.regression import GaussianNLL, RootMeanSquaredError, gaussian_nll
+from lightning_bayes.metrics.scoring import (
+    Accuracy,
+    BrierScore,
+    NegativeLogLikelihood,
+    brier_per_example,
+    nll_per_example,
+)
+from lightning_bayes.metrics.selective import AURC, aurc
+
+__all__ = [
+    "AURC",
+    "OODAUPR",
+    "OODAUROC",
+    "OODFPR95",
+    "Accuracy",
+    "AdaptiveCalibrationError",
+    "BrierScore",
+    "ExpectedCalibrationError",
+    "GaussianNLL",
+    "MaximumCalibrationError",
+    "NegativeLogLikelihood",
+    "ReliabilityBins",
+    "RootMeanSquaredError",
+    "adaptive_calibration_error",
+    "aurc",
+    "brier_per_example",
+    "certainty_sheet",
+    "classification_metrics",
+    "entropy_histogram",
+    "expected_calibration_error",
+    "gaussian_nll",
+    "maximum_calibration_error",
+    "nll_per_example",
+    "ood_aupr",
+    "ood_auroc",
+    "ood_fpr95",
+    "ood_metrics",
+    "regression_metrics",
+    "reliability_bins",
+    "reliability_diagram",
+]

@@ -1,0 +1,90 @@
+"""Histograms of the predictive entropy: does the model know what it does not know?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
+from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, SERIES, check_not_empty, quiet_frame
+
+
+def entropy_histogram(
+    entropies: Mapping[str, Mapping[str, Tensor]], title: str = "Predictive entropy", bins: int = 25
+) -> Figure:
+    """Draw one panel per model, side by side on the same axes, with one histogram per set of inputs.
+
+    Each histogram is the share of its own set, so sets of different sizes compare. All panels have the same bins, from
+    0 to the largest entropy of any model.
+
+    Args:
+        entropies: For each model and each set of inputs (say ``"in-distribution"`` and ``"OOD"``) the entropies of the
+            predictions in nats, ``[inputs]``; the sizes may differ.
+        title: Title of the figure.
+        bins: Number of bins.
+
+    Returns:
+        A figure with one axes per model; it has one filled outline per set.
+
+    Raises:
+        HyperparameterError: If there is no bin.
+
+    Example:
+        >>> figure = entropy_histogram({"VOGN": {"digits": torch.tensor([0.0, 0.1]), "photos": torch.tensor([2.1])}})
+        >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+        ['digits', 'photos']
+    """
+    check_not_empty(entropies, "model with its {set of inputs: entropies}")
+    if bins < 1:
+        raise HyperparameterError(f"A histogram needs at least one bin, got bins={bins}.")
+    edges = _shared_edges(entropies, bins)
+    figure = Figure(figsize=(PANEL_WIDTH * len(entropies) + 0.4, 3.6), dpi=DPI, layout="constrained")
+    figure.suptitle(title)
+    panels = figure.subplots(1, len(entropies), squeeze=False, sharex=True, sharey=True)[0]
+    for axes, (name, sets) in zip(panels, entropies.items(), strict=True):
+        _draw_sets(axes, sets, edges)
+        axes.set(title=name, xlabel="Entropy [nats]", xlim=(0, 1.03 * edges[-1].item()))
+    panels[0].set_ylabel("Share of the set [%]")
+    return figure
+
+
+def _shared_edges(entropies: Mapping[str, Mapping[str, Tensor]], bins: int) -> Tensor:
+    largest = 0.0
+    for model, sets in entropies.items():
+        check_not_empty(sets, f"set of inputs for {model}")
+        for name, values in sets.items():
+            largest = max(largest, _checked_maximum(values, f"{model}, {name}"))
+    return torch.linspace(0, largest or 1.0, bins + 1, dtype=torch.float64)
+
+
+def _checked_maximum(values: Tensor, where: str) -> float:
+    if values.ndim != 1 or len(values) == 0:
+        raise ShapeError(f"Entropies must be a non-empty vector [inputs]; those of {where} are {list(values.shape)}.")
+    if not bool(values.isfinite().all()):
+        bad = int((~values.isfinite()).sum())
+        raise NonFiniteError(f"{bad} of {len(values)} entropies of {where} are not finite; leave these inputs out.")
+    return float(values.max())
+
+
+def _draw_sets(axes: Axes, sets: Mapping[str, Tensor], edges: Tensor) -> None:
+    for index, (name, values) in enumerate(sets.items()):
+        # The entropy of a certain prediction can be -1e-8, and the largest one is an edge rounded from its own dtype.
+        inside = values.detach().cpu().double().clamp(0, edges[-1].item())
+        share = 100 * torch.histogram(inside, edges).hist / len(inside)
+        colour = SERIES[index % len(SERIES)]
+        axes.stairs(
+            share.numpy(),
+            edges.numpy(),
+            fill=True,
+            facecolor=to_rgba(colour, 0.35),
+            edgecolor=colour,
+            linewidth=1.5,
+            label=name,
+        )
+    axes.legend(frameon=False)
+    quiet_frame(axes)

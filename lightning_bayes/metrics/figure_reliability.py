@@ -1,0 +1,90 @@
+"""The reliability diagram: accuracy against confidence, and how often each confidence occurs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from torch import Tensor
+
+from lightning_bayes.metrics.calibration import (
+    DEFAULT_BINS,
+    ReliabilityBins,
+    expected_calibration_error,
+    reliability_bins,
+)
+from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, PANEL_WIDTH, check_not_empty, quiet_frame
+
+
+def reliability_diagram(curves: Mapping[str, tuple[Tensor, Tensor]], bins: int = DEFAULT_BINS) -> Figure:
+    """Draw one panel per model, side by side on the same axes: calibrated bars end on the diagonal.
+
+    Each upper panel has bars of the accuracy per confidence bin and the hatched gap to the mean confidence of that bin,
+    each lower panel the share of examples in it. The title gives the ECE over the same bins.
+
+    Args:
+        curves: For each model its class probabilities, ``[batch, classes]``, and the class indices, ``[batch]``.
+        bins: Number of bins of equal width.
+
+    Returns:
+        A figure of ``2 * len(curves)`` axes: the diagrams first, then the histograms.
+
+    Example:
+        >>> import torch
+        >>> probs, targets = torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0])
+        >>> figure = reliability_diagram({"VOGN": (probs, targets)})
+        >>> print(figure.axes[0].get_title())
+        VOGN
+        ECE 40.0 %
+    """
+    check_not_empty(curves, "model with its (probs, targets)")
+    figure = Figure(
+        figsize=(PANEL_WIDTH * len(curves) + 0.4, 5.2), dpi=DPI, layout=ConstrainedLayoutEngine(wspace=0.05)
+    )
+    grid = figure.subplots(2, len(curves), squeeze=False, sharex=True, sharey="row", height_ratios=[3, 1])
+    for (name, (probs, targets)), upper, lower in zip(curves.items(), grid[0], grid[1], strict=True):
+        seen = ReliabilityBins(*(column.cpu() for column in reliability_bins(probs, targets, bins)))
+        _draw_accuracy(upper, seen)
+        _draw_histogram(lower, seen)
+        upper.set_title(f"{name}\nECE {100 * expected_calibration_error(probs, targets, bins):.1f} %")
+    grid[0, 0].set_ylabel("Accuracy [%]")
+    grid[1, 0].set_ylabel("Examples [%]")
+    figure.legend(
+        *grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=min(3, 2 * len(curves) - 1)
+    )
+    return figure
+
+
+def _draw_accuracy(axes: Axes, seen: ReliabilityBins) -> None:
+    edges, width = _percent_edges(seen)
+    accuracy, confidence = 100 * seen.accuracy.numpy(), 100 * seen.confidence.numpy()  # nan where empty: not drawn
+    axes.bar(edges, accuracy, width, align="edge", color=BLUE, edgecolor="white", label="accuracy")
+    axes.bar(
+        edges,
+        confidence - accuracy,
+        width,
+        bottom=accuracy,
+        align="edge",
+        facecolor="none",
+        edgecolor=ORANGE,
+        hatch="////",
+        label="gap to the mean confidence",
+    )
+    axes.plot([0, 100], [0, 100], color="black", linestyle="--", label="perfect calibration")
+    axes.set(xlim=(0, 100), ylim=(0, 100))
+    quiet_frame(axes)
+
+
+def _draw_histogram(axes: Axes, seen: ReliabilityBins) -> None:
+    edges, width = _percent_edges(seen)
+    share = 100 * (seen.counts / seen.counts.sum()).numpy()
+    axes.bar(edges, share, width, align="edge", color=GREY, edgecolor="white")
+    axes.set(xlabel="Confidence [%]", ylim=(0, 100))
+    quiet_frame(axes)
+
+
+def _percent_edges(seen: ReliabilityBins) -> tuple[list[float], float]:
+    bins = len(seen.counts)
+    return [100 * index / bins for index in range(bins)], 100 / bins

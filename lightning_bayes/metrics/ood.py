@@ -1,0 +1,190 @@
+"""Detection of out-of-distribution (OOD) inputs by a score such as the predictive entropy.
+
+OOD is the positive class, and a higher score means more OOD (Hendrycks & Gimpel 2017, https://arxiv.org/abs/1610.02136).
+Only the order of the scores matters. They become ranks before torchmetrics sees them, because it applies a
+sigmoid to scores outside of [0, 1], which makes all scores above about 17 equal in float32.
+
+Every value is ``nan`` where one of the two kinds of input is missing, as it is undefined there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_roc
+from torchmetrics.utilities.data import dim_zero_cat
+
+from lightning_bayes.errors import NonFiniteError, ShapeError
+
+TRUE_POSITIVE_RATE = 0.95  # what the 95 in FPR95 stands for
+
+
+def ood_auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
+    """Area under the ROC curve: the probability that an OOD input scores higher than another; a tie counts half.
+
+    Args:
+        scores: Any real or infinite values, ``[batch]``; higher means more OOD.
+        is_ood: Truth values or 0/1, ``[batch]``.
+
+    Returns:
+        A scalar between 0 and 1; 0.5 for scores that know nothing.
+
+    Example:
+        >>> ood_auroc(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
+        tensor(0.7500)
+    """
+    ranks, labels = _ranked(scores, is_ood)
+    return binary_auroc(ranks, labels, validate_args=False) if _has_both(labels) else _undefined(ranks)
+
+
+def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
+    """Average precision with OOD as the positive class: the step-wise area under the precision-recall curve.
+
+    Args:
+        scores: Any real or infinite values, ``[batch]``; higher means more OOD.
+        is_ood: Truth values or 0/1, ``[batch]``.
+
+    Returns:
+        A scalar between 0 and 1; the share of OOD inputs for scores that know nothing.
+
+    Example:
+        >>> ood_aupr(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
+        tensor(0.8333)
+    """
+    ranks, labels = _ranked(scores, is_ood)
+    return binary_average_precision(ranks, labels, validate_args=False) if _has_both(labels) else _undefined(ranks)
+
+
+def ood_fpr95(scores: Tensor, is_ood: Tensor) -> Tensor:
+    """False-positive rate at 95 % true-positive rate: the false alarms it takes to catch 95 % of the OOD inputs.
+
+    The smallest rate among the thresholds that catch at least 95 %, without interpolation between thresholds.
+
+    Args:
+        scores: Any real or infinite values, ``[batch]``; higher means more OOD.
+        is_ood: Truth values or 0/1, ``[batch]``.
+
+    Returns:
+        A scalar between 0 and 1; lower is better.
+
+    Example:
+        >>> ood_fpr95(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
+        tensor(0.5000)
+    """
+    ranks, labels = _ranked(scores, is_ood)
+    if not _has_both(labels):
+        return _undefined(ranks)
+    false_positive_rate, true_positive_rate, _ = binary_roc(ranks, labels, validate_args=False)
+    return false_positive_rate[true_positive_rate >= TRUE_POSITIVE_RATE].min()
+
+
+def _ranked(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
+    _check(scores, is_ood)
+    distinct, rank = torch.unique(scores, return_inverse=True)
+    return rank / max(len(distinct) - 1, 1), is_ood.long()  # float32: exact up to 16 million distinct scores
+
+
+def _check(scores: Tensor, is_ood: Tensor) -> None:
+    if scores.ndim != 1 or scores.shape != is_ood.shape:
+        raise ShapeError(
+            f"Expected scores [batch] and is_ood [batch], got {list(scores.shape)} and {list(is_ood.shape)}. "
+            "Give one score per input, for instance its predictive entropy."
+        )
+    if bool(scores.isnan().any()):
+        raise NonFiniteError(f"{int(scores.isnan().sum())} of {len(scores)} OOD scores are nan, which has no order.")
+    if not bool(((is_ood == 0) | (is_ood == 1)).all()):
+        raise ShapeError(
+            f"is_ood must be 1 for OOD inputs and 0 for others, but has values from {is_ood.min()} to {is_ood.max()}. "
+            "Class labels do not belong here."
+        )
+
+
+def _has_both(labels: Tensor) -> bool:
+    return 0 < int(labels.sum()) < len(labels)
+
+
+def _undefined(like: Tensor) -> Tensor:
+    return like.new_full((), torch.nan)
+
+
+class OODMetric(Metric, ABC):
+    """Base of metrics of OOD scores; fill in ``compute``.
+
+    Scores and labels are concatenated over processes, and kept in the metric's own dtype (``set_dtype`` changes it).
+    """
+
+    is_differentiable = False
+    full_state_update = False
+
+    scores: list[Tensor]
+    is_ood: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("scores", [], dist_reduce_fx="cat")
+        self.add_state("is_ood", [], dist_reduce_fx="cat")
+
+    def update(self, scores: Tensor, is_ood: Tensor) -> None:
+        """Remember a batch: scores ``[batch]`` (higher means more OOD) and truth values or 0/1 ``[batch]``."""
+        _check(scores, is_ood)
+        self.scores.append(scores.detach().to(self.dtype))
+        self.is_ood.append(is_ood.to(self.dtype))  # in the same dtype as on a process that saw no data
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """Return all scores and labels since the last reset, of all processes once synchronized."""
+        return dim_zero_cat(self.scores), dim_zero_cat(self.is_ood)
+
+
+@final
+class OODAUROC(OODMetric):
+    """Area under the ROC curve with OOD as the positive class (see `ood_auroc`).
+
+    Example:
+        >>> metric = OODAUROC()
+        >>> metric(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
+        tensor(0.7500)
+    """
+
+    higher_is_better = True
+
+    def compute(self) -> Tensor:
+        """Return the area over all inputs since the last reset; ``nan`` if one kind is missing."""
+        return ood_auroc(*self.seen())
+
+
+@final
+class OODAUPR(OODMetric):
+    """Average precision with OOD as the positive class (see `ood_aupr`).
+
+    Example:
+        >>> metric = OODAUPR()
+        >>> metric(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
+        tensor(0.8333)
+    """
+
+    higher_is_better = True
+
+    def compute(self) -> Tensor:
+        """Return the average precision over all inputs since the last reset; ``nan`` if one kind is missing."""
+        return ood_aupr(*self.seen())
+
+
+@final
+class OODFPR95(OODMetric):
+    """False-positive rate at 95 % true-positive rate with OOD as the positive class (see `ood_fpr95`).
+
+    Example:
+        >>> metric = OODFPR95()
+        >>> metric(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
+        tensor(0.5000)
+    """
+
+    higher_is_better = False
+
+    def compute(self) -> Tensor:
+        """Return the rate over all inputs since the last reset; ``nan`` if one kind is missing."""
+        return ood_fpr95(*self.seen())

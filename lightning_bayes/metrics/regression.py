@@ -1,0 +1,89 @@
+"""Scores of a Gaussian prediction for real-valued targets.
+
+    RMSE = sqrt(mean_i (y_i - μ_i)²)           NLL = mean_i ½ [log(2π σ_i²) + (y_i - μ_i)² / σ_i²]  (nats)
+
+A point is one target value: for targets with several outputs, both means run over examples and outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.metrics.scoring import MeanOverExamples
+
+
+def gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-density of each target under its own Gaussian, in nats.
+
+    Args:
+        mean: Predicted means, any shape.
+        variance: Predicted variances, the same shape; of the target, so the noise of the observation is part of it.
+        targets: Observed values, the same shape.
+
+    Returns:
+        One value per point, the same shape; negative where the density exceeds one.
+
+    Raises:
+        HyperparameterError: If a variance is not positive.
+
+    Example:
+        >>> gaussian_nll(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([1.0]))
+        tensor([1.4189])
+    """
+    _check_same_shape(mean, variance, targets)
+    if not bool((variance > 0).all()):
+        raise HyperparameterError(
+            f"A Gaussian needs positive variances, but the smallest one is {variance.min():.4g}. "
+            "Add the variance of the observation noise, or predict log-variances."
+        )
+    return (math.log(2 * math.pi) + torch.log(variance) + (targets - mean).square() / variance) / 2
+
+
+def _check_same_shape(mean: Tensor, variance: Tensor, targets: Tensor) -> None:
+    if not mean.shape == variance.shape == targets.shape:
+        raise ShapeError(
+            f"Mean {list(mean.shape)}, variance {list(variance.shape)} and targets {list(targets.shape)} must have the "
+            "same shape, or broadcasting would pair every example with every other. Use squeeze(-1) or unsqueeze(-1)."
+        )
+
+
+@final
+class GaussianNLL(MeanOverExamples):
+    """Mean negative log-likelihood of Gaussian predictions per point, in nats (see `gaussian_nll`).
+
+    Example:
+        >>> metric = GaussianNLL()
+        >>> metric(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([1.0]))
+        tensor(1.4189)
+    """
+
+    def update(self, mean: Tensor, variance: Tensor, target: Tensor) -> None:  # type: ignore[override]
+        """Add a batch of means, variances and observed targets, all of one shape."""
+        self.add(gaussian_nll(mean, variance, target))
+
+
+@final
+class RootMeanSquaredError(MeanOverExamples):
+    """Root of the mean squared error per point, in the unit of the target.
+
+    Takes the variance like `GaussianNLL`, so that one call updates both, and does not look at it.
+
+    Example:
+        >>> metric = RootMeanSquaredError()
+        >>> metric(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([3.0, 4.0]))
+        tensor(3.5355)
+    """
+
+    def update(self, mean: Tensor, variance: Tensor, target: Tensor) -> None:  # type: ignore[override]
+        """Add a batch of means, variances and observed targets, all of one shape."""
+        _check_same_shape(mean, variance, target)
+        self.add((target - mean).square())
+
+    def compute(self) -> Tensor:
+        """Return the root of the mean over all points since the last reset; ``nan`` if there were none."""
+        return super().compute().sqrt()

@@ -1,0 +1,147 @@
+"""Proper scores of class probabilities: negative log-likelihood and Brier score, and the accuracy beside them.
+
+    NLL = - mean_i log p_i[y_i]  (nats)        Brier = mean_i Σ_c (p_i[c] - 1{y_i = c})²
+
+The Brier score is Brier's own sum over the classes, from 0 to 2 (Brier 1950,
+https://doi.org/10.1175/1520-0493(1950)078<0001:VOFEIT>2.0.CO;2); some libraries report a half or a ``1/classes`` of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_bayes.metrics.top_label import checked_probs
+
+
+def nll_per_example(probs: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-probability of the target class, in nats; its mean over examples is the NLL.
+
+    A target of probability zero would cost infinitely much and hide every other example. Probabilities are clamped from
+    below at the smallest normal number of their dtype, so that one example costs at most 87.3 nats in float32 (which
+    half precisions are converted to) and 708.4 nats in float64.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+
+    Returns:
+        Non-negative values, ``[batch]``.
+
+    Example:
+        >>> nll_per_example(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]))
+        tensor([ 0.6931, 87.3365])
+    """
+    probs = checked_probs(probs, targets)
+    target_prob = probs.gather(1, targets.long().unsqueeze(1)).squeeze(1)
+    return -target_prob.clamp(torch.finfo(probs.dtype).tiny, 1.0).log()
+
+
+def brier_per_example(probs: Tensor, targets: Tensor) -> Tensor:
+    """Squared distance between the probabilities and the one-hot target, summed over classes.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+
+    Returns:
+        Values between 0 and 2, ``[batch]``; their mean is the Brier score.
+
+    Example:
+        >>> brier_per_example(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]))
+        tensor([0.5000, 2.0000])
+    """
+    probs = checked_probs(probs, targets)
+    one_hot = torch.nn.functional.one_hot(targets.long(), probs.shape[1])
+    return (probs - one_hot).square().sum(-1)
+
+
+class MeanOverExamples(Metric, ABC):
+    """Base of metrics that are a mean of one value per example; fill in ``update`` with a call of ``add``.
+
+    Both states are sums, so processes with shards of different sizes agree on the mean over all examples.
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    @abstractmethod
+    def update(self, *args: Tensor) -> None:
+        """Score a batch and ``add`` the scores."""
+
+    def add(self, values: Tensor) -> None:
+        """Add one value per example, in a tensor of any shape."""
+        self.total = self.total + values.sum().to(self.total.dtype)
+        self.count = self.count + values.numel()
+
+    def compute(self) -> Tensor:
+        """Return the mean over all examples since the last reset; ``nan`` if there were none."""
+        return self.total / self.count
+
+
+@final
+class NegativeLogLikelihood(MeanOverExamples):
+    """Mean negative log-likelihood of class probabilities, in nats (see `nll_per_example`).
+
+    Example:
+        >>> metric = NegativeLogLikelihood()
+        >>> metric(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+        tensor(0.6931)
+    """
+
+    def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        self.add(nll_per_example(preds, target))
+
+
+@final
+class BrierScore(MeanOverExamples):
+    """Mean over examples of the Brier score summed over classes, from 0 to 2 (see `brier_per_example`).
+
+    Example:
+        >>> metric = BrierScore()
+        >>> metric(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+        tensor(0.5000)
+    """
+
+    def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        self.add(brier_per_example(preds, target))
+
+
+@final
+class Accuracy(MulticlassAccuracy):
+    """Share of examples whose most probable class is the target: torchmetrics' accuracy, averaged over examples.
+
+    torchmetrics' default averages over classes, which is another number on unbalanced data.
+
+    Args:
+        num_classes: Number of classes.
+        **kwargs: Passed to `torchmetrics.Metric`.
+
+    Example:
+        >>> metric = Accuracy(num_classes=2)
+        >>> metric(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
+        tensor(0.5000)
+    """
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(num_classes, average="micro", validate_args=False, **kwargs)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        super().update(checked_probs(preds, target), target)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.calibration import calibration_curve
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.metrics.calibration import (
+    AdaptiveCalibrationError,
+    ExpectedCalibrationError,
+    MaximumCalibrationError,
+    adaptive_calibration_error,
+    expected_calibration_error,
+    maximum_calibration_error,
+    reliability_bins,
+)
+
+
+def predictions(batch=300, classes=4, seed=0, sharpness=3.0):
+    generator = torch.Generator().manual_seed(seed)
+    probs = torch.randn(batch, classes, generator=generator).mul(sharpness).softmax(-1)
+    return probs, torch.randint(classes, (batch,), generator=generator)
+
+
+def confident(confidences, correct):
+    """Two-class probabilities of these confidences, with targets that make the prediction correct or not."""
+    confidences = torch.tensor(confidences, dtype=torch.float64)
+    return torch.stack([confidences, 1 - confidences], -1), 1 - torch.tensor(correct)
+
+
+def test_the_errors_of_three_bins_by_hand():
+    # Of 15 bins, [0.6, 0.667) has accuracy 1/2 at 0.62, [0.8, 0.867) accuracy 1 at 0.82, the last one 0 at 0.99.
+    probs, targets = confident([0.62, 0.62, 0.82, 0.99], [1, 0, 1, 0])
+    assert expected_calibration_error(probs, targets).item() == pytest.approx((2 * 0.12 + 0.18 + 0.99) / 4)
+    assert maximum_calibration_error(probs, targets).item() == pytest.approx(0.99)
+
+
+def test_a_confidence_of_exactly_one_shares_the_last_bin():
+    probs, targets = confident([1.0, 0.96], [0, 1])  # torchmetrics alone: |0 - 1| / 2 + |1 - 0.96| / 2
+    assert expected_calibration_error(probs, targets).item() == pytest.approx(abs(0.5 - 0.98))
+    assert maximum_calibration_error(probs, targets).item() == pytest.approx(abs(0.5 - 0.98))
+
+
+def test_a_probability_above_one_by_rounding_is_not_taken_for_a_logit():
+    probs = torch.tensor([[1.0000001, 0.0], [0.8, 0.2]])
+    targets = torch.tensor([0, 0])
+    assert multiclass_calibration_error(probs, targets, 2).item() > 0.2  # a softmax of both rows
+    assert expected_calibration_error(probs, targets).item() == pytest.approx(0.1, abs=1e-6)
+
+
+def test_reliability_bins_equal_scikit_learn():
+    probs, targets = predictions()
+    got = reliability_bins(probs, targets, bins=15)
+    correct = probs.argmax(-1) == targets
+    accuracy, confidence = calibration_curve(correct, probs.amax(-1), n_bins=15)
+    filled = got.counts > 0
+    assert got.counts.sum() == 300
+    np.testing.assert_allclose(got.accuracy[filled], accuracy, rtol=1e-5)
+    np.testing.assert_allclose(got.confidence[filled], confidence, rtol=1e-5)
+    assert got.accuracy[~filled].isnan().all()
+    assert got.confidence[~filled].isnan().all()
+
+
+def test_the_ece_is_the_sum_over_the_reliability_bins():
+    probs, targets = predictions(sharpness=20.0)  # many confidences are exactly one
+    assert (probs == 1).any()
+    bins = reliability_bins(probs, targets)
+    gaps = (bins.accuracy - bins.confidence).abs().nan_to_num()
+    assert expected_calibration_error(probs, targets).item() == pytest.approx((gaps * bins.counts).sum().item() / 300)
+    assert maximum_calibration_error(probs, targets).item() == pytest.approx(gaps.max().item())
+
+
+@pytest.mark.parametrize("batch", [300, 307, 7])  # a multiple of the bins, not a multiple, fewer than bins
+def test_adaptive_error_equals_a_loop_over_equal_masses(batch):
+    probs, targets = predictions(batch)
+    confidence, correct = probs.amax(-1).numpy(), (probs.argmax(-1) == targets).numpy()
+    expected = 0.0
+    for mass in np.array_split(np.argsort(confidence), 15):
+        if len(mass):
+            expected += len(mass) / batch * abs(correct[mass].mean() - confidence[mass].mean())
+    assert adaptive_calibration_error(probs, targets).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_adaptive_error_does_not_depend_on_the_order_of_ties():
+    probs, targets = confident([0.8] * 6, [1, 1, 1, 0, 0, 0])
+    for order in (torch.arange(6), torch.arange(6).flip(0), torch.tensor([0, 3, 1, 4, 2, 5])):
+        got = adaptive_calibration_error(probs[order], targets[order], bins=3)
+        assert got.item() == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("shell", "function"),
+    [
+        (ExpectedCalibrationError(num_classes=4), expected_calibration_error),
+        (MaximumCalibrationError(num_classes=4), maximum_calibration_error),
+        (AdaptiveCalibrationError(), adaptive_calibration_error),
+    ],
+)
+def test_a_shell_equals_its_function_on_uneven_batches(shell, function):
+    probs, targets = predictions(sharpness=20.0)
+    shell.update(probs[:11], targets[:11])
+    shell.update(probs[11:], targets[11:])
+    assert shell.compute().item() == pytest.approx(function(probs, targets).item(), rel=1e-5)
+
+
+def test_at_least_one_bin_is_needed():
+    probs, targets = predictions(4)
+    message = r"at least one bin, got bins=0\. The usual number is 15"
+    for function in (expected_calibration_error, adaptive_calibration_error, reliability_bins):
+        with pytest.raises(HyperparameterError, match=message):
+            function(probs, targets, bins=0)
+    for shell in (ExpectedCalibrationError, MaximumCalibrationError):
+        with pytest.raises(HyperparameterError, match=message):
+            shell(num_classes=2, bins=0)
+    with pytest.raises(HyperparameterError, match=message):
+        AdaptiveCalibrationError(bins=0)
+
+
+def test_shells_refuse_logits():
+    for shell in (ExpectedCalibrationError(2), MaximumCalibrationError(2), AdaptiveCalibrationError()):
+        with pytest.raises(ShapeError, match="take probabilities, not logits"):
+            shell.update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))

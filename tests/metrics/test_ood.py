@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.metrics.ood import OODAUPR, OODAUROC, OODFPR95, ood_aupr, ood_auroc, ood_fpr95
+
+
+def scikit_learn_fpr95(is_ood, scores):
+    false_positive_rate, true_positive_rate, _ = roc_curve(is_ood, scores, drop_intermediate=False)
+    return false_positive_rate[true_positive_rate >= 0.95].min()
+
+
+def scored(kind, size=240):
+    generator = torch.Generator().manual_seed(0)
+    is_ood = torch.arange(size) % 3 == 0
+    scores = torch.randn(size, generator=generator) + 1.5 * is_ood
+    return {
+        "within [0, 1]": scores.sigmoid(),
+        "outside": scores,
+        "far outside": 1000 + 100 * scores,  # the sigmoid of each is 1
+        "large and negative": -1e30 * torch.exp(-scores),
+        "ties": scores.round(),
+        "all equal": torch.zeros(size),
+        "infinite": torch.where(scores > 2, torch.inf, scores),
+        "float64": scores.double(),
+    }[kind], is_ood
+
+
+KINDS = ["within [0, 1]", "outside", "far outside", "large and negative", "ties", "all equal", "float64"]
+FUNCTIONS = {ood_auroc: roc_auc_score, ood_aupr: average_precision_score, ood_fpr95: scikit_learn_fpr95}
+SHELLS = {OODAUROC: roc_auc_score, OODAUPR: average_precision_score, OODFPR95: scikit_learn_fpr95}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_values_equal_scikit_learn(function, kind):
+    scores, is_ood = scored(kind)
+    assert function(scores, is_ood).item() == pytest.approx(FUNCTIONS[function](is_ood, scores), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shell", SHELLS)
+def test_shells_equal_scikit_learn_on_uneven_batches(shell, kind):
+    scores, is_ood = scored(kind)
+    metric = shell()
+    metric.update(scores[:3], is_ood[:3])
+    metric.update(scores[3:], is_ood[3:].int())
+    assert metric.compute().item() == pytest.approx(SHELLS[shell](is_ood, scores), rel=1e-5)
+
+
+def test_infinite_scores_are_the_largest():
+    scores, is_ood = scored("infinite")
+    finite = scores.clamp(max=1e6)
+    assert ood_auroc(scores, is_ood).item() == pytest.approx(roc_auc_score(is_ood, finite))
+
+
+def test_a_higher_score_means_more_ood():
+    is_ood = torch.tensor([False, False, True, True])
+    scores = torch.tensor([-4.0, -3.0, 20.0, 30.0])
+    assert [f(scores, is_ood).item() for f in FUNCTIONS] == [1, 1, 0]
+    assert [f(-scores, is_ood).item() for f in FUNCTIONS] == pytest.approx([0, (1 / 3 + 2 / 4) / 2, 1])
+
+
+@pytest.mark.parametrize("positives", [19, 20, 21])
+def test_fpr95_catches_at_least_95_percent(positives):
+    # One in-distribution score lies below the k-th highest of the OOD scores, for every k.
+    ood = torch.arange(positives, 0, -1).float()
+    scores, is_ood = torch.cat([ood, ood + 0.5]), torch.cat([torch.ones(positives), torch.zeros(positives)])
+    needed = next(k for k in range(positives + 1) if 100 * k >= 95 * positives)
+    assert ood_fpr95(scores, is_ood).item() == pytest.approx(needed / positives)
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_values_are_undefined_where_one_kind_is_missing(present):
+    scores, is_ood = torch.tensor([0.1, 0.2]), torch.tensor([present, present])
+    for function, shell in zip(FUNCTIONS, SHELLS, strict=True):
+        assert function(scores, is_ood).isnan()
+        assert shell()(scores, is_ood).isnan()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_bad_input_is_named(shell):
+    metric = shell()
+    with pytest.raises(ShapeError, match=r"scores \[batch\] and is_ood \[batch\], got \[3, 1\] and \[3\].*one score"):
+        metric.update(torch.rand(3, 1), torch.zeros(3))
+    with pytest.raises(NonFiniteError, match=r"1 of 2 OOD scores are nan"):
+        metric.update(torch.tensor([0.0, torch.nan]), torch.zeros(2))
+    with pytest.raises(ShapeError, match=r"has values from 0 to 7\. Class labels"):
+        metric.update(torch.rand(2), torch.tensor([0, 7]))
