@@ -1,0 +1,127 @@
+"""What an engine is: it opens a capture round one forward and backward pass and reads per-example squares from it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal, TypeAlias
+
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.loss import BackwardWatch, LossReduction, LossScale, read_loss_scale
+from lightning_bayes.errors import ExampleDimensionError, NoMeasurementError, UnsupportedLayerError
+
+EngineName: TypeAlias = Literal["fused", "backpack"]
+
+
+class Capture:
+    """Everything one pass leaves behind.
+
+    Args:
+        loss_reduction: How the loss reduces its examples, see `read_loss_scale`.
+
+    Attributes:
+        squares: Σ_i c_i² by parameter, in the scale of the loss that was differentiated.
+        sizes: Number of examples that each unit saw, by the unit's label.
+        loss: The observed loss, detached; None if nobody showed it.
+    """
+
+    def __init__(self, loss_reduction: LossReduction = "auto") -> None:
+        self.loss_reduction = loss_reduction
+        self.squares: dict[nn.Parameter, Tensor] = {}
+        self.sizes: dict[str, set[int]] = {}
+        self.scale = LossScale()
+        self.loss: Tensor | None = None
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        """Read the loss's scale; call it before `backward`.
+
+        Args:
+            loss: The loss, with its graph.
+            divided_by_host: Whether the last operation on it is a division that its author did not write.
+        """
+        self.scale = read_loss_scale(loss, self.loss_reduction, divided_by_host)
+        self.loss = loss.detach().clone()
+
+    def saw(self, label: str, size: int) -> None:
+        """Note that the unit `label` was called with `size` examples."""
+        self.sizes.setdefault(label, set()).add(size)
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples that counted in the loss, n.
+
+        Raises:
+            ExampleDimensionError: If layers saw different numbers of examples.
+        """
+        sizes = set().union(*self.sizes.values())
+        if len(sizes) > 1:
+            seen = "; ".join(f"{label}: {sorted(found)}" for label, found in self.sizes.items())
+            raise ExampleDimensionError(
+                "Layers see different numbers of examples in their example dimension, so their per-example gradients "
+                f"cannot be told apart ({seen}). Keep the examples of the batch in dimension 0 of every layer's input "
+                "(expand shared inputs such as positions to the batch), or freeze the layers that do not."
+            )
+        return self.scale.num_examples(sizes.pop()) if sizes else 1
+
+    def gradient_factor(self) -> float:
+        """Factor from the gradient that backward left to the mean gradient."""
+        return 1.0 if self.scale.reduction == "mean" else 1.0 / self.num_examples
+
+    def mean_squares(self) -> dict[nn.Parameter, Tensor]:
+        """(1/n) Σ_i g_i² by parameter, without the loss scale of mixed precision."""
+        n = self.num_examples
+        factor = n if self.scale.reduction == "mean" else 1 / n
+        return {param: square.mul_(factor) for param, square in self.squares.items()}
+
+
+class AbstractEngine(ABC):
+    """Measures the per-example squared gradients of a model during ordinary passes.
+
+    Args:
+        model: The model; its parameters are found by identity, so wrapping it later changes nothing.
+        loss_reduction: How losses reduce their examples.
+    """
+
+    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "auto") -> None:
+        self.model = model
+        self.loss_reduction = loss_reduction
+
+    @abstractmethod
+    def capture(self) -> AbstractContextManager[Capture]:
+        """Measure the forward and backward passes inside the context; leave the model as it was."""
+
+    @contextmanager
+    def watched_capture(self) -> Iterator[Capture]:
+        """`capture` for loops that call ``loss.backward()`` themselves and show the loss to nobody.
+
+        Yields:
+            The capture, which observes each loss on its own.
+        """
+        with self.capture() as captured, BackwardWatch(captured.observe):
+            yield captured
+
+    def check_reached(self, captured: Capture) -> None:
+        """Require squares for each parameter that has a gradient.
+
+        Args:
+            captured: A finished capture.
+
+        Raises:
+            UnsupportedLayerError: Listing every parameter that backward reached but no rule did.
+            NoMeasurementError: If no layer was called at all.
+        """
+        trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        missed = [name for name, p in trainable.items() if p.grad is not None and p not in captured.squares]
+        if missed:
+            raise UnsupportedLayerError(
+                f"These parameters get a gradient outside of their module's forward, where no curvature rule reaches "
+                f"them: {', '.join(missed)}. Move each into a small nn.Module that is called with the batch, or freeze "
+                "it with requires_grad_(False)."
+            )
+        if not captured.squares:
+            raise NoMeasurementError(
+                "No trainable layer was called with gradients on, so there is nothing to measure. Run forward and "
+                "backward inside the pass, on the model the engine was built for."
+            )

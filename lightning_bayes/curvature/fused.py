@@ -1,0 +1,225 @@
+"""The fused engine: the parameter gradient and the per-example squares from one computation.
+
+Inside a capture every unit runs on **detached** parameters, so autograd does not compute their gradient. An identity
+`autograd.Function` behind the unit's output hands the output's gradient to the unit's rule, returns Σ_i c_i to autograd as
+the parameters' gradient and keeps Σ_i c_i².
+
+A parameter that several calls use in one pass (a shared module, tied weights, a recomputed checkpoint) needs the sum over
+its calls per example *before* the square: its contributions are kept until the pass ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.rules.generic import Call, differentiable
+from lightning_bayes.curvature.rules.registry import per_example, sums
+from lightning_bayes.curvature.units import Unit, find_units
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
+
+
+class FusedEngine(AbstractEngine):
+    """Measures with our own rules; the default engine. Arguments as in `AbstractEngine`."""
+
+    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "auto") -> None:
+        super().__init__(model, loss_reduction)
+        self.checked: set[nn.Module] = set()  # modules whose generic rule was compared with the batch gradient
+
+    @contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Measure the passes inside the context; forwards are wrapped on entry and unwrapped on exit.
+
+        Yields:
+            The capture; its squares are complete on exit.
+        """
+        captured = _FusedCapture(self.loss_reduction, self.checked)
+        units = find_units(self.model)
+        for unit in units:
+            unit.module.forward = partial(captured.call, unit, unit.module.forward)
+        try:
+            yield captured
+        finally:
+            for unit in units:
+                _unwrap(unit.module)
+        captured.finish()
+
+
+def _unwrap(module: nn.Module) -> None:
+    wrapper: Any = module.forward
+    original = wrapper.args[1]
+    if getattr(original, "__func__", None) is type(module).forward:
+        del module.forward  # the class's own method shows again
+    else:
+        module.forward = original
+
+
+class _FusedCapture(Capture):
+    def __init__(self, loss_reduction: LossReduction, checked: set[nn.Module]) -> None:
+        super().__init__(loss_reduction)
+        self.calls: Counter[nn.Parameter] = Counter()
+        self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
+        self.checked = checked
+        self.inside_generic = False
+
+    def call(self, unit: Unit, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Stand in for the unit's forward."""
+        if self.inside_generic:
+            return forward(*args, **kwargs)
+        # Calls without gradients count too: a reentrant checkpoint runs each segment so before it recomputes it.
+        params = {name: p for name, p in unit.module.named_parameters() if p.requires_grad}
+        self.calls.update(params.values())
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        record = _Record if unit.kind is not None else _GenericRecord
+        return record(self, unit, params).run(forward, args, kwargs)
+
+    def add(self, param: nn.Parameter, square: Tensor) -> None:
+        if param in self.squares:
+            raise UnsupportedTrainingError(
+                "A second backward reached a parameter whose squares were already taken in this pass. Add the losses "
+                "and call backward once, or open one pass for each backward."
+            )
+        self.squares[param] = square
+
+    def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
+        known = self.shared.get(param)
+        if known is not None and len(known) != len(contribution):
+            raise ExampleDimensionError(
+                f"A parameter of shape {tuple(param.shape)} is used with {len(known)} and with {len(contribution)} "
+                "examples in one pass, so its uses cannot be added example by example."
+            )
+        self.shared[param] = contribution if known is None else known.add_(contribution)
+
+    def finish(self) -> None:
+        """Square what several calls shared."""
+        for param, contribution in self.shared.items():
+            self.add(param, contribution.square_().sum(0))
+        self.shared.clear()
+
+
+class _Record:
+    """One call of a unit that has a rule."""
+
+    def __init__(self, captured: _FusedCapture, unit: Unit, params: dict[str, nn.Parameter]) -> None:
+        self.captured, self.unit, self.params = captured, unit, params
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else kwargs["input"]
+        self.captured.saw(self.unit.label, len(x))
+        module = self.unit.module
+        own: dict[str, Any] = dict(module._parameters)
+        try:
+            module._parameters.update({name: p if p is None else p.detach() for name, p in own.items()})
+            output = forward(*args, **kwargs)
+        finally:
+            module._parameters.update(own)
+        # A view may not be marked as changed in place by a custom function.
+        return _Measured.apply(self, [x], 1, output.clone() if output._is_view() else output, *self.params.values())
+
+    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
+        x, grad_output = (_in_full_precision(t) for t in (inputs[0], grads[0]))
+        kind, module = self.unit.kind, self.unit.module
+        assert kind is not None
+        if all(self.captured.calls[p] == 1 for p in self.params.values()):
+            totals = sums(kind, module, x, grad_output)
+            return [self._keep(p, *totals[name]) for name, p in self.params.items()]
+        contributions = per_example(kind, module, x, grad_output)
+        return [self._share(p, contributions[name]) for name, p in self.params.items()]
+
+    def _keep(self, param: nn.Parameter, grad: Tensor, square: Tensor) -> Tensor:
+        self.captured.add(param, square)
+        return grad.to(param.dtype)
+
+    def _share(self, param: nn.Parameter, contribution: Tensor) -> Tensor:
+        grad = contribution.sum(0).to(param.dtype)
+        self.captured.add_shared(param, contribution)
+        return grad
+
+
+class _GenericRecord(_Record):
+    """One call of a unit without a rule, and of everything below it."""
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.one_call = Call(self.unit.module, args, kwargs)
+        self.captured.saw(self.unit.label, self.one_call.batch_size)
+        self.detached = {name: p.detach() for name, p in self.unit.module.named_parameters()}
+        with self._alone():
+            output = self.one_call.forward(self.detached)
+        tensors, rebuild = differentiable(output)
+        outputs = [t.clone() for t in tensors]  # outputs may be views of one another
+        measured = _Measured.apply(self, self.one_call.leaves, len(outputs), *outputs, *self.params.values())
+        return rebuild([measured] if isinstance(measured, Tensor) else list(measured))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self.captured.inside_generic = True
+        try:
+            yield
+        finally:
+            self.captured.inside_generic = False
+
+    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
+        self.one_call.leaves = [_in_full_precision(x) for x in inputs]
+        grads = [_in_full_precision(grad) for grad in grads]
+        trained = {name: self.detached[name] for name in self.params}
+        with self._alone():
+            contributions = self.one_call.per_example(trained, grads)
+            if self.unit.module not in self.checked_modules:
+                self.one_call.check_sum(trained, grads, contributions)
+                self.checked_modules.add(self.unit.module)
+        return [self._share(p, contributions[name]) for name, p in self.params.items()]
+
+    @property
+    def checked_modules(self) -> set[nn.Module]:
+        return self.captured.checked
+
+
+class _Measured(torch.autograd.Function):
+    """The identity on a unit's outputs, whose backward asks the unit's record for the parameters' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, record: _Record, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
+        ctx.record, ctx.num_params = record, len(tensors) - num_outputs
+        ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        # Detached: the version counter is shared, so autograd still notices an input that was changed in place.
+        ctx.save_for_backward(*(x.detach() for x in inputs if isinstance(x, Tensor)))
+        ctx.set_materialize_grads(False)
+        outputs = tensors[:num_outputs]
+        ctx.mark_dirty(*outputs)
+        return outputs[0] if num_outputs == 1 else outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        nothing = (None, None, None)
+        if not _fills_parameters(ctx) or all(grad is None for grad in grads):
+            return (*nothing, *grads, *(None for _ in range(ctx.num_params)))
+        saved = iter(ctx.saved_tensors)
+        inputs = [next(saved) if is_tensor else x for is_tensor, x in zip(ctx.is_tensor, ctx.others, strict=True)]
+        device = next(grad.device.type for grad in grads if grad is not None)
+        with torch.autocast(device, enabled=False):
+            params = ctx.record.backward(inputs, list(grads))
+        return (*nothing, *grads, *params)
+
+
+def _fills_parameters(ctx: Any) -> bool:
+    """Whether this backward accumulates into parameters; ``autograd.grad`` of the loss by its inputs does not."""
+    accumulators = [node for node, _ in ctx.next_functions if node is not None and "AccumulateGrad" in node.name()]
+    return any(map(torch._C._will_engine_execute_node, accumulators))
+
+
+def _in_full_precision(value: Any) -> Any:
+    """Half precision cannot hold squares of gradients: 1e-4² is below its smallest number."""
+    is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
+    return value.float() if is_half else value

@@ -1,0 +1,47 @@
+"""nn.Embedding: y_t = W[x_t].
+
+    c_i(W)[v] = Σ_{t: x_it = v} δ_it        zero for the padding index
+
+An example touches few rows of W, so the sums of squares run over (example, row) pairs and never hold [B, V, D].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule
+from lightning_bayes.errors import UnsupportedLayerError
+
+
+@per_example_rule(nn.Embedding)
+def embedding(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; ``x [B, …]`` of indices, ``grad_output [B, …, D]``. Dense: ``[B, V, D]``."""
+    keys, delta = _keys(layer, x, grad_output)
+    dense = delta.new_zeros(len(x) * layer.num_embeddings, layer.embedding_dim).index_add_(0, keys, delta)
+    return {"weight": dense.reshape(len(x), layer.num_embeddings, layer.embedding_dim)}
+
+
+@square_rule(nn.Embedding)
+def embedding_sums(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> Sums:
+    """Sums of contributions and of their squares, over the (example, row) pairs that occur."""
+    keys, delta = _keys(layer, x, grad_output)
+    pairs, position = torch.unique(keys, return_inverse=True)
+    contribution = delta.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, position, delta)
+    rows, zeros = pairs % layer.num_embeddings, delta.new_zeros(layer.weight.shape)
+    grad = zeros.index_add(0, rows, contribution)
+    return {"weight": (grad, zeros.index_add_(0, rows, contribution.square_()))}
+
+
+def _keys(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    """One integer per (example, row) pair, and the output gradient, zero where the index is padding."""
+    if layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None:
+        raise UnsupportedLayerError(
+            f"{layer} changes its gradient or its weight by sparse, scale_grad_by_freq or max_norm, which has no "
+            "per-example meaning here. Switch these options off."
+        )
+    examples = torch.arange(len(x), device=x.device).unsqueeze(1)
+    rows, delta = x.reshape(len(x), -1), grad_output.reshape(-1, layer.embedding_dim)
+    if layer.padding_idx is not None:
+        delta = delta * (rows.reshape(-1, 1) != layer.padding_idx)
+    return (examples * layer.num_embeddings + rows).reshape(-1), delta

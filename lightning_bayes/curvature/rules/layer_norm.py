@@ -1,0 +1,22 @@
+"""nn.LayerNorm: y = γ x̂ + β, x̂ normalised over the last dimensions of each position t.
+
+c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.rules.registry import PerExample, per_example_rule
+
+
+@per_example_rule(nn.LayerNorm)
+def layer_norm(layer: nn.LayerNorm, x: Tensor, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; ``x`` and ``grad_output`` are ``[B, …, *normalized_shape]``."""
+    normalized = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    positions = (len(x), -1, *layer.normalized_shape)
+    return {
+        "weight": (grad_output * normalized).reshape(positions).sum(1),
+        "bias": grad_output.reshape(positions).sum(1),
+    }

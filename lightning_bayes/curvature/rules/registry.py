@@ -1,0 +1,101 @@
+"""Which layer type has which rule.
+
+A rule is one small pure function: from a layer, its input and the gradient with respect to its output to the gradient
+contribution of every example, by parameter name:
+
+    rule(layer, input [B, …], grad_output [B, …]) → {"weight": [B, *weight.shape], "bias": [B, *bias.shape]}
+
+A layer type may add a *square rule*, which reaches (Σ_i c_i, Σ_i c_i²) without ever holding all c_i. Both engines use
+the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+PerExample: TypeAlias = dict[str, Tensor]  # parameter name → [B, *shape]
+Sums: TypeAlias = dict[str, tuple[Tensor, Tensor]]  # parameter name → (Σ_i c_i, Σ_i c_i²)
+Rule: TypeAlias = Callable[[Any, Tensor, Tensor], PerExample]
+SquareRule: TypeAlias = Callable[[Any, Tensor, Tensor], Sums]
+
+# Largest number of elements that a per-example gradient may hold at once: 64 MiB of float32.
+CHUNK_ELEMENTS = 2**24
+
+_RULES: dict[type[nn.Module], Rule] = {}
+_SQUARE_RULES: dict[type[nn.Module], SquareRule] = {}
+
+
+def per_example_rule(*layers: type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the per-example rule of `layers`."""
+
+    def register(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(layers, rule))
+        return rule
+
+    return register
+
+
+def square_rule(*layers: type[nn.Module]) -> Callable[[SquareRule], SquareRule]:
+    """Register the decorated function as the shortcut to sums and squares of `layers`."""
+
+    def register(rule: SquareRule) -> SquareRule:
+        _SQUARE_RULES.update(dict.fromkeys(layers, rule))
+        return rule
+
+    return register
+
+
+def rule_type(layer: nn.Module) -> type[nn.Module] | None:
+    """The registered type whose rule holds for `layer`, or None.
+
+    A subclass inherits the rule only if it computes what its parent computes: same forward, same parameters, no
+    children (a parametrised layer has some).
+
+    Args:
+        layer: Any module.
+
+    Returns:
+        The registered type, or None if only the generic rule fits.
+    """
+    for ancestor in type(layer).__mro__:
+        if ancestor in _RULES:
+            same_forward = type(layer).forward is ancestor.forward and "forward" not in vars(layer)
+            same_helper = getattr(type(layer), "_conv_forward", None) is getattr(ancestor, "_conv_forward", None)
+            plain = {"weight", "bias"} >= layer._parameters.keys() >= {"weight"} and not layer._modules
+            return ancestor if same_forward and same_helper and plain else None
+    return None
+
+
+def per_example(kind: type[nn.Module], layer: nn.Module, x: Tensor, grad_output: Tensor) -> PerExample:
+    """Every example's contribution to the gradient of every parameter of `layer`."""
+    return _RULES[kind](layer, x, grad_output)
+
+
+def sums(kind: type[nn.Module], layer: nn.Module, x: Tensor, grad_output: Tensor) -> Sums:
+    """Σ_i c_i and Σ_i c_i² of every parameter of `layer`."""
+    if kind in _SQUARE_RULES:
+        return _SQUARE_RULES[kind](layer, x, grad_output)
+    return sums_in_chunks(_RULES[kind], layer, x, grad_output)
+
+
+def sums_in_chunks(rule: Rule, layer: nn.Module, x: Tensor, grad_output: Tensor) -> Sums:
+    """Σ_i c_i and Σ_i c_i² from per-example contributions, so many examples at a time as fit `CHUNK_ELEMENTS`."""
+    size = max(1, CHUNK_ELEMENTS // sum(p.numel() for p in layer.parameters()))
+    total: Sums = {}
+    for x_part, grad_part in zip(torch.split(x, size), torch.split(grad_output, size), strict=True):
+        for name, part in rule(layer, x_part, grad_part).items():
+            add_sums(total, name, part)
+    return total
+
+
+def add_sums(total: Sums, name: str, part: Tensor) -> None:
+    """Add the per-example contributions `part` [B, *shape] to `total[name]`; overwrites `part`."""
+    grad = part.sum(0)
+    square = part.square_().sum(0)  # in place: allocating a second buffer costs more than the arithmetic
+    if name in total:
+        grad, square = total[name][0].add_(grad), total[name][1].add_(square)
+    total[name] = (grad, square)

@@ -1,0 +1,63 @@
+"""Which module answers for which parameter.
+
+A unit is a module whose calls are measured as one. A layer with a rule is a unit; any other module that holds trainable
+parameters directly is a unit together with everything below it, measured by the generic rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from lightning_bayes.curvature.rules import rule_type
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A measured module.
+
+    Attributes:
+        name: Qualified name of the module in the model; empty for the model itself.
+        module: The module.
+        kind: The layer type whose rule holds, or None for the generic rule.
+    """
+
+    name: str
+    module: nn.Module
+    kind: type[nn.Module] | None
+
+    @property
+    def label(self) -> str:
+        """The name and type as a reader knows them: ``net.fc1 (Linear)``."""
+        return f"{self.name or 'the model itself'} ({type(self.module).__name__})"
+
+
+def find_units(model: nn.Module) -> list[Unit]:
+    """List the units of `model`, each module once.
+
+    A LightningModule is never a unit itself: its `training_step` need not go through its `forward`. Parameters that it
+    holds directly are reached by no rule.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Every unit that holds a trainable parameter.
+    """
+    if hasattr(model, "training_step"):
+        seen: set[nn.Module] = set()
+        return [unit for name, child in model.named_children() for unit in _units(name, child, seen)]
+    return list(_units("", model, set()))
+
+
+def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Unit]:
+    if module in seen:
+        return
+    seen.add(module)
+    if any(param is not None and param.requires_grad for param in module._parameters.values()):
+        yield Unit(name, module, rule_type(module))
+        return
+    for child_name, child in module.named_children():
+        yield from _units(f"{name}.{child_name}" if name else child_name, child, seen)
