@@ -1,0 +1,143 @@
+"""From running curvature to posterior precision: the one place where N, δ and τ enter.
+
+    1/Σ = (Ñ/τ) (s + δ̃ + γ) = (Ñ/τ) (s + γ) + δ        Ñ = ρN,  δ̃ = τδ/Ñ
+
+exact for every KL weight τ: the fixed point of the tempered bound E_q[Ñ f̄] + τ KL(q ‖ p) has this precision. The printed
+update of Osawa et al. 2019 (Algorithm 1) is not exact for τ ∉ {0, 1}; their released code uses this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.errors import HyperparameterError
+
+
+def precision(
+    curvature: Tensor,
+    *,
+    num_data: float,
+    prior_precision: float,
+    kl_weight: float = 1.0,
+    damping: float = 0.0,
+) -> Tensor:
+    """Posterior precision of each weight.
+
+    Args:
+        curvature: s, curvature of the mean negative log-likelihood, any shape.
+        num_data: Ñ = ρN, the number of examples times the data-augmentation factor.
+        prior_precision: δ of the prior N(0, 1/δ).
+        kl_weight: τ.
+        damping: γ, added to the curvature.
+
+    Returns:
+        1/Σ, shaped like `curvature`.
+
+    Example:
+        >>> import torch
+        >>> precision(torch.tensor([0.5]), num_data=100, prior_precision=2.0)
+        tensor([52.])
+    """
+    return (curvature + damping) * (num_data / kl_weight) + prior_precision
+
+
+def initial_curvature(
+    init_precision: float, *, num_data: float, prior_precision: float, kl_weight: float = 1.0, damping: float = 0.0
+) -> float:
+    """The curvature s₀ whose posterior has the precision `init_precision`.
+
+    Args:
+        init_precision: Wanted posterior precision.
+        num_data: Ñ.
+        prior_precision: δ.
+        kl_weight: τ.
+        damping: γ where it is part of the noise.
+
+    Returns:
+        s₀ = τ (P₀ - δ)/Ñ - γ.
+
+    Raises:
+        HyperparameterError: If s₀ would be negative: prior and damping alone are more precise.
+
+    Example:
+        >>> initial_curvature(52.0, num_data=100, prior_precision=2.0)
+        0.5
+    """
+    curvature = (init_precision - prior_precision) * kl_weight / num_data - damping
+    if curvature < 0:
+        least = prior_precision + damping * num_data / kl_weight
+        raise HyperparameterError(
+            f"init_precision={init_precision:g} is below {least:g}, the precision that prior_precision="
+            f"{prior_precision:g} and damping={damping:g} give alone. Use at least that."
+        )
+    return curvature
+
+
+def kl_weight_now(group: Mapping[str, Any]) -> float:
+    """τ of a parameter group at its current step: linear from ``kl_warmup_init``·τ to τ over ``kl_warmup_steps``.
+
+    Args:
+        group: A parameter group of a noisy optimizer.
+
+    Returns:
+        τ.
+    """
+    steps, start = group["kl_warmup_steps"], group["kl_warmup_init"]
+    done = min(1.0, group["step"] / steps) if steps else 1.0
+    return float(group["kl_weight"] * (start + (1 - start) * done))
+
+
+def group_arguments(group: Mapping[str, Any]) -> dict[str, float]:
+    """The arguments of `precision` and `initial_curvature` that a parameter group fixes.
+
+    Args:
+        group: A parameter group of a noisy optimizer.
+
+    Returns:
+        ``num_data`` (Ñ), ``prior_precision``, ``kl_weight`` and ``damping``.
+    """
+    return {
+        "num_data": group["num_data"] * group["data_augmentation_factor"],
+        "prior_precision": group["prior_precision"],
+        "kl_weight": kl_weight_now(group),
+        "damping": group["damping"] if group["damping_in_noise"] else 0.0,
+    }
+
+
+def noise_floor(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | float:
+    """1/(κr)² with r the tensor's size: the larger of its weights' root mean square now and at the start.
+
+    It keeps the noise std below κr. A heuristic, not part of the variational bound.
+
+    Args:
+        group: A parameter group of a noisy optimizer; ``relative_noise`` is κ, None for no floor.
+        state: The parameter's optimizer state; ``scale`` is r at the start.
+        mean: μ.
+
+    Returns:
+        The precision to add.
+    """
+    if group["relative_noise"] is None:
+        return 0.0
+    size = torch.maximum(mean.square().mean().sqrt(), state["scale"])
+    return (float(group["relative_noise"]) * size).square().reciprocal()
+
+
+def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
+    """Posterior precision of one parameter from the optimizer's state.
+
+    Args:
+        group: Its parameter group.
+        state: Its optimizer state.
+        mean: μ, shaped like the parameter.
+
+    Returns:
+        1/Σ, or None where there is no noise: a point estimate, or nothing measured yet.
+    """
+    if not group["noisy"] or not state or (state["step"] == 0 and group["init_precision"] is None):
+        return None
+    return precision(state["curvature"], **group_arguments(group)) + noise_floor(group, state, mean)
