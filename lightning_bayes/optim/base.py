@@ -1,0 +1,252 @@
+"""What every noisy optimizer does: sampled passes and a guarded step.
+
+A pass is: weights ← a posterior sample; forward and backward under the curvature engine; weights ← the mean, bit for bit,
+also after an exception. A step is: average the passes, check that they are finite, update. Outside a pass the parameters
+**are** the posterior mean.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import AbstractEngine, Capture
+from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
+from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.passes import PassCollector
+
+
+class NoisyOptimizer(torch.optim.Optimizer, ABC):
+    """Base of the family; subclasses fill in `_sample_` and `_update_all`.
+
+    Args:
+        model: The model whose passes are measured.
+        engine: Measures the passes.
+        params: Parameters or parameter groups.
+        defaults: Hyperparameters of the groups, among them ``noise_seed`` and ``step``.
+        mc_samples: K, weight samples per ``step(closure)``.
+        max_nonfinite_steps: Updates in a row that may be skipped for a measurement that is not finite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: AbstractEngine,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        *,
+        mc_samples: int,
+        max_nonfinite_steps: int,
+    ) -> None:
+        self.model, self.engine = model, engine
+        self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
+        self.skipped_steps = self.skipped_in_a_row = 0
+        self.samples_in_closure = False  # True where the host's closure opens the passes itself
+        self._mean: dict[nn.Parameter, Tensor] | None = None
+        self._passes, self._opened, self._skip = PassCollector(), 0, False
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+        super().__init__(params, defaults)
+
+    @abstractmethod
+    def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
+        """Put a posterior sample into the parameters; note each mean in `mean` before it is overwritten."""
+
+    @abstractmethod
+    def _update_all(self) -> None:
+        """Update every parameter from ``param.grad`` and the collected curvature, and count the step."""
+
+    @property
+    def num_updates(self) -> int:
+        """Updates so far: the counter of the noise."""
+        return max(int(group["step"]) for group in self.param_groups)
+
+    def _trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
+        """Parameters that can be trained now, with their groups."""
+        return ((group, p) for group in self.param_groups for p in group["params"] if p.requires_grad)
+
+    def sampled_params(self, sample: int | None = None, *, loss_scale: float = 1.0) -> AbstractContextManager[None]:
+        """Inside, the weights are a posterior sample, and a backward pass is measured; outside, they are the mean.
+
+        Forward and backward belong inside. Passes opened before one `step` are averaged. Without gradients (under
+        ``torch.no_grad()``) it only samples.
+
+        Args:
+            sample: Number of the noise to use; equal numbers give equal noise until the next `step`. By default the
+                count of passes opened since.
+            loss_scale: ``scaler.get_scale()`` if the loss is scaled by a `torch.amp.GradScaler`.
+
+        Returns:
+            A context manager; the mean is back on exit, also after an exception.
+        """
+        return self.measured_pass(sample, loss_scale=loss_scale, capture=self.engine.watched_capture)
+
+    @contextmanager
+    def measured_pass(
+        self,
+        sample: int | None = None,
+        *,
+        loss_scale: float = 1.0,
+        capture: Callable[[], AbstractContextManager[Capture]] | None = None,
+    ) -> Iterator[Any]:
+        """As `sampled_params`, for hosts that show the loss to the capture themselves.
+
+        Args:
+            sample: Number of the noise.
+            loss_scale: Factor that multiplied the loss.
+            capture: Opens the capture, by default the engine's.
+
+        Yields:
+            The capture; call its `observe` with the loss before backward.
+
+        Raises:
+            UnsupportedTrainingError: If a pass is open already.
+        """
+        if self._mean is not None:
+            raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
+        index = self._opened if sample is None else sample
+        self._opened += 1
+        if not torch.is_grad_enabled():
+            with self._perturbed(index):
+                yield None
+            return
+        self._remember_buffers()
+        before = {param: param.grad for _, param in self._trained()}
+        try:
+            for param in before:
+                param.grad = None
+            with self._perturbed(index), (capture or self.engine.capture)() as captured:
+                yield captured
+            self._collect(captured, before, loss_scale)
+        except BaseException:
+            for param, grad in before.items():
+                param.grad = grad
+            raise
+
+    @contextmanager
+    def _perturbed(self, index: int) -> Iterator[None]:
+        mean: dict[nn.Parameter, Tensor] = {}
+        self._mean = mean
+        try:
+            with torch.no_grad():
+                self._sample_(CounterNoise(int(self.param_groups[0]["noise_seed"]), self.num_updates, index), mean)
+            yield
+        finally:
+            with torch.no_grad():
+                for param, value in mean.items():
+                    param.copy_(value)
+            self._mean = None
+
+    def _remember_buffers(self) -> None:
+        """Keep BatchNorm's statistics, which a batch that is not finite would ruin."""
+        if not self._passes.examples:
+            self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+
+    def _collect(self, captured: Capture, before: dict[nn.Parameter, Tensor | None], loss_scale: float) -> None:
+        if not captured.squares and all(param.grad is None for param in before):  # sampled, not differentiated
+            for param, grad in before.items():
+                param.grad = grad
+            return
+        self.engine.check_reached(captured)
+        self._passes.add(captured, before, loss_scale)
+
+    def measured(self) -> tuple[list[Tensor], float]:
+        """What the open update has measured, for hosts that average it over processes.
+
+        Returns:
+            The loss, ĝ and ĥ of every trained parameter, as tensors to be written to; and the number of examples.
+        """
+        return self._passes.tensors(param for _, param in self._trained()), self._passes.examples
+
+    def sampled_mean(self) -> dict[nn.Parameter, Tensor]:
+        """The means while a pass is open; empty otherwise."""
+        return self._mean or {}
+
+    def discard_passes(self) -> None:
+        """Forget the passes of the open update, and let the next `step` do nothing."""
+        self.zero_grad()
+        self._skip = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; outside a pass also forget the passes of the open update.
+
+        Args:
+            set_to_none: As in `torch.optim.Optimizer`.
+        """
+        super().zero_grad(set_to_none)
+        if self._mean is None:
+            self._passes.clear()
+            self._opened = 0
+            self._skip = False
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the posterior from the passes since the last step.
+
+        Args:
+            closure: Clears the gradients, computes the loss, calls backward and returns the loss, as `torch.optim` asks
+                for; it runs under `mc_samples` weight samples.
+
+        Returns:
+            The closure's loss, averaged over samples; None without closure.
+
+        Raises:
+            NoMeasurementError: If no pass was measured.
+        """
+        loss = self._run(closure) if closure is not None else None
+        self._opt_called = True  # what LR schedulers ask for
+        if self._skip:
+            self._skip = False
+            return loss
+        if not self._passes.examples:
+            raise NoMeasurementError(
+                f"{type(self).__name__}.step() was called without measured gradients. Run forward and backward inside "
+                "`with opt.sampled_params():` first, or pass a closure."
+            )
+        if self._is_finite():
+            self.skipped_in_a_row = 0
+            self._update_all()
+        else:
+            self._skip_update()
+        self._passes.clear()
+        self._opened = 0
+        return loss
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def _run(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            if self.samples_in_closure:
+                return closure()
+            self.zero_grad()
+            losses = []
+            for sample in range(self.mc_samples):
+                with self.sampled_params(sample):
+                    losses.append(torch.as_tensor(closure()).detach())
+            return torch.stack(losses).mean()
+
+    def _is_finite(self) -> bool:
+        tensors, _ = self.measured()
+        return bool(torch.stack([t.sum() for t in tensors]).isfinite().all())
+
+    def _skip_update(self) -> None:
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+        self.skipped_steps += 1
+        self.skipped_in_a_row += 1
+        culprits = [
+            name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
+        ]
+        text = (
+            f"Update {self.num_updates + 1} has a gradient or curvature that is not finite (gradients of "
+            f"{', '.join(culprits[:3]) or 'none'}{' and others' if culprits[3:] else ''}); it is skipped, the posterior is "
+            f"unchanged ({self.skipped_in_a_row} in a row). Look for NaN in the batch, or lower the learning rate."
+        )
+        if self.skipped_in_a_row >= self.max_nonfinite_steps:
+            raise NonFiniteError(text + f" Stopped at max_nonfinite_steps={self.max_nonfinite_steps}.")
+        warnings.warn(text, stacklevel=3)

@@ -1,0 +1,69 @@
+"""Hyperparameters of the mean-field family: one record of defaults, one table of ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning_bayes.errors import HyperparameterError
+
+
+def _positive(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+def _not_negative(value: float) -> bool:
+    return 0 <= value < math.inf
+
+
+def _fraction(value: float) -> bool:
+    return 0 <= value <= 1
+
+
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "lr": (_not_negative, "at least 0"),
+    "prior_precision": (_positive, "above 0"),
+    "kl_weight": (_positive, "above 0"),
+    "kl_warmup_steps": (_not_negative, "at least 0"),
+    "kl_warmup_init": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    "data_augmentation_factor": (_positive, "above 0"),
+    "damping": (_not_negative, "at least 0"),
+    "init_precision": (_positive, "above 0"),
+    "num_data": (_positive, "above 0"),
+    "relative_noise": (_positive, "above 0"),
+    "weight_decay": (_not_negative, "at least 0"),
+    "momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
+    "mc_samples": (lambda v: v >= 1 and v == int(v), "a whole number of at least 1"),
+    "eval_samples": (lambda v: v >= 0 and v == int(v), "a whole number of at least 0"),
+    "max_nonfinite_steps": (lambda v: v >= 1 and v == int(v), "a whole number of at least 1"),
+}
+_MAY_BE_NONE = {"lr", "prior_precision", "init_precision", "num_data", "relative_noise"}
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Require every known hyperparameter in `values` to lie in its range.
+
+    Args:
+        values: Hyperparameters by name; unknown names are ignored.
+
+    Raises:
+        HyperparameterError: Listing every one that does not.
+    """
+    wrong = [
+        f"{name}={values[name]!r} must be {wanted}"
+        for name, (inside, wanted) in _RANGES.items()
+        if name in values and not (values[name] is None and name in _MAY_BE_NONE) and not _holds(inside, values[name])
+    ]
+    if "betas" in values and not _are_betas(values["betas"]):
+        wrong.append(f"betas={values['betas']!r} must be two numbers of at least 0 and below 1")
+    if wrong:
+        raise HyperparameterError("; ".join(wrong) + ".")
+
+
+def _holds(inside: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, (int, float)) and inside(value)
+
+
+def _are_betas(betas: Any) -> bool:
+    return len(betas) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)

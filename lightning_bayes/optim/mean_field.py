@@ -1,0 +1,278 @@
+"""What the mean-field optimizers share: hyperparameters, state (s, m), noise from the old s, the posterior.
+
+Every update is a pure function of one parameter's state and measurement: the paper's, `natural_update`, or the bounded
+one of `optim.trust_region`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import EngineName, LossReduction, make_engine
+from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.optim import hyper, trust_region
+from lightning_bayes.optim.base import NoisyOptimizer
+from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.state import MeanFieldState
+from lightning_bayes.posteriors import MeanField, group_arguments, initial_curvature, noise_floor, state_precision
+from lightning_bayes.posteriors import precision as posterior_precision
+
+StepRule: TypeAlias = Literal["natural", "trust_region"]
+
+
+class MeanFieldOptimizer(NoisyOptimizer):
+    """A mean-field variational optimizer; subclasses fill in `noisy` and `natural_update`.
+
+    Args:
+        model: The model whose passes are measured; its layers must be reached by a curvature rule.
+        params: Parameters or parameter groups, by default all trainable parameters of `model`.
+        lr: Learning rate α of the natural step; with ``step_rule="trust_region"`` the learning rate η of the optimizer
+            whose step bounds this one.
+        betas: (β₁, β₂), weights of the old momentum and the old curvature.
+        num_data: N, number of training examples. Required before the first update.
+        prior_precision: δ of the prior N(0, 1/δ).
+        kl_weight: τ, weight of the KL term; below 1 is a cold posterior.
+        kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
+        kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
+        data_augmentation_factor: ρ; the posterior counts Ñ = ρN examples.
+        damping: γ, added to the curvature in the preconditioner.
+        damping_in_noise: Whether γ counts in the posterior precision too, as in Osawa et al. 2019.
+        init_precision: Posterior precision before the first update. None takes the curvature of the first batch, whose
+            pass is then free of noise.
+        mc_samples: K, weight samples per ``step(closure)``; passes you open yourself are averaged as they come.
+        step_rule: ``"natural"``, the papers' step, or ``"trust_region"``, see `optim.trust_region`.
+        radius: Whose step bounds the trust region: ``"adam"`` or ``"sgd"``.
+        momentum: Momentum of the SGD whose step bounds the trust region.
+        relative_noise: κ, an upper bound of the noise in units of each tensor's size (see `noise_floor`); None for none.
+        weight_decay: Decoupled weight decay as in AdamW: μ ← (1 - α·wd) μ before the step. Not part of the posterior.
+        engine: Curvature engine, ``"fused"`` or ``"backpack"``.
+        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
+        seed: Seed of the noise. The global random number generator is not used.
+        max_nonfinite_steps: Updates in a row that may be skipped for a gradient or curvature that is not finite.
+
+    Raises:
+        HyperparameterError: If a value lies outside of its range, or no parameter is trainable.
+        UnsupportedTrainingError: If parameters are stored in half precision.
+    """
+
+    noisy: ClassVar[bool]
+    natural_update: ClassVar[Callable[..., MeanFieldState]]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None = None,
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        num_data: int | None = None,
+        prior_precision: float = 1.0,
+        kl_weight: float = 1.0,
+        kl_warmup_steps: int = 0,
+        kl_warmup_init: float = 0.1,
+        data_augmentation_factor: float = 1.0,
+        damping: float = 0.0,
+        damping_in_noise: bool = False,
+        init_precision: float | None = None,
+        mc_samples: int = 1,
+        step_rule: StepRule = "natural",
+        radius: trust_region.RadiusRule = "adam",
+        momentum: float = 0.0,
+        relative_noise: float | None = None,
+        weight_decay: float = 0.0,
+        engine: EngineName = "fused",
+        loss_reduction: LossReduction = "auto",
+        seed: int = 0,
+        max_nonfinite_steps: int = 10,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "num_data": num_data,
+            "prior_precision": prior_precision,
+            "kl_weight": kl_weight,
+            "kl_warmup_steps": kl_warmup_steps,
+            "kl_warmup_init": kl_warmup_init,
+            "data_augmentation_factor": data_augmentation_factor,
+            "damping": damping,
+            "damping_in_noise": damping_in_noise,
+            "init_precision": init_precision,
+            "step_rule": step_rule,
+            "radius": radius,
+            "momentum": momentum,
+            "relative_noise": relative_noise,
+            "weight_decay": weight_decay,
+            "noisy": self.noisy,
+            "noise_seed": seed,
+            "step": 0,
+        }
+        hyper.check({**defaults, "mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps})
+        self._reference = _reference_weights(model)
+        super().__init__(
+            model,
+            make_engine(engine, model, loss_reduction),
+            _trainable(model) if params is None else params,
+            defaults,
+            mc_samples=mc_samples,
+            max_nonfinite_steps=max_nonfinite_steps,
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as `torch.optim.Optimizer` does, and create its state, so that a posterior always exists.
+
+        Args:
+            param_group: The group.
+
+        Raises:
+            UnsupportedTrainingError: If its parameters are stored in half precision.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        hyper.check(group)
+        half = {str(p.dtype) for p in group["params"] if p.dtype in {torch.float16, torch.bfloat16}}
+        if half:
+            raise UnsupportedTrainingError(
+                f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates round to "
+                "nothing. Keep them in float32 and train with precision='bf16-mixed' or '16-mixed'."
+            )
+        for param in group["params"]:
+            self._state(param, group)
+
+    def _state(self, param: nn.Parameter, group: dict[str, Any]) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[param]
+        if not state:
+            size = trust_region.root_mean_square(self._reference.get(param, param).detach())
+            state["step"] = 0
+            state["curvature"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["momentum"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["scale"] = torch.where(size > 0, size, torch.ones_like(size))
+        return state
+
+    def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
+        for group, param in self._trained():
+            precision = self._precision(param, group)
+            if precision is not None:
+                mean[param] = param.detach().clone()
+                param.addcmul_(noise.like(param), precision.rsqrt_())
+
+    def _precision(self, param: nn.Parameter, group: dict[str, Any]) -> Tensor | None:
+        """1/Σ, or None without noise; needs the old curvature and the mean in place."""
+        if not self.noisy:
+            return None
+        self._require_num_data(group)
+        self._start_curvature(self._state(param, group), group)
+        return state_precision(group, self.state[param], param.detach())
+
+    def _start_curvature(self, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if state["step"] == 0 and group["init_precision"] is not None:
+            state["curvature"].fill_(initial_curvature(group["init_precision"], **group_arguments(group)))
+
+    @staticmethod
+    def _require_num_data(group: dict[str, Any]) -> None:
+        if group["num_data"] is None:
+            raise HyperparameterError("num_data is not set. Pass num_data=len(training_set).")
+
+    def _update_all(self) -> None:
+        for group in self.param_groups:
+            self._require_num_data(group)
+            prior = group_arguments(group)
+            prior_per_example = prior["prior_precision"] * prior["kl_weight"] / prior["num_data"]  # δ̃
+            for param in group["params"]:
+                if param.requires_grad:
+                    self._update_one(param, group, prior_per_example)
+            group["step"] += 1
+
+    def _update_one(self, param: nn.Parameter, group: dict[str, Any], prior: float) -> None:
+        state = self._state(param, group)
+        self._start_curvature(state, group)
+        grad = torch.zeros_like(param) if param.grad is None else param.grad
+        sq_grad = self._passes.curvature.get(param)
+        sq_grad = torch.zeros_like(param) if sq_grad is None else sq_grad
+        if state["step"] == 0 and group["init_precision"] is None:
+            state["curvature"].copy_(sq_grad)
+        state["step"] += 1
+        if group["weight_decay"]:
+            param.mul_(1 - group["lr"] * group["weight_decay"])
+        old = MeanFieldState(param.detach(), state["curvature"], state["momentum"])
+        new = self._rule(group)(
+            old,
+            grad,
+            sq_grad,
+            lr=float(group["lr"]),
+            betas=group["betas"],
+            prior=prior,
+            damping=group["damping"],
+            step=state["step"],
+        )
+        for target, value in zip(old, new, strict=True):
+            target.copy_(value)
+
+    def _rule(self, group: dict[str, Any]) -> Callable[..., MeanFieldState]:
+        if group["step_rule"] == "natural":
+            return type(self).natural_update
+        return partial(trust_region.update, radius=group["radius"], momentum=group["momentum"])
+
+    # -- posterior ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def posterior(self) -> MeanField:
+        """The posterior by the model's parameter names.
+
+        Returns:
+            Copies of mean and precision; parameters without noise are among the constants.
+        """
+        names = {param: name for name, param in self.model.named_parameters()}
+        noisy = {}
+        for group, param in self._trained():
+            precision = self._precision(param, group)
+            if precision is not None:
+                noisy[names[param]] = (param.detach().clone(), precision, float(group["prior_precision"]))
+        constants = {n: v.detach().clone() for n, v in self.model.state_dict().items() if n not in noisy}
+        return MeanField(
+            {n: v[0] for n, v in noisy.items()},
+            {n: v[1] for n, v in noisy.items()},
+            {n: v[2] for n, v in noisy.items()},
+            float(self.param_groups[0]["num_data"]),
+            constants,
+        )
+
+    @torch.no_grad()
+    def floored_share(self) -> Tensor:
+        """Share of weights whose noise is set by the relative floor: their curvature alone would allow more than κr.
+
+        Returns:
+            A scalar between 0 and 1.
+        """
+        floored, total = [], 0
+        for group, param in self._trained():
+            if group["relative_noise"] is not None and self.state[param]["step"]:
+                state = self.state[param]
+                by_curvature = posterior_precision(state["curvature"], **group_arguments(group))
+                floored.append((by_curvature < noise_floor(group, state, param)).sum())
+                total += param.numel()
+        return torch.stack(floored).sum() / total if floored else torch.zeros(())
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    params = [param for param in model.parameters() if param.requires_grad]
+    if not params:
+        raise HyperparameterError(
+            f"{type(model).__name__} has no trainable parameter. Set requires_grad_(True) on what should be learned."
+        )
+    return params
+
+
+def _reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
+    """The tensor that tells a parameter's size: a bias starts at zero and takes its layer's weight."""
+    weights = ((module, module._parameters.get("weight")) for module in model.modules())
+    return {
+        param: weight
+        for module, weight in weights
+        for param in module._parameters.values()
+        if weight is not None and param is not None and param is not weight
+    }

@@ -1,0 +1,25 @@
+"""What a mean-field method keeps for each parameter, and the two averages that all of them use."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class MeanFieldState(NamedTuple):
+    """State of one parameter, all shaped like it."""
+
+    mean: Tensor  # μ
+    curvature: Tensor  # s, of the mean negative log-likelihood, prior not included
+    momentum: Tensor  # m
+
+
+def average(old: Tensor, new: Tensor, weight_of_old: float) -> Tensor:
+    """Return the running average β·old + (1-β)·new."""
+    return old.lerp(new, 1 - weight_of_old)
+
+
+def debiased(momentum: Tensor, beta: float, step: int) -> Tensor:
+    """Return m̂ = m / (1-βᵗ), the running average since it started from zero `step` updates ago."""
+    return momentum / (1 - beta**step)
