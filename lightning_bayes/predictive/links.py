@@ -1,0 +1,94 @@
+"""From a model's outputs under S posterior samples to one prediction: probabilities are averaged, never logits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.predictive.decomposition import entropy, mutual_information
+
+Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
+
+
+class Prediction(NamedTuple):
+    """A classifier's Monte-Carlo prediction; see `decomposition` for the units and equations."""
+
+    probs: Tensor  # mean of sample_probs: [B, C], or [B, …] of independent Bernoullis for the sigmoid link
+    entropy: Tensor  # total uncertainty in nats, [B]
+    mutual_information: Tensor  # epistemic part in nats, [B]
+    sample_probs: Tensor  # [S, B, C]
+
+
+class Moments(NamedTuple):
+    """A regressor's Monte-Carlo prediction."""
+
+    mean: Tensor  # of the samples, [B, …]
+    variance: Tensor  # epistemic variance over the samples (population form), [B, …]
+    samples: Tensor  # [S, B, …]
+
+
+def check_link(link: str) -> None:
+    """Require a known link.
+
+    Args:
+        link: Its name.
+
+    Raises:
+        HyperparameterError: If it is unknown.
+    """
+    if link not in {"softmax", "sigmoid", "identity"}:
+        raise HyperparameterError(f"link={link!r} is unknown; use 'softmax', 'sigmoid' or 'identity'.")
+
+
+def combine(outputs: Tensor, link: Link) -> Tensor:
+    """One output that stands for the average prediction and can take the place of the model's own.
+
+    Args:
+        outputs: Model outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
+        link: ``"softmax"``: log of the mean probability, whose softmax is the mean probability, so cross-entropy and
+            accuracy become those of the average; ``"sigmoid"``: logit of the mean; ``"identity"``: the mean.
+
+    Returns:
+        ``[B, C, …]``, or ``[B, …]``.
+
+    Example:
+        >>> combine(torch.tensor([[[0.0, 0.0]], [[100.0, 0.0]]]), "softmax").softmax(-1)
+        tensor([[0.7500, 0.2500]])
+    """
+    if link == "identity":
+        return outputs.mean(0)
+    count = math.log(len(outputs))
+    if link == "softmax":
+        return outputs.log_softmax(2).logsumexp(0) - count
+    log_one = torch.nn.functional.logsigmoid(outputs).logsumexp(0)
+    log_zero = torch.nn.functional.logsigmoid(-outputs).logsumexp(0)
+    return log_one - log_zero
+
+
+def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
+    """Everything a prediction should tell.
+
+    Args:
+        outputs: As in `combine`.
+        link: As in `combine`.
+
+    Returns:
+        `Moments` for the identity link, `Prediction` otherwise.
+    """
+    if link == "identity":
+        return Moments(outputs.mean(0), outputs.var(0, correction=0), outputs)
+    if link == "softmax":
+        probs = outputs.softmax(2)
+        return Prediction(probs.mean(0), entropy(probs.mean(0), 1), mutual_information(probs, 2), probs)
+    ones = outputs.sigmoid()
+    both = torch.stack([ones, 1 - ones], -1)
+    return Prediction(ones.mean(0), entropy(both.mean(0)), mutual_information(both), ones)
+
+
+def as_dict(prediction: Prediction | Moments) -> dict[str, Any]:
+    """The named parts without the samples, which would fill memory over a data set."""
+    return {k: v for k, v in prediction._asdict().items() if k not in {"sample_probs", "samples"}}

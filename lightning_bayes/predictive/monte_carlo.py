@@ -1,0 +1,65 @@
+"""The Monte-Carlo predictive: p(y | x) ≈ (1/S) Σ_s p(y | x, θ_s) with θ_s ~ q."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.posteriors import MeanField
+from lightning_bayes.predictive.links import Link, Moments, Prediction, check_link, summarise
+from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, placed
+
+
+@torch.no_grad()
+def mc_predict(
+    model: nn.Module, posterior: MeanField, x: Any, samples: int = 32, *, link: Link = "softmax", seed: int = 0
+) -> Any:
+    """Predict with weights sampled from the posterior.
+
+    The model runs in evaluation mode with the posterior's constants (frozen parameters, BatchNorm statistics); its own
+    weights and modes are back afterwards.
+
+    Args:
+        model: The trained architecture; its own weights do not matter.
+        posterior: From `load_posterior` or an optimizer's `posterior()`.
+        x: Input of the model, one batch.
+        samples: S, at least 1.
+        link: ``"softmax"`` for logits ``[B, C]``, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for regression.
+        seed: Seed of the weight samples; equal seeds give equal samples for every batch.
+
+    Returns:
+        `Prediction` with ``probs [B, C]``, ``entropy [B]`` and ``mutual_information [B]`` in nats and ``sample_probs
+        [S, B, C]``; `Moments` with ``mean``, ``variance`` and ``samples`` for the identity link.
+
+    Raises:
+        HyperparameterError: If `samples` or `link` is out of range.
+
+    Example:
+        >>> model = nn.Linear(2, 3)
+        >>> q = MeanField(
+        ...     {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)},
+        ...     {"weight": torch.ones(3, 2), "bias": torch.ones(3)},
+        ...     {"weight": 1.0, "bias": 1.0},
+        ...     num_data=1,
+        ... )
+        >>> p = mc_predict(model, q, torch.ones(5, 2), samples=8)
+        >>> p.probs.shape, p.sample_probs.shape
+        (torch.Size([5, 3]), torch.Size([8, 5, 3]))
+    """
+    check_link(link)
+    if samples < 1:
+        raise HyperparameterError(f"samples={samples} must be at least 1.")
+    check_fits(model, posterior)
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with placed(model, posterior.constants):
+            draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
+            prediction: Prediction | Moments = summarise(draws.outputs(model, lambda: model(x)), link)
+            return prediction
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,109 @@
+"""A fixed set of posterior samples, and putting one of them into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.errors import PosteriorError
+from lightning_bayes.posteriors import MeanField
+
+CACHED_ELEMENTS = 2**26  # 256 MiB of float32: below that, samples are drawn once and kept
+
+
+class PosteriorSamples:
+    """S weight samples, the same for every batch, from a seed of their own.
+
+    Args:
+        posterior: Where they come from.
+        count: S.
+        seed: Seed; the global random number generator is not used.
+    """
+
+    def __init__(self, posterior: MeanField, count: int, seed: int = 0) -> None:
+        self.posterior, self.count, self.seed = posterior, count, seed
+        size = sum(mean.numel() for mean in posterior.mean.values())
+        self._kept: dict[int, dict[str, Tensor]] | None = {} if size * count <= CACHED_ELEMENTS else None
+
+    def weights(self, index: int) -> dict[str, Tensor]:
+        """Return sample `index` by parameter name."""
+        if self._kept is None:
+            return self._draw(index)
+        if index not in self._kept:
+            self._kept[index] = self._draw(index)
+        return self._kept[index]
+
+    def _draw(self, index: int) -> dict[str, Tensor]:
+        device = next(iter(self.posterior.mean.values())).device
+        # A CPU generator keeps the low 32 bits of its seed: a large odd stride keeps seeds and samples apart.
+        generator = torch.Generator(device).manual_seed((self.seed * 0x9E3779B1 + index) % 2**63)
+        return self.posterior.sample(generator)
+
+    def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
+        """Run `forward` under every sample.
+
+        Args:
+            model: The model whose parameters `forward` uses; they are the same afterwards.
+            forward: Computes the model's output.
+
+        Returns:
+            Outputs stacked over samples, ``[S, …]``.
+        """
+        each = []
+        for index in range(self.count):
+            with placed(model, self.weights(index)):
+                each.append(forward())
+        return torch.stack(each)
+
+
+@contextmanager
+def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Inside, `model` has the given weights; its own are back afterwards, bit for bit, also after an exception.
+
+    Args:
+        model: The model.
+        weights: Values of some or all of its parameters and buffers by name.
+
+    Yields:
+        Nothing.
+    """
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    targets = {name: tensors[name] for name in weights}
+    own = {name: target.detach().clone() for name, target in targets.items()}
+    try:
+        with torch.no_grad():
+            for name, target in targets.items():
+                target.copy_(weights[name])
+        yield
+    finally:
+        with torch.no_grad():
+            for name, target in targets.items():
+                target.copy_(own[name])
+
+
+def check_fits(model: nn.Module, posterior: MeanField) -> None:
+    """Require that `posterior` is one of `model`'s weights.
+
+    Args:
+        model: The model.
+        posterior: The posterior.
+
+    Raises:
+        PosteriorError: Listing missing, unexpected and mis-shaped names.
+    """
+    wanted = {name: value.shape for name, value in model.state_dict().items()}
+    given = {name: value.shape for name, value in {**posterior.constants, **posterior.mean}.items()}
+    problems = {
+        "missing in the posterior": sorted(wanted.keys() - given.keys()),
+        "unknown to the model": sorted(given.keys() - wanted.keys()),
+        "of another shape": sorted(n for n in wanted.keys() & given.keys() if wanted[n] != given[n]),
+    }
+    if any(problems.values()):
+        listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in problems.items() if names)
+        raise PosteriorError(
+            f"The posterior is not one of this {type(model).__name__} ({listed}). If the model is a part of the "
+            "LightningModule that was trained, select it: posterior.select('model.')."
+        )
