@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score, roc_curve
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.zoo import MLP, BayesClassifier, DigitsDataModule, LeNet5
+
+pytestmark = [
+    # Lightning up to at least 2.6.6 asks for a node type in a way that torch has deprecated since.
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
+    # These data are in memory: no worker makes them faster.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
+    # The tests run on the CPU, wherever they run.
+    pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
+]
+
+METRICS = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/MCE", "cal/aECE", "sc/AURC"]
+
+
+def loader(inputs, targets=None, batch_size=8):
+    targets = torch.full((len(inputs),), -1) if targets is None else targets
+    return DataLoader(TensorDataset(inputs, targets), batch_size=batch_size)
+
+
+@pytest.fixture
+def toy():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(30, 4, generator=generator), torch.randint(3, (30,), generator=generator)
+
+
+@pytest.fixture
+def task():
+    torch.manual_seed(0)
+    return BayesClassifier(MLP(4, 3), num_classes=3)
+
+
+def test_learns_the_digits_and_logs_exactly_the_stated_keys(quiet_trainer):
+    torch.manual_seed(0)
+    task = BayesClassifier(LeNet5(image_size=8), 10, optimizer=lambda p: torch.optim.Adam(p, lr=5e-3))
+    trainer = quiet_trainer(max_epochs=15, log_every_n_steps=1)
+    data = DigitsDataModule()
+    trainer.fit(task, datamodule=data)
+    assert set(trainer.callback_metrics) == {"train/loss", "val/loss", *(f"val/{key}" for key in METRICS)}
+    results = trainer.test(task, datamodule=data, verbose=False)[0]
+    ood = {f"ood/{part}{key}" for part in ("", "patches/", "shuffled/") for key in ("AUROC", "AUPR", "FPR95")}
+    assert set(results) == {*(f"test/{key}" for key in METRICS), *ood}
+    assert results["test/cls/Acc"] > 0.9
+
+
+def test_scores_equal_scikit_learn_on_the_predicted_logits(quiet_trainer):
+    torch.manual_seed(0)
+    task, trainer, data = BayesClassifier(LeNet5(image_size=8), 10), quiet_trainer(), DigitsDataModule(batch_size=90)
+    results = trainer.test(task, datamodule=data, verbose=False)[0]
+    probs = [torch.cat(part).double().softmax(-1).numpy() for part in trainer.predict(task, datamodule=data)]
+    targets = data.test_set.tensors[1].numpy()
+    assert results["test/cls/Acc"] == pytest.approx(accuracy_score(targets, probs[0].argmax(-1)))
+    assert results["test/cls/NLL"] == pytest.approx(log_loss(targets, probs[0], labels=range(10)), rel=1e-5)
+    inside, patches, shuffled = (-(p * np.log(p)).sum(-1) for p in probs)
+    outside = {"": np.concatenate([patches, shuffled]), "patches/": patches, "shuffled/": shuffled}
+    for name, scores in outside.items():
+        _assert_detection(results, f"ood/{name}", inside, scores)
+
+
+def _assert_detection(results, prefix, inside, outside):
+    scores, is_ood = np.concatenate([inside, outside]), np.repeat([0, 1], [len(inside), len(outside)])
+    fpr, tpr, _ = roc_curve(is_ood, scores, drop_intermediate=False)
+    # Entropies of an untrained network lie close together: float32 may swap a few neighbours of the 160 000 pairs.
+    assert results[prefix + "AUROC"] == pytest.approx(roc_auc_score(is_ood, scores), abs=1e-3)
+    assert results[prefix + "AUPR"] == pytest.approx(average_precision_score(is_ood, scores), abs=1e-3)
+    assert results[prefix + "FPR95"] == pytest.approx(fpr[tpr >= 0.95].min(), abs=5e-3)
+
+
+def test_training_loss_is_the_mean_cross_entropy(task, toy, quiet_trainer):
+    inputs, targets = toy
+    with torch.no_grad():
+        expected = -task.model(inputs).log_softmax(-1)[torch.arange(30), targets].mean()
+    trainer = quiet_trainer(max_steps=1, log_every_n_steps=1)
+    trainer.fit(task, loader(inputs, targets, batch_size=30), loader(inputs, targets))
+    torch.testing.assert_close(trainer.callback_metrics["train/loss"], expected)
+
+
+def test_validation_loss_weighs_every_example_equally(task, toy, quiet_trainer):
+    inputs, targets = toy
+    expected = log_loss(targets, task(inputs).double().softmax(-1).detach())
+    (results,) = quiet_trainer().validate(task, loader(inputs, targets, batch_size=7), verbose=False)  # 4 · 7 + 2
+    assert results["val/loss"] == pytest.approx(expected, rel=1e-5)
+    assert results["val/cls/NLL"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_epoch_is_scored_by_itself(task, toy, quiet_trainer):
+    trainer, inputs = quiet_trainer(), toy[0]
+    trainer.test(task, loader(inputs, (task(inputs).argmax(-1) + 1) % 3), verbose=False)
+    (results,) = trainer.test(task, loader(inputs, task(inputs).argmax(-1)), verbose=False)
+    assert results["test/cls/Acc"] == 1
+
+
+def test_evaluation_uses_a_replaced_forward(task, toy, quiet_trainer):
+    inputs, targets = toy
+    certain = 0.5 * nn.functional.one_hot(targets, 3) + 0.5 / 3
+    task.forward = lambda x: certain[: len(x)].log()  # as the evaluation callback does: logs of averaged probabilities
+    (results,) = quiet_trainer().test(task, loader(inputs, targets, batch_size=30), verbose=False)
+    assert results["test/cls/NLL"] == pytest.approx(-math.log(2 / 3), rel=1e-5)
+    (results,) = quiet_trainer().validate(task, loader(inputs, targets, batch_size=30), verbose=False)
+    assert results["val/loss"] == pytest.approx(-math.log(2 / 3), rel=1e-5)
+
+
+def test_a_single_set_out_of_distribution_is_logged_once(task, toy, quiet_trainer):
+    loaders = [loader(*toy), loader(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))]
+    results = quiet_trainer().test(task, loaders, verbose=False)[0]
+    assert {key for key in results if key.startswith("ood")} == {"ood/AUROC", "ood/AUPR", "ood/FPR95"}
+
+
+def test_sets_without_names_are_numbered(task, toy, quiet_trainer):
+    results = quiet_trainer().test(task, [loader(*toy), loader(toy[0] + 1), loader(toy[0] + 2)], verbose=False)[0]
+    assert {"ood/set1/AUROC", "ood/set2/AUROC"} <= set(results)
+
+
+def test_without_sets_out_of_distribution_nothing_is_said_about_them(task, toy, quiet_trainer):
+    quiet_trainer().test(task, [loader(*toy), loader(toy[0])], verbose=False)
+    (results,) = quiet_trainer().test(task, loader(*toy), verbose=False)
+    assert not any(key.startswith("ood") for key in results)
+
+
+def test_names_that_do_not_fit_the_sets_are_refused(task, toy, quiet_trainer):
+    class Misnamed(LightningDataModule):
+        ood_names = ("only",)
+
+        def test_dataloader(self):
+            return [loader(*toy), loader(toy[0]), loader(toy[0])]
+
+    with pytest.raises(
+        HyperparameterError, match=r"Misnamed\.ood_names is \['only'\], but test_dataloader gives 2 sets"
+    ):
+        quiet_trainer().test(task, datamodule=Misnamed(), verbose=False)
+
+
+def test_a_checkpoint_loads_safely_and_as_an_ordinary_module(task, toy, quiet_trainer, tmp_path):
+    trainer = quiet_trainer(max_epochs=1, log_every_n_steps=1)
+    trainer.fit(task, loader(*toy), loader(*toy))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert set(torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]) == {
+        f"model.{name}" for name in task.model.state_dict()
+    }
+    again = BayesClassifier.load_from_checkpoint(tmp_path / "last.ckpt", model=MLP(4, 3), num_classes=3)
+    torch.testing.assert_close(again(toy[0]), task(toy[0]))
+
+
+def test_16_bit_logits_are_scored_in_32_bits(toy, quiet_trainer):
+    task = BayesClassifier(MLP(4, 3), num_classes=3)
+    exact = log_loss(toy[1], task(toy[0]).double().softmax(-1).detach())
+    (results,) = quiet_trainer(precision="bf16-mixed").test(task, loader(*toy), verbose=False)
+    assert results["test/cls/NLL"] == pytest.approx(exact, rel=0.02)
+    assert task.test_metrics["cls/NLL"].dtype == torch.float32
+
+
+def test_states_its_link():
+    assert BayesClassifier.link == "softmax"
+
+
+def test_fewer_than_two_classes_are_refused():
+    with pytest.raises(HyperparameterError, match="num_classes=1, but needs at least 2"):
+        BayesClassifier(MLP(4, 1), num_classes=1)
+
+
+def test_a_network_of_another_width_is_refused(toy):
+    task = BayesClassifier(MLP(4, 5), num_classes=3)
+    with pytest.raises(ShapeError, match=r"MLP returned \[30, 5\] for 30 inputs, but num_classes=3 needs \[30, 3\]"):
+        task.training_step(toy, 0)
+
+
+@pytest.mark.parametrize(("target", "shown"), [(3, r"\[3\]"), (-1, r"\[-1\]")])
+@pytest.mark.parametrize("step", ["training_step", "validation_step", "test_step"])
+def test_a_target_outside_of_the_classes_is_refused(task, step, target, shown):
+    batch = torch.zeros(2, 4), torch.tensor([0, target])
+    with pytest.raises(HyperparameterError, match=f"targets {shown}, but num_classes=3 allows 0 to 2"):
+        getattr(task, step)(batch, 0)
+
+
+@pytest.mark.parametrize("targets", [torch.zeros(2), torch.eye(3, dtype=torch.long)[:2]], ids=["float", "one-hot"])
+def test_targets_that_are_not_indices_are_refused(task, targets):
+    with pytest.raises(ShapeError, match=r"must be class indices.*but are torch\.(float32|int64) of shape \[2"):
+        task.training_step((torch.zeros(2, 4), targets), 0)

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.zoo.models import LeNet5
+
+
+def test_has_the_papers_number_of_parameters_on_cifar():
+    assert sum(p.numel() for p in LeNet5(in_channels=3, image_size=32).parameters()) == 62_006
+
+
+def test_every_layer_has_a_bias():
+    layers = {"conv1", "conv2", "fc1", "fc2", "fc3"}
+    assert {name for name, _ in LeNet5().named_parameters()} == {f"{x}.{p}" for x in layers for p in ("weight", "bias")}
+
+
+@pytest.mark.parametrize(("size", "paddings", "features"), [(8, (2, 2), 64), (28, (2, 0), 400), (32, (0, 0), 400)])
+def test_equals_the_stated_sequence_of_layers(size, paddings, features):
+    torch.manual_seed(0)
+    net = LeNet5(num_classes=7, in_channels=2, image_size=size)
+    conv1 = nn.Conv2d(2, 6, 5, padding=paddings[0])
+    conv2 = nn.Conv2d(6, 16, 5, padding=paddings[1])
+    fcs = [nn.Linear(features, 120), nn.Linear(120, 84), nn.Linear(84, 7)]
+    convolutions = [conv1, nn.ReLU(), nn.MaxPool2d(2), conv2, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    stated = nn.Sequential(*convolutions, fcs[0], nn.ReLU(), fcs[1], nn.ReLU(), fcs[2])
+    stated.load_state_dict(dict(zip(stated.state_dict(), net.state_dict().values(), strict=True)))
+    images = torch.randn(3, 2, size, size)
+    torch.testing.assert_close(net(images), stated(images))
+
+
+def test_another_image_size_is_refused_with_the_allowed_ones():
+    with pytest.raises(HyperparameterError, match=r"image_size=16, but is laid out for 8, 28, 32\. Resize"):
+        LeNet5(image_size=16)
+
+
+@pytest.mark.parametrize("counts", [{"num_classes": 0}, {"in_channels": 0}])
+def test_a_count_of_zero_is_refused(counts):
+    with pytest.raises(HyperparameterError, match="both must be at least 1"):
+        LeNet5(**counts)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 28, 28), (2, 3, 32, 32), (1, 32, 32)])
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(ShapeError, match=re.escape(f"built for images [batch, 1, 32, 32] but got {list(shape)}")):
+        LeNet5(image_size=32)(torch.zeros(shape))

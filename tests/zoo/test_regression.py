@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.zoo import MLP, BayesRegressor
+
+pytestmark = [
+    # Lightning up to at least 2.6.6 asks for a node type in a way that torch has deprecated since.
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
+    # These data are in memory: no worker makes them faster.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
+    # The tests run on the CPU, wherever they run.
+    pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
+]
+
+
+@pytest.fixture
+def toy():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(30, 4, generator=generator), torch.randn(30, generator=generator)
+
+
+def make(noise_std=1.0):
+    torch.manual_seed(0)
+    return BayesRegressor(MLP(4, 1), noise_std=noise_std)
+
+
+def loader(*tensors, batch_size=7):
+    return DataLoader(TensorDataset(*tensors), batch_size=batch_size)
+
+
+@pytest.mark.parametrize("noise_std", [0.1, 1.0, 3.0])
+def test_training_loss_is_the_mean_negative_log_density(toy, noise_std, quiet_trainer):
+    task, (inputs, targets) = make(noise_std), toy
+    expected = -Normal(task(inputs).squeeze(-1), noise_std).log_prob(targets).mean()
+    trainer = quiet_trainer(max_steps=1, log_every_n_steps=1)
+    trainer.fit(task, loader(inputs, targets, batch_size=30), loader(inputs, targets))
+    torch.testing.assert_close(trainer.callback_metrics["train/loss"], expected.detach())
+
+
+def test_metrics_equal_the_definitions_over_uneven_batches(toy, quiet_trainer):
+    task, (inputs, targets) = make(0.5), toy
+    mean = task(inputs).squeeze(-1).detach()
+    nll = -Normal(mean, 0.5).log_prob(targets).mean().item()
+    rmse = (mean - targets).square().mean().sqrt().item()
+    (test,) = quiet_trainer().test(task, loader(inputs, targets), verbose=False)
+    assert test == pytest.approx({"test/reg/NLL": nll, "test/reg/RMSE": rmse}, rel=1e-5)
+    (val,) = quiet_trainer().validate(task, loader(inputs, targets), verbose=False)
+    assert val == pytest.approx({"val/loss": nll, "val/reg/NLL": nll, "val/reg/RMSE": rmse}, rel=1e-5)
+
+
+def test_evaluation_uses_a_replaced_forward(toy, quiet_trainer):
+    task, (inputs, targets) = make(), toy
+    task.forward = lambda x: targets[: len(x), None]  # as the evaluation callback does: the average over samples
+    (results,) = quiet_trainer().test(task, loader(inputs, targets, batch_size=30), verbose=False)
+    assert results["test/reg/RMSE"] == 0
+
+
+def test_columns_and_vectors_mean_the_same(toy, quiet_trainer):
+    inputs, targets = toy
+    flat = BayesRegressor(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)))
+    column = BayesRegressor(flat.model[0])
+    results = [
+        quiet_trainer().test(task, loader(inputs, y), verbose=False)[0]["test/reg/NLL"]
+        for task in (flat, column)
+        for y in (targets, targets[:, None])
+    ]
+    assert results == pytest.approx([results[0]] * 4)
+
+
+def test_learns_a_line(quiet_trainer):
+    inputs = torch.linspace(-1, 1, 64)[:, None]
+    targets = 2 * inputs - 1
+    torch.manual_seed(0)
+    task = BayesRegressor(MLP(1, 1, hidden=()), optimizer=lambda p: torch.optim.SGD(p, lr=0.5))
+    batches = loader(inputs, targets, batch_size=64)
+    quiet_trainer(max_epochs=30, log_every_n_steps=1).fit(task, batches, batches)
+    weight, bias = task.model.parameters()
+    assert weight.item() == pytest.approx(2, abs=0.05)
+    assert bias.item() == pytest.approx(-1, abs=0.05)
+
+
+def test_keeps_double_precision(toy):
+    task, (inputs, targets) = make().double(), (t.double() for t in toy)
+    mean, exact = task._predict((inputs, targets))
+    assert mean.dtype == exact.dtype == torch.float64
+
+
+def test_states_its_link():
+    assert BayesRegressor.link == "identity"
+
+
+@pytest.mark.parametrize("noise_std", [0.0, -1.0, float("nan"), float("inf")])
+def test_noise_that_is_no_standard_deviation_is_refused(noise_std):
+    with pytest.raises(HyperparameterError, match=f"noise_std={noise_std}, but a standard deviation must be positive"):
+        make(noise_std)
+
+
+def test_outputs_of_several_columns_are_refused(toy):
+    task = BayesRegressor(MLP(4, 2))
+    with pytest.raises(ShapeError, match=r"output of MLP has shape \[30, 2\].*needs \[30\] or \[30, 1\]"):
+        task.training_step(toy, 0)
+
+
+def test_targets_that_would_broadcast_are_refused(toy):
+    with pytest.raises(ShapeError, match=r"The target has shape \[1, 30\].*needs \[30\] or \[30, 1\]"):
+        make().training_step((toy[0], toy[1][None]), 0)

@@ -1,0 +1,23 @@
+"""Models, data and tasks to start from; nothing in here is Bayesian until a callback of this package joins the trainer.
+
+Example:
+    >>> from lightning_bayes.zoo import BayesClassifier, LeNet5
+    >>> task = BayesClassifier(LeNet5(num_classes=10, image_size=8), num_classes=10)
+"""
+
+from __future__ import annotations
+
+from lightning_bayes.zoo.data import CIFAR10DataModule, DigitsDataModule, FashionMNISTDataModule, MNISTDataModule
+from lightning_bayes.zoo.models import MLP, LeNet5
+from lightning_bayes.zoo.tasks import BayesClassifier, BayesRegressor
+
+__all__ = [
+    "MLP",
+    "BayesClassifier",
+    "BayesRegressor",
+    "CIFAR10DataModule",
+    "DigitsDataModule",
+    "FashionMNISTDataModule",
+    "LeNet5",
+    "MNISTDataModule",
+]

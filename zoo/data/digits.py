@@ -1,0 +1,205 @@
+"""scikit-learn's handwritten digits (UCI, Alpaydin & Kaynak 1998): 1797 real images that need no download.
+
+Images are ``[1, 8, 8]``: the stored ink counts 0 to 16, divided by 16 and normalised with the mean and standard
+deviation of the training images:
+
+    x = (ink / 16 - 0.3050) / 0.3761
+
+The split is the same in every run: 1097 for training, 300 for validation, 400 for test, stratified by class. Two sets
+of 400 lie outside of the distribution: grey patches of scikit-learn's two sample photographs, and the test digits with
+their own pixels shuffled. They are brought to [0, 1] and then normalised like the digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes.errors import DatasetError
+
+NUM_TEST: Final = 400
+NUM_VAL: Final = 300
+PATCH_ROWS: Final = 10  # 10 · 20 patches from each of two photographs: as many as there are test digits
+PATCH_COLUMNS: Final = 20
+_SIZE: Final = 8
+_SEED: Final = 0  # of the split and of the shuffled pixels; a constant, so that all results are about the same data
+
+
+@final
+class DigitsDataModule(LightningDataModule):
+    """Handwritten digits, 8 × 8 pixels, with two sets out of distribution.
+
+    ``test_dataloader`` and ``predict_dataloader`` give ``[test, patches, shuffled]``, or the test loader alone without
+    ``eval_ood``. Batches are ``(images [batch, 1, 8, 8], targets [batch])``; out of distribution the targets are -1.
+    ``images * std + mean`` is back in [0, 1].
+
+    Args:
+        batch_size: Examples per batch, in all loaders.
+        eval_ood: Whether to append the two sets out of distribution to the test loaders.
+        num_workers: Worker processes per loader. The images are in memory, so 0 is fastest.
+
+    Raises:
+        DatasetError: In ``setup``, if scikit-learn is not installed.
+
+    Example:
+        >>> data = DigitsDataModule(batch_size=32)
+        >>> data.setup("fit")
+        >>> images, targets = next(iter(data.val_dataloader()))
+        >>> images.shape
+        torch.Size([32, 1, 8, 8])
+    """
+
+    num_classes = 10
+    in_channels = 1
+    image_size = _SIZE
+    class_names = tuple("0123456789")
+    mean = 0.3050  # of the training images in [0, 1]
+    std = 0.3761
+
+    def __init__(self, batch_size: int = 64, eval_ood: bool = True, num_workers: int = 0) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.ood_names = ("patches", "shuffled") if eval_ood else ()
+
+    def setup(self, stage: str) -> None:
+        """Load and split; a second call changes nothing.
+
+        Args:
+            stage: Ignored, the data are small enough to be all loaded for each stage.
+        """
+        if hasattr(self, "train_set"):
+            return
+        images, targets = load_digits()
+        train, val, test = split_indices(targets)
+        self.train_set = self._dataset(images[train], targets[train])
+        self.val_set = self._dataset(images[val], targets[val])
+        self.test_set = self._dataset(images[test], targets[test])
+        outside = [photo_patches(), shuffle_pixels(images[test])] if self.ood_names else []
+        self.ood_sets = [self._dataset(images, torch.full((len(images),), -1)) for images in outside]
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The 1097 training digits, shuffled by torch's global generator.
+
+        Returns:
+            A loader of ``(images, targets)``.
+        """
+        return self._loader(self.train_set, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """The 300 validation digits.
+
+        Returns:
+            A loader of ``(images, targets)``.
+        """
+        return self._loader(self.val_set)
+
+    def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """The 400 test digits, followed by the sets out of distribution.
+
+        Returns:
+            One loader, or with ``eval_ood`` a list of three.
+        """
+        test = self._loader(self.test_set)
+        return [test, *map(self._loader, self.ood_sets)] if self.ood_sets else test
+
+    def predict_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """The loaders of the test.
+
+        Returns:
+            One loader, or with ``eval_ood`` a list of three.
+        """
+        return self.test_dataloader()
+
+    def _dataset(self, images: Tensor, targets: Tensor) -> TensorDataset:
+        return TensorDataset((images - self.mean) / self.std, targets)
+
+    def _loader(self, dataset: TensorDataset, shuffle: bool = False) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            batch_size=self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+
+def load_digits() -> tuple[Tensor, Tensor]:
+    """All digits in scikit-learn's order.
+
+    Returns:
+        Images in [0, 1], ``[1797, 1, 8, 8]``, and classes, ``[1797]``.
+    """
+    bunch = _sklearn_datasets().load_digits()
+    images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
+    return images, torch.as_tensor(bunch.target, dtype=torch.long)
+
+
+def split_indices(targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The one fixed, stratified split.
+
+    Args:
+        targets: Classes of all digits, ``[1797]``.
+
+    Returns:
+        Positions for training ``[1097]``, validation ``[300]`` and test ``[400]``.
+    """
+    from sklearn.model_selection import train_test_split  # lazy: scikit-learn is an extra
+
+    rest, test = train_test_split(np.arange(len(targets)), test_size=NUM_TEST, stratify=targets, random_state=_SEED)
+    train, val = train_test_split(rest, test_size=NUM_VAL, stratify=targets[rest], random_state=_SEED)
+    return torch.as_tensor(train), torch.as_tensor(val), torch.as_tensor(test)
+
+
+def photo_patches() -> Tensor:
+    """Grey patches of the photographs china.jpg and flower.jpg, on a fixed grid that spans each of them.
+
+    Grey is the mean over the colour channels. The patches do not overlap.
+
+    Returns:
+        Images in [0, 1], ``[400, 1, 8, 8]``: 200 of china.jpg, then 200 of flower.jpg, each row by row.
+    """
+    photos = _sklearn_datasets().load_sample_images().images
+    return torch.cat([_grid_patches(torch.tensor(photo, dtype=torch.float32).mean(-1) / 255) for photo in photos])
+
+
+def _grid_patches(grey: Tensor) -> Tensor:
+    height, width = grey.shape
+    tiles = grey.unfold(0, _SIZE, height // PATCH_ROWS).unfold(1, _SIZE, width // PATCH_COLUMNS)
+    return tiles[:PATCH_ROWS, :PATCH_COLUMNS].reshape(-1, 1, _SIZE, _SIZE)
+
+
+def shuffle_pixels(images: Tensor) -> Tensor:
+    """Each image with its own pixels in another order, from a fixed generator.
+
+    The distribution of brightness stays, the shape is lost.
+
+    Args:
+        images: ``[batch, channels, height, width]``.
+
+    Returns:
+        Images of the same shape.
+
+    Example:
+        >>> shuffle_pixels(torch.arange(4.0).reshape(1, 1, 2, 2)).sum()
+        tensor(6.)
+    """
+    flat = images.flatten(1)
+    keys = torch.rand(flat.shape, generator=torch.Generator().manual_seed(_SEED))
+    return flat.gather(1, keys.argsort(dim=1)).reshape(images.shape)
+
+
+def _sklearn_datasets() -> Any:
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise DatasetError(
+            "The digits and photographs come with scikit-learn, which is not installed. "
+            'Run: pip install "lightning-bayes[demo]"'
+        ) from error
+    return datasets

@@ -1,0 +1,43 @@
+"""MNIST, handwritten digits (LeCun, Cortes & Burges): 60 000 training and 10 000 test images, grey, 28 × 28.
+
+Normalised with the mean and standard deviation of its 60 000 training images.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from torchvision import datasets
+
+from lightning_bayes.zoo.data.vision import VisionDataModule
+
+
+@final
+class MNISTDataModule(VisionDataModule):
+    """MNIST through torchvision; images ``[batch, 1, 28, 28]``, ten digits.
+
+    Args:
+        root: Folder that holds, or will hold, ``MNIST/raw``.
+        download: Whether torchvision may download what is missing.
+        batch_size: Examples per batch, in all loaders.
+        num_workers: Worker processes per loader.
+        val_size: Training examples set aside for validation; 0 trains on all and does not validate.
+        train_size: How many of the others to train on, the first in a fixed random order; None takes all.
+
+    Raises:
+        DatasetError: In ``setup``, if the files are not below ``root``.
+        HyperparameterError: In ``setup``, if ``val_size`` or ``train_size`` do not fit the training set.
+
+    Example:
+        >>> data = MNISTDataModule(root="data", batch_size=64, train_size=1000)  # reads nothing before setup
+        >>> data.in_channels, data.image_size
+        (1, 28)
+    """
+
+    dataset_class = datasets.MNIST
+    expected_files = "MNIST/raw/{train,t10k}-images-idx3-ubyte and MNIST/raw/{train,t10k}-labels-idx1-ubyte, unpacked"
+    mean = (0.1307,)
+    std = (0.3081,)
+    in_channels = 1
+    image_size = 28
+    class_names = tuple("0123456789")

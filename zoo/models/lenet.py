@@ -1,0 +1,89 @@
+"""LeNet-5 in the form of the VOGN experiments (Osawa et al. 2019, https://arxiv.org/abs/1906.02506).
+
+conv(·, 6, 5) → ReLU → max-pool 2 → conv(6, 16, 5) → ReLU → max-pool 2 → 120 → 84 → classes, biases everywhere, after
+LeCun et al. 1998 (https://doi.org/10.1109/5.726791). Only the padding depends on the size of the image:
+
+    32 × 32:  no padding               32 → 28 → 14 → 10 → 5    16 · 5 · 5 = 400 features
+    28 × 28:  2 on the first (classic) 28 → 28 → 14 → 10 → 5    400 features
+     8 × 8:   2 on both                 8 →  8 →  4 →  4 → 2    16 · 2 · 2 = 64 features
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightning_bayes.errors import HyperparameterError, ShapeError
+
+
+class _Geometry(NamedTuple):
+    padding1: int
+    padding2: int
+    features: int  # what the second pooling leaves
+
+
+_GEOMETRIES: Final = {8: _Geometry(2, 2, 64), 28: _Geometry(2, 0, 400), 32: _Geometry(0, 0, 400)}
+
+
+@final
+class LeNet5(nn.Module):
+    """LeNet-5 with ReLU and max-pooling: images ``[batch, in_channels, image_size, image_size]`` to logits.
+
+    Args:
+        num_classes: Number of classes C; the output is ``[batch, C]``.
+        in_channels: Channels of the images.
+        image_size: Height and width of the images in pixels: 8, 28 or 32.
+
+    Raises:
+        HyperparameterError: If ``image_size`` is another size, or a count is not positive.
+
+    Example:
+        >>> import torch
+        >>> LeNet5(num_classes=10, in_channels=3, image_size=32)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> None:
+        if image_size not in _GEOMETRIES:
+            allowed = ", ".join(map(str, _GEOMETRIES))
+            raise HyperparameterError(
+                f"LeNet5 got image_size={image_size}, but is laid out for {allowed}. Resize the images to one of these."
+            )
+        if num_classes < 1 or in_channels < 1:
+            raise HyperparameterError(
+                f"LeNet5 got num_classes={num_classes} and in_channels={in_channels}; both must be at least 1."
+            )
+        super().__init__()
+        geometry = _GEOMETRIES[image_size]
+        self.input_shape = (in_channels, image_size, image_size)
+        self.conv1 = nn.Conv2d(in_channels, 6, kernel_size=5, padding=geometry.padding1)
+        self.conv2 = nn.Conv2d(6, 16, kernel_size=5, padding=geometry.padding2)
+        self.fc1 = nn.Linear(geometry.features, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images.
+
+        Args:
+            images: ``[batch, in_channels, image_size, image_size]``.
+
+        Returns:
+            Unnormalised log-probabilities, ``[batch, num_classes]``.
+
+        Raises:
+            ShapeError: If the images have another shape than the network was built for.
+        """
+        if images.ndim != 4 or images.shape[1:] != self.input_shape:
+            raise ShapeError(
+                f"LeNet5 was built for images [batch, {', '.join(map(str, self.input_shape))}] but got "
+                f"{list(images.shape)}. Set in_channels and image_size to those of the data."
+            )
+        hidden = F.max_pool2d(F.relu(self.conv1(images)), 2)
+        hidden = F.max_pool2d(F.relu(self.conv2(hidden)), 2)
+        hidden = F.relu(self.fc1(hidden.flatten(1)))
+        hidden = F.relu(self.fc2(hidden))
+        logits: Tensor = self.fc3(hidden)
+        return logits

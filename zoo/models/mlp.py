@@ -1,0 +1,72 @@
+"""Multi-layer perceptron, the network of the UCI regression and logistic-regression experiments.
+
+The default, one hidden layer of 50 ReLU units, is that of Hernández-Lobato & Adams 2015
+(https://arxiv.org/abs/1502.05336); without a hidden layer it is a linear model, such as logistic regression.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final, Literal, final
+
+from torch import Tensor, nn
+
+from lightning_bayes.errors import HyperparameterError
+
+_ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+}
+
+
+@final
+class MLP(nn.Module):
+    """Fully connected network that flattens its input; no activation after the last layer.
+
+    Args:
+        in_features: Number of input features after flattening.
+        out_features: Number of outputs: classes, or 1 for regression.
+        hidden: Widths of the hidden layers, from input to output; empty for a linear model.
+        activation: Non-linearity after each hidden layer.
+
+    Raises:
+        HyperparameterError: If a width is not positive or the activation is not known.
+
+    Example:
+        >>> import torch
+        >>> MLP(64, 10, hidden=(32, 32), activation="tanh")(torch.zeros(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        hidden: tuple[int, ...] = (50,),
+        activation: Literal["relu", "tanh", "sigmoid", "gelu"] = "relu",
+    ) -> None:
+        widths = [in_features, *hidden, out_features]
+        if min(widths) < 1:
+            raise HyperparameterError(f"MLP got the layer widths {widths}; each must be at least 1.")
+        if activation not in _ACTIVATIONS:
+            raise HyperparameterError(f"MLP got activation={activation!r}; choose one of {', '.join(_ACTIVATIONS)}.")
+        super().__init__()
+        layers: list[nn.Module] = [nn.Flatten()]
+        for width_in, width_out in pairwise([in_features, *hidden]):
+            layers += [nn.Linear(width_in, width_out), _ACTIVATIONS[activation]()]
+        layers.append(nn.Linear(widths[-2], out_features))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs of a batch.
+
+        Args:
+            inputs: ``[batch, ...]`` with ``in_features`` values per example.
+
+        Returns:
+            Logits or means, ``[batch, out_features]``.
+        """
+        outputs: Tensor = self.layers(inputs)
+        return outputs

@@ -1,0 +1,8 @@
+"""Ordinary LightningModules with the loss and the metrics of a task; a callback of this package makes them Bayesian."""
+
+from __future__ import annotations
+
+from lightning_bayes.zoo.tasks.classification import BayesClassifier
+from lightning_bayes.zoo.tasks.regression import BayesRegressor
+
+__all__ = ["BayesClassifier", "BayesRegressor"]
