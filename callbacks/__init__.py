@@ -1,0 +1,7 @@
+"""The Lightning seam: callbacks that turn training into variational inference."""
+
+from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.ogn import OGNCallback
+from lightning_bayes.callbacks.vogn import VOGNCallback
+
+__all__ = ["OGNCallback", "VOGNCallback", "VariationalCallback"]

@@ -1,0 +1,81 @@
+"""The Monte-Carlo closure: K × (sample → training_step → backward → mean), then one reduction over processes.
+
+It takes the place of Lightning's closure, which the optimizer calls once. Everything downstream (accumulation, clipping,
+AMP's scaler, ``global_step``) then keeps its meaning. Calling Lightning's own closure K times instead would count the last
+micro-batch K times under accumulation, and would not be called at all under a GradScaler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
+
+from lightning_bayes.optim import NoisyOptimizer
+from lightning_bayes.strategies import all_reduce_mean_
+
+
+class MonteCarloClosure(Closure):
+    """Runs one batch under K weight samples.
+
+    Args:
+        base: Lightning's closure for this batch.
+        trainer: The trainer.
+        optimizer: The swapped optimizer.
+        samples: Numbers of the noise of each pass; micro-batches of one update use the same, as one large batch would.
+    """
+
+    def __init__(self, base: Closure, trainer: Trainer, optimizer: NoisyOptimizer, samples: list[int]) -> None:
+        super().__init__(base._step_fn, base._backward_fn, base._zero_grad_fn)
+        self._trainer, self._optimizer, self._samples = trainer, optimizer, samples
+
+    @torch.enable_grad()
+    def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
+        """Run the passes; afterwards the gradients are their mean, over processes too where a step follows.
+
+        Args:
+            *args: As Lightning passes them.
+            **kwargs: As Lightning passes them.
+
+        Returns:
+            The first pass's result, with the mean loss.
+        """
+        backward = self._backward_fn
+        if backward is None:  # a pass for BatchNorm statistics only (StochasticWeightAveraging), at the mean
+            self._optimizer.discard_passes()
+            return super().closure(*args, **kwargs)
+        if self._zero_grad_fn is not None:
+            self._zero_grad_fn()
+        results = []
+        for sample in self._samples:
+            results.append(self._one_pass(sample, backward))
+            if results[-1].closure_loss is None:  # training_step returned None: no update, as in plain Lightning
+                self._optimizer.discard_passes()
+                return results[-1]
+        if not self._trainer.fit_loop._should_accumulate():
+            self._reduce()
+        result = results[0]
+        result.loss = torch.stack([r.loss for r in results if r.loss is not None]).mean()
+        return result
+
+    def _one_pass(self, sample: int, backward: Callable[[torch.Tensor], Any]) -> ClosureResult:
+        trainer = self._trainer
+        block_sync = getattr(trainer.strategy, "block_backward_sync", nullcontext)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        loss_scale = scaler.get_scale() if scaler is not None else 1.0
+        with block_sync(), self._optimizer.measured_pass(sample, loss_scale=loss_scale) as captured:
+            result = self._step_fn()
+            if result.closure_loss is not None:
+                captured.observe(result.closure_loss, divided_by_host=True)
+                # Lightning divides by the number of micro-batches; passes are averaged by their examples instead.
+                backward(result.closure_loss * trainer.accumulate_grad_batches)
+        return result
+
+    def _reduce(self) -> None:
+        tensors, examples = self._optimizer.measured()
+        buffers = [b for b in self._optimizer.model.buffers() if b.is_floating_point()]
+        all_reduce_mean_([*tensors, *buffers], examples)

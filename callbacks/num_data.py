@@ -1,0 +1,60 @@
+"""N, the number of training examples, from the trainer's own data loader."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+from lightning.pytorch import Trainer
+from torch.utils.data import IterableDataset, SubsetRandomSampler
+
+from lightning_bayes.errors import UnknownNumDataError
+
+_HINT = "Pass num_data=... to the callback: the posterior's precision grows with it."
+
+
+def infer_num_data(trainer: Trainer) -> int:
+    """Count the examples of one training epoch.
+
+    The data set's length, cut where the trainer sees less of it (``limit_train_batches``, ``drop_last``, a subset
+    sampler). Data augmentation does not change it; that is what ``data_augmentation_factor`` is for.
+
+    Args:
+        trainer: A trainer that fits.
+
+    Returns:
+        N.
+
+    Raises:
+        UnknownNumDataError: If there are several loaders, or the loader does not know its length in examples.
+    """
+    if trainer.train_dataloader is None:
+        trainer.fit_loop.setup_data()
+    combined = trainer.fit_loop._combined_loader
+    loaders = combined.flattened if combined is not None else []
+    if len(loaders) != 1:
+        raise UnknownNumDataError(f"There are {len(loaders)} training data loaders, so N is ambiguous. {_HINT}")
+    return _examples_of(loaders[0], trainer)
+
+
+def _examples_of(loader: Any, trainer: Trainer) -> int:
+    dataset, batch_size = getattr(loader, "dataset", None), _batch_size(loader)
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        raise UnknownNumDataError(f"The length of a {type(dataset).__name__} is not the number of examples. {_HINT}")
+    if batch_size is None:
+        raise UnknownNumDataError(
+            f"{type(loader).__name__} has batch_size=None, so its data set counts batches, not examples. {_HINT}"
+        )
+    sampler = getattr(loader, "sampler", None)
+    examples = len(sampler) if isinstance(sampler, SubsetRandomSampler) else len(dataset)
+    if trainer.num_training_batches != float("inf"):
+        examples = min(examples, int(trainer.num_training_batches) * batch_size * trainer.world_size)
+    return examples
+
+
+def _batch_size(loader: Any) -> int | None:
+    for source in (loader, getattr(loader, "batch_sampler", None)):
+        size = getattr(source, "batch_size", None)
+        if size is not None:
+            return int(size)
+    return None

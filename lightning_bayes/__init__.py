@@ -1,0 +1,35 @@
+"""Bayesian deep learning with noisy natural gradients for PyTorch Lightning.
+
+    Trainer(callbacks=[VOGNCallback()])
+
+turns training of an unmodified LightningModule into variational inference. The same optimizers serve plain PyTorch.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from lightning_bayes.callbacks import OGNCallback, VariationalCallback, VOGNCallback
+from lightning_bayes.curvature import Measurement, measure
+from lightning_bayes.errors import BayesError
+from lightning_bayes.optim import OGN, VOGN
+from lightning_bayes.posteriors import MeanField, load_posterior
+from lightning_bayes.predictive import Prediction, mc_predict
+
+try:
+    __version__ = version("lightning-bayes")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "OGN",
+    "VOGN",
+    "BayesError",
+    "MeanField",
+    "Measurement",
+    "OGNCallback",
+    "Prediction",
+    "VOGNCallback",
+    "VariationalCallback",
+    "load_posterior",
+    "mc_predict",
+    "measure",
+]

@@ -1,0 +1,37 @@
+"""One flat all-reduce of everything a step measured.
+
+    ĝ = Σ_r n_r ĝ_r / Σ_r n_r        ĥ = Σ_r n_r ĥ_r / Σ_r n_r        n_r examples on rank r
+
+ĥ is the mean of squares, never the square of DDP's mean gradient. BatchNorm's running statistics travel along, because
+without DDP's own synchronisation nothing else keeps them equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@torch.no_grad()
+def all_reduce_mean_(tensors: Sequence[Tensor], weight: float, group: dist.ProcessGroup | None = None) -> None:
+    """Replace `tensors` by their weighted mean over ranks, in one collective; nothing happens in a single process.
+
+    Args:
+        tensors: Floating-point tensors, in an order and of shapes that all ranks share.
+        weight: Weight of this rank, such as its number of examples.
+        group: Process group; the default one if None.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1 or not tensors:
+        return
+    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    flat = torch.cat(
+        [t.reshape(-1).to(dtype) for t in tensors] + [torch.ones(1, dtype=dtype, device=tensors[0].device)]
+    )
+    flat.mul_(weight)
+    dist.all_reduce(flat, group=group)
+    flat.div_(flat[-1].clone())
+    for tensor, mean in zip(tensors, torch.split(flat[:-1], [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(mean.view_as(tensor))
