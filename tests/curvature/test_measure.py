@@ -108,7 +108,9 @@ def test_vgg16_features_equal_the_loop(generator):
         nn.Conv2d(4, 6, 3, padding=(2, 1), padding_mode="circular"),
         nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"),
         nn.Conv2d(4, 6, 1),
-        nn.Conv2d(4, 6, 7, padding="valid"),
+        nn.Conv2d(4, 6, 7, padding="valid"),  # one position
+        nn.Conv2d(4, 6, 5, stride=2, groups=2),  # four positions
+        nn.Conv2d(4, 6, (7, 5)),  # three positions
         nn.GroupNorm(2, 4),
         nn.BatchNorm2d(4).eval(),
         nn.Conv2d(4, 6, 3, bias=False),

@@ -1,0 +1,1 @@
+"""Speed, shown as ratios of interleaved runs in one process."""
