@@ -87,7 +87,7 @@ def test_learns_a_line(quiet_trainer):
 
 def test_keeps_double_precision(toy):
     task, (inputs, targets) = make().double(), (t.double() for t in toy)
-    mean, exact = task._predict((inputs, targets))
+    mean, _, exact = task._predictive((inputs, targets))
     assert mean.dtype == exact.dtype == torch.float64
 
 
@@ -110,3 +110,14 @@ def test_outputs_of_several_columns_are_refused(toy):
 def test_targets_that_would_broadcast_are_refused(toy):
     with pytest.raises(ShapeError, match=r"The target has shape \[1, 30\].*needs \[30\] or \[30, 1\]"):
         make().training_step((toy[0], toy[1][None]), 0)
+
+
+def test_predictive_variance_contains_that_of_the_samples(monkeypatch):
+    """reg/NLL is the Gaussian of the samples' mean and of their variance plus the noise's."""
+    task = BayesRegressor(nn.Linear(2, 1), noise_std=0.5)
+    samples = torch.tensor([[[1.0], [2.0]], [[3.0], [2.0]]])
+    monkeypatch.setattr(task, "sampled_forward", lambda inputs: samples)
+    targets = torch.tensor([1.5, 2.5])
+    task.test_step((torch.zeros(2, 2), targets), 0)
+    predictive = torch.distributions.Normal(torch.tensor([2.0, 2.0]), torch.tensor([1.25, 0.25]).sqrt())
+    torch.testing.assert_close(task.test_metrics["reg/NLL"].compute(), -predictive.log_prob(targets).mean())

@@ -63,6 +63,21 @@ class SupervisedTask(LightningModule, abc.ABC):
         outputs: Tensor = self.model(batch[0] if isinstance(batch, (tuple, list)) else batch)
         return outputs
 
+    def sampled_forward(self, batch: Any) -> Tensor:
+        """The network's outputs under each posterior sample.
+
+        With a point estimate there is one. Evaluation callbacks replace this method, like ``forward``, while they are
+        active: it is for steps that need more of the samples than their average.
+
+        Args:
+            batch: As in ``forward``.
+
+        Returns:
+            Outputs, ``[samples, batch, ...]``.
+        """
+        outputs: Tensor = self(batch)
+        return outputs.unsqueeze(0)
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The user's optimizer and schedule, on the network's parameters.
 

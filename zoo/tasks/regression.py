@@ -25,7 +25,7 @@ class BayesRegressor(SupervisedTask):
     """An ordinary regressor of one number, ready for any callback of this package; without one it trains as it stands.
 
     Logged are ``train/loss``, ``val/loss`` and ``{val,test}/reg/{RMSE,NLL}``, in the units of the targets. The
-    predictive variance that enters NLL is the noise; what a posterior adds to it is not contained.
+    predictive variance that enters NLL is σ² plus the variance of f over posterior samples (none without a posterior).
 
     Args:
         model: Network from inputs to means, ``[batch, 1]`` or ``[batch]``.
@@ -71,8 +71,8 @@ class BayesRegressor(SupervisedTask):
         Returns:
             The loss, a scalar in nats.
         """
-        mean, targets = self._predict(batch)
-        loss = self._nll(mean, targets)
+        inputs, targets = split_batch(batch)
+        loss = self._nll(*self._columns(self(inputs), targets, len(inputs)))
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -83,10 +83,10 @@ class BayesRegressor(SupervisedTask):
             batch: Inputs, and targets ``[batch]`` or ``[batch, 1]``.
             batch_idx: Position in the epoch.
         """
-        mean, targets = self._predict(batch)
+        mean, variance, targets = self._predictive(batch)
         loss = self._nll(mean, targets)
         self.log("val/loss", loss, prog_bar=True, batch_size=len(targets), sync_dist=True)
-        self.val_metrics.update(mean, torch.full_like(mean, self.noise_std**2), targets)
+        self.val_metrics.update(mean, variance, targets)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Feed the test metrics.
@@ -95,15 +95,18 @@ class BayesRegressor(SupervisedTask):
             batch: Inputs, and targets ``[batch]`` or ``[batch, 1]``.
             batch_idx: Position in the epoch.
         """
-        mean, targets = self._predict(batch)
-        self.test_metrics.update(mean, torch.full_like(mean, self.noise_std**2), targets)
+        self.test_metrics.update(*self._predictive(batch))
 
-    def _predict(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def _predictive(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of the prediction, and the targets; each ``[batch]``."""
         inputs, targets = split_batch(batch)
-        # self(...), not self.model(...): evaluation callbacks replace forward by the Monte-Carlo average.
-        mean: Tensor = self(inputs)
-        self._check_column("The output of " + type(self.model).__name__, mean, len(inputs))
-        self._check_column("The target", targets, len(inputs))
+        each = [self._columns(outputs, targets, len(inputs)) for outputs in self.sampled_forward(inputs)]
+        samples = torch.stack([mean for mean, _ in each])
+        return samples.mean(0), samples.var(0, correction=0) + self.noise_std**2, each[0][1]
+
+    def _columns(self, mean: Tensor, targets: Tensor, num_examples: int) -> tuple[Tensor, Tensor]:
+        self._check_column("The output of " + type(self.model).__name__, mean, num_examples)
+        self._check_column("The target", targets, num_examples)
         mean = mean.to(torch.promote_types(mean.dtype, torch.float32)).flatten()  # 16-bit means in 32 bits
         return mean, targets.to(mean.dtype).flatten()
 
