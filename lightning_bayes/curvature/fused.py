@@ -10,6 +10,7 @@ its calls per example *before* the square: its contributions are kept until the 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,8 +45,10 @@ class FusedEngine(AbstractEngine):
         """
         captured = _FusedCapture(self.loss_reduction, self.checked)
         units = find_units(self.model)
+        # A compiler must not trace into the identity below: it would compile away what its backward does.
+        call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call
         for unit in units:
-            unit.module.forward = partial(captured.call, unit, unit.module.forward)
+            unit.module.forward = partial(call, unit, unit.module.forward)
         try:
             yield captured
         finally:

@@ -418,6 +418,20 @@ def test_gradient_by_inputs_is_not_taken_for_a_measurement(generator):
     assert relative_error(measured.curvature, square) < 1e-10
 
 
+@pytest.mark.parametrize("compiled_before", [True, False])
+def test_compiled_model_equals_the_loop(compiled_before, generator):
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 5)).double()
+    x, y = images(6, 8, torch.float64, generator, 1), labels(6, 5, generator)
+    compiled = torch.compile(model, backend="aot_eager")
+    if compiled_before:
+        compiled(x)
+    measured = measure(model, lambda: F.cross_entropy(compiled(x), y))
+    grad, square = one_example_at_a_time(model, list(zip(x, y, strict=True)), classify)
+    assert relative_error(measured.grad, grad) < 1e-10
+    assert relative_error(measured.curvature, square) < 1e-10
+
+
 def test_permuting_examples_changes_nothing(generator):
     model, x, y = LeNet5(image_size=8).double(), images(6, 8, torch.float64, generator, 1), labels(6, 10, generator)
     order = torch.randperm(6, generator=generator)

@@ -1,0 +1,130 @@
+"""What every noisy optimizer promises; new ones are found by themselves."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lightning_bayes.optim  # noqa: F401  its import defines the subclasses
+from lightning_bayes.optim import NoisyOptimizer
+
+
+def concrete(cls):
+    for child in cls.__subclasses__():
+        if not inspect.isabstract(child) and "natural_update" in vars(child):
+            yield child
+        yield from concrete(child)
+
+
+OPTIMIZERS = sorted(set(concrete(NoisyOptimizer)), key=lambda cls: cls.__name__)
+STEP_RULES = ["natural", "trust_region"]
+pytestmark = [
+    pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__),
+    pytest.mark.parametrize("step_rule", STEP_RULES),
+]
+
+
+@pytest.fixture
+def problem(generator):
+    x = torch.randn(32, 4, generator=generator)
+    return x, (x[:, 0] > 0).long()
+
+
+def build(optimizer, step_rule, **arguments):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+    return model, optimizer(model, lr=1e-2, num_data=3200, step_rule=step_rule, **arguments)
+
+
+def train(model, opt, problem, steps):
+    x, y = problem
+    for _ in range(steps):
+        with opt.sampled_params():
+            F.cross_entropy(model(x), y).backward()
+        opt.step()
+
+
+def test_it_learns(optimizer, step_rule, problem):
+    model, opt = build(optimizer, step_rule)
+    x, y = problem
+    before = F.cross_entropy(copy.deepcopy(model)(x), y)
+    train(model, opt, problem, 100)
+    assert F.cross_entropy(model(x), y) < 0.5 * before
+
+
+def test_weights_between_steps_are_the_mean(optimizer, step_rule, problem):
+    model, opt = build(optimizer, step_rule)
+    train(model, opt, problem, 2)
+    mean = [p.detach().clone() for p in model.parameters()]
+    with opt.sampled_params():
+        F.cross_entropy(model(problem[0]), problem[1]).backward()
+    assert all(torch.equal(p, m) for p, m in zip(model.parameters(), mean, strict=True))
+
+
+def test_resume_from_a_safely_loaded_state_is_bit_equal(optimizer, step_rule, problem):
+    model, opt = build(optimizer, step_rule)
+    train(model, opt, problem, 3)
+    buffer = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": opt.state_dict()}, buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    train(model, opt, problem, 3)
+    other, resumed = build(optimizer, step_rule)
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    train(other, resumed, problem, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+    for mine, theirs in zip(opt.state.values(), resumed.state.values(), strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(torch.as_tensor(mine[k]), torch.as_tensor(theirs[k])) for k in mine)
+
+
+def test_tensors_live_in_the_parameters_state(optimizer, step_rule, problem):
+    """Lightning and torch move `optimizer.state` between devices, and nothing else."""
+    model, opt = build(optimizer, step_rule)
+    train(model, opt, problem, 1)
+    for group in opt.param_groups:
+        assert not any(isinstance(v, torch.Tensor) for k, v in group.items() if k != "params")
+    assert all(p in opt.state for p in model.parameters())
+
+
+def test_global_random_numbers_are_untouched(optimizer, step_rule, problem):
+    model, opt = build(optimizer, step_rule)
+    state = torch.get_rng_state()
+    train(model, opt, problem, 2)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_update_that_is_not_finite_changes_nothing(optimizer, step_rule, problem):
+    model, opt = build(optimizer, step_rule)
+    train(model, opt, problem, 2)
+    kept = copy.deepcopy(model.state_dict())
+    with opt.sampled_params():
+        (F.cross_entropy(model(problem[0]), problem[1]) * torch.nan).backward()
+    with pytest.warns(UserWarning, match="is skipped, the posterior is unchanged"):
+        opt.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), kept.values(), strict=True))
+
+
+def test_frozen_parameters_stay(optimizer, step_rule, problem):
+    model, opt = build(optimizer, step_rule)
+    model[0].requires_grad_(False)
+    frozen = model[0].weight.clone()
+    train(model, opt, problem, 3)
+    assert torch.equal(model[0].weight, frozen)
+
+
+def test_both_engines_take_the_same_step(optimizer, step_rule, problem):
+    weights = []
+    for engine in ("fused", "backpack"):
+        model, opt = build(optimizer, step_rule, engine=engine)
+        model.eval()  # BackPACK has no BatchNorm in training mode
+        train(model, opt, problem, 3)
+        weights.append(nn.utils.parameters_to_vector(model.parameters()))
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
