@@ -46,7 +46,7 @@ class FusedEngine(AbstractEngine):
         captured = _FusedCapture(self.loss_reduction, self.checked)
         units = find_units(self.model)
         # A compiler must not trace into the identity below: it would compile away what its backward does.
-        call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call
+        call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
         for unit in units:
             unit.module.forward = partial(call, unit, unit.module.forward)
         try:

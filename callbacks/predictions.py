@@ -1,0 +1,154 @@
+"""Writes what ``trainer.predict`` returned as one table of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_bayes.predictive import Link, as_dict, summarise
+
+FILENAME = "predictions.pt"
+
+
+@final
+class PredictionWriter(BasePredictionWriter):
+    """Writes ``predictions.pt``: one row per example over all predict data loaders, one tensor per column.
+
+    Columns are the entries of what ``predict_step`` returns: with a callback of the family ``probs``, ``entropy`` and
+    ``mutual_information`` (in nats), or ``mean`` and ``variance``. Where the module runs Lightning's own ``predict_step``
+    at a point, its output is brought into the same columns by the module's attribute ``link`` (the mutual information is
+    then 0), or is the column ``outputs`` if it has none. Two more columns say where a row comes from:
+    ``dataloader_idx``, and ``index``, the position in the data set, if Lightning knows it. The file loads with
+    ``torch.load(path, weights_only=True)``. Several processes write ``predictions_rank0.pt`` and so on.
+
+    Args:
+        dirpath: Folder to write to; None takes the run's own, ``trainer.log_dir``.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        super().__init__("epoch")
+        self.dirpath = dirpath
+
+    def write_on_epoch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        predictions: Sequence[Any],
+        batch_indices: Sequence[Any],
+    ) -> None:
+        """Write the table; a file that is there already is replaced.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            predictions: What ``predict_step`` returned, by batch, or by data loader and batch.
+            batch_indices: Positions of the examples in their data sets, by data loader and batch.
+        """
+        folder = trainer.log_dir if self.dirpath is None else self.dirpath  # on every process: log_dir communicates
+        if trainer.fast_dev_run or folder is None:  # type: ignore[attr-defined]
+            return
+        loaders = [predictions] if trainer.predict_loop.num_dataloaders == 1 else predictions
+        rows = [
+            columns(output, link_of(pl_module)) | {"dataloader_idx": torch.tensor(number)}
+            for number, outputs in enumerate(loaders)
+            for output in outputs
+        ]
+        table = stack(rows)
+        if table is None:
+            rank_zero_warn(
+                f"{type(pl_module).__name__}.predict_step returned what is no table, so {FILENAME} is not written. Return "
+                "a tensor, or a dict of tensors, with one row per example and the same columns for every batch."
+            )
+            return
+        positions = [index for batches in batch_indices for batch in batches for index in batch]
+        if len(positions) == len(table["dataloader_idx"]):
+            table["index"] = torch.tensor(positions)
+        save(table, Path(folder) / filename(trainer))
+
+
+def link_of(module: LightningModule) -> Link | None:
+    """How the module's outputs become predictions, if `trainer.predict` returns its outputs as they are.
+
+    Args:
+        module: The module.
+
+    Returns:
+        Its attribute ``link``; None without one, and for a ``predict_step`` of the user's own.
+    """
+    own_step = type(module).predict_step is not LightningModule.predict_step
+    return None if own_step else getattr(module, "link", None)
+
+
+def columns(output: Any, link: Link | None) -> dict[str, Tensor]:
+    """The named parts of one batch's prediction.
+
+    Args:
+        output: A tensor or a dict; entries that are no tensors are left out.
+        link: How a tensor becomes a prediction; None keeps it as it is.
+
+    Returns:
+        Tensors, ``[batch, …]`` each; empty if the output has another type.
+
+    Example:
+        >>> columns(torch.zeros(2, 4), "softmax")["entropy"]
+        tensor([1.3863, 1.3863])
+    """
+    if isinstance(output, Tensor):
+        return {"outputs": output} if link is None else as_dict(summarise(output[None], link))
+    return {k: v for k, v in output.items() if isinstance(v, Tensor)} if isinstance(output, dict) else {}
+
+
+def stack(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None:
+    """Put batches below each other.
+
+    Args:
+        rows: One dict per batch, of tensors ``[batch, …]``; scalars hold for the whole batch.
+
+    Returns:
+        One tensor ``[rows, …]`` per column, on the CPU; None if the batches do not fit together.
+
+    Example:
+        >>> stack([{"p": torch.tensor([0.5, 0.1]), "set": torch.tensor(0)}, {"p": torch.zeros(1), "set": torch.tensor(1)}])
+        {'p': tensor([0.5000, 0.1000, 0.0000]), 'set': tensor([0, 0, 1])}
+    """
+    lengths = [{len(value) for value in row.values() if value.ndim > 0} for row in rows]
+    shapes = [{name: value.shape[1:] for name, value in row.items()} for row in rows]
+    if not rows or any(len(found) != 1 for found in lengths) or any(shape != shapes[0] for shape in shapes):
+        return None
+    counts = [found.pop() for found in lengths]
+    return {
+        name: torch.cat([row[name].expand(n, *shapes[0][name]) for row, n in zip(rows, counts, strict=True)]).cpu()
+        for name in rows[0]
+    }
+
+
+def filename(trainer: Trainer) -> str:
+    """One file per process, so that none waits for another.
+
+    Args:
+        trainer: The trainer.
+
+    Returns:
+        The name.
+    """
+    path = Path(FILENAME)
+    return FILENAME if trainer.world_size == 1 else f"{path.stem}_rank{trainer.global_rank}{path.suffix}"
+
+
+def save(table: dict[str, Tensor], path: Path) -> None:
+    """Write the table and say where.
+
+    Args:
+        table: The columns.
+        path: The file; its folders are created.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(table, path)
+    rank_zero_info(f"{len(table['dataloader_idx'])} predictions ({', '.join(table)}) are in {path}")

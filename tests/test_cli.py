@@ -1,0 +1,339 @@
+"""The command line, in this process through `main` and once as a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+from lightning_bayes import load_posterior, mc_predict
+from lightning_bayes.cli import find_config, instantiate, main, packaged_configs, with_packaged_configs
+from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
+
+QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+DOCUMENTED = [
+    *("lr", "mc_samples", "eval_samples", "prior_precision", "kl_weight", "kl_warmup_steps", "betas", "damping"),
+    *("data_augmentation_factor", "init_precision", "num_data", "engine", "seed"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """Another working directory, and Lightning's variables are put back."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")
+
+
+def command(*arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lightning-bayes", *arguments])
+        main()
+
+
+def refused(capsys, *arguments):
+    """The status and the last lines of a command that stops."""
+    with pytest.raises(SystemExit) as stopped:
+        command(*arguments)
+    return stopped.value.code, capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """The run folder of three epochs of VOGN on the digits."""
+    folder = tmp_path_factory.mktemp("fitted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("PL_GLOBAL_SEED", "0")
+        command("fit", "--config", "digits_lenet_vogn", *QUIET, "--trainer.max_epochs=3")
+    return folder / "runs" / "digits_lenet_vogn" / "version_0"
+
+
+def evaluated(subcommand, fitted, *arguments):
+    """Run a subcommand on the fitted model below the working directory; returns its run folder."""
+    checkpoint = f"--ckpt_path={fitted / 'checkpoints' / 'last.ckpt'}"
+    command(subcommand, "--config", str(fitted / "config.yaml"), *QUIET, checkpoint, *arguments)
+    return Path("runs/digits_lenet_vogn/version_0")
+
+
+def logged(folder):
+    with (folder / "metrics.csv").open() as file:
+        return {key: float(value) for row in csv.DictReader(file) for key, value in row.items() if value}
+
+
+# -- one run ----------------------------------------------------------------------------------------------------------
+
+
+def test_fit_leaves_config_metrics_and_a_posterior(fitted):
+    assert yaml.safe_load((fitted / "config.yaml").read_text("utf-8"))["trainer"]["max_epochs"] == 3
+    assert "val/cls/NLL" in logged(fitted)
+    assert load_posterior(fitted / "checkpoints" / "last.ckpt").num_data == 1097
+
+
+def test_fit_says_how_to_go_on(capsys, caplog):
+    command("fit", "--config=digits_mlp_vogn", *QUIET, "--trainer.max_epochs=1", "--trainer.limit_train_batches=10")
+    folder = "runs/digits_mlp_vogn/version_0"
+    assert f"The run is in {folder}" in caplog.text
+    assert (
+        f"lightning-bayes test --config {folder}/config.yaml --ckpt_path {folder}/checkpoints/last.ckpt" in caplog.text
+    )
+
+
+def test_test_averages_over_the_posterior(fitted, capsys):
+    found = logged(evaluated("test", fitted))
+    data, module = DigitsDataModule(), BayesClassifier(LeNet5(image_size=8), num_classes=10)
+    data.setup("test")
+    images, targets = data.test_set.tensors
+    posterior = load_posterior(fitted / "checkpoints" / "last.ckpt")
+    averaged = mc_predict(module, posterior, images, samples=32).probs
+    assert found["test/cls/NLL"] == pytest.approx(F.nll_loss(averaged.log(), targets).item(), rel=1e-4)
+    assert found["test/cls/Acc"] == pytest.approx((averaged.argmax(-1) == targets).double().mean().item())
+    module.load_state_dict(torch.load(fitted / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
+    at_mean = F.cross_entropy(module.eval()(images), targets).item()
+    assert found["test/cls/NLL"] != pytest.approx(at_mean, rel=1e-4)
+    printed = capsys.readouterr().out
+    assert printed.count("test/cls/NLL") == 1
+    assert f"{found['test/cls/NLL']:.4f}" in printed
+
+
+def test_validate_repeats_the_last_validation_of_the_fit(fitted, capsys):
+    evaluated("validate", fitted)
+    assert f"{logged(fitted)['val/cls/NLL']:.4f}" in capsys.readouterr().out
+
+
+def test_predict_writes_what_the_test_has_measured(fitted, caplog):
+    path = evaluated("predict", fitted) / "predictions.pt"
+    assert f"are in {path}" in caplog.text
+    table = torch.load(path, weights_only=True)
+    assert {name: list(value.shape) for name, value in table.items()} == {
+        "probs": [1200, 10],
+        "entropy": [1200],
+        "mutual_information": [1200],
+        "dataloader_idx": [1200],
+        "index": [1200],
+    }
+    data = DigitsDataModule()
+    data.setup("test")
+    test = table["dataloader_idx"] == 0
+    targets = data.test_set.tensors[1][table["index"][test]]
+    posterior = load_posterior(fitted / "checkpoints" / "last.ckpt")
+    expected = mc_predict(
+        BayesClassifier(LeNet5(image_size=8), num_classes=10), posterior, data.test_set.tensors[0], samples=32
+    )
+    torch.testing.assert_close(table["probs"][test], expected.probs, rtol=1e-4, atol=1e-6)
+    assert (table["probs"][test].argmax(-1) == targets).double().mean() > 0.5
+    assert (table["mutual_information"] >= 0).all()
+
+
+def test_quiet_evaluation_prints_no_table(fitted, capsys):
+    evaluated("test", fitted, "--verbose=false")
+    assert "test/cls/NLL" not in capsys.readouterr().out
+
+
+def test_the_saved_config_reloads_as_itself(fitted, capsys):
+    status, said = refused(capsys, "fit", "--config", str(fitted / "config.yaml"), "--print_config")
+    assert status == 0
+    assert yaml.safe_load(said.out) == yaml.safe_load((fitted / "config.yaml").read_text("utf-8"))
+
+
+def test_a_run_continues_from_its_checkpoint(fitted):
+    arguments = ["--config", str(fitted / "config.yaml"), *QUIET, "--trainer.max_epochs=4"]
+    command("fit", *arguments, f"--ckpt_path={fitted / 'checkpoints' / 'last.ckpt'}")
+    checkpoint = torch.load("runs/digits_lenet_vogn/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["epoch"] == 3
+    assert checkpoint["global_step"] == 4 * 35
+
+
+def test_a_run_that_is_stopped_has_the_last_finished_epoch(monkeypatch):
+    def stop(self):
+        if self.current_epoch == 2:
+            raise RuntimeError("the power went out")
+
+    monkeypatch.setattr(BayesClassifier, "on_train_epoch_start", stop)
+    with pytest.raises(RuntimeError, match="the power went out"):
+        command("fit", "--config", "digits_mlp_vogn", *QUIET)
+    (saved,) = Path("runs/digits_mlp_vogn/version_0/checkpoints").iterdir()
+    assert saved.name == "last.ckpt"
+    assert torch.load(saved, weights_only=True)["global_step"] == 2 * 35
+
+
+def test_evaluation_without_a_checkpoint_is_remarked_on():
+    with pytest.warns(UserWarning, match="test uses the weights that BayesClassifier was built with. Pass --ckpt_path"):
+        command("test", "--config", "digits_lenet_adam", *QUIET, "--trainer.limit_test_batches=1")
+
+
+def test_a_config_that_is_there_is_not_overwritten():
+    Path("config.yaml").write_text("mine")
+    options = [*QUIET, "--trainer.logger=false", "--trainer.limit_test_batches=1"]
+    with pytest.warns(UserWarning, match="test uses the weights"):
+        command("test", "--config", "digits_lenet_adam", *options)
+    assert Path("config.yaml").read_text() == "mine"
+    assert yaml.safe_load(Path("config-1.yaml").read_text())["trainer"]["max_epochs"] == 40
+
+
+def test_short_class_names_and_options_of_the_callback(capsys):
+    options = ["--trainer.callbacks+=OGNCallback", "--trainer.callbacks.mc_samples=2", "--data.batch_size=16"]
+    _, said = refused(capsys, "fit", "--config", "digits_lenet_adam", *options, "--print_config")
+    config = yaml.safe_load(said.out)
+    assert config["trainer"]["callbacks"][-1]["class_path"] == "lightning_bayes.OGNCallback"
+    assert config["trainer"]["callbacks"][-1]["init_args"]["mc_samples"] == 2
+    assert config["data"]["init_args"]["batch_size"] == 16
+
+
+@pytest.mark.parametrize("name", [name for name in packaged_configs() if "vogn" in name])
+def test_options_reach_the_callback_of_a_packaged_config(name, capsys):
+    _, said = refused(capsys, "fit", "--config", name, "--trainer.callbacks.mc_samples=2", "--print_config")
+    assert yaml.safe_load(said.out)["trainer"]["callbacks"][-1]["init_args"]["mc_samples"] == 2
+
+
+def test_as_a_process():
+    arguments = [*QUIET, "--trainer.fast_dev_run=true"]
+    started = [sys.executable, "-m", "lightning_bayes", "fit", "--config", "digits_mlp_vogn", *arguments]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        started, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(root)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "`max_steps=1` reached" in done.stderr
+
+
+# -- configs by name --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["digits_lenet_ogn", "digits_lenet_ogn.yaml"])
+def test_a_packaged_config_is_found_by_name(name):
+    assert find_config(name) == str(packaged_configs()["digits_lenet_ogn.yaml"])
+
+
+def test_packaged_configs_are_those_of_the_repository():
+    there = sorted(path.name for path in (Path(__file__).parents[1] / "configs").glob("*.yaml"))
+    assert list(packaged_configs()) == there
+
+
+def test_a_file_goes_before_a_packaged_config_and_a_folder_does_not():
+    Path("digits_lenet_ogn").mkdir()
+    assert Path(find_config("digits_lenet_ogn")).name == "digits_lenet_ogn.yaml"
+    Path("digits_lenet_ogn.yaml").write_text("{}")
+    assert find_config("digits_lenet_ogn.yaml") == "digits_lenet_ogn.yaml"
+
+
+@pytest.mark.parametrize("text", ["{trainer: {max_epochs: 1}}", "trainer:\n  max_epochs: 1", "s3://bucket/config.yaml"])
+def test_yaml_text_and_urls_stay(text):
+    assert find_config(text) == text
+
+
+def test_only_the_values_of_config_options_are_replaced():
+    path = str(packaged_configs()["digits_lenet_ogn.yaml"])
+    given = ["-c", "digits_lenet_ogn", "fit", "--config=digits_lenet_ogn", "--name", "digits_lenet_ogn", "--config"]
+    assert with_packaged_configs(given) == [
+        "-c",
+        path,
+        "fit",
+        f"--config={path}",
+        "--name",
+        "digits_lenet_ogn",
+        "--config",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["--config", "digits_lenet_vgn"], ["--config=digits_lenet_vgn"]])
+def test_an_unknown_config_is_refused_with_the_known_ones(arguments, capsys):
+    status, said = refused(capsys, "fit", *arguments)
+    assert status == 2
+    assert said.err.startswith("lightning-bayes: there is no config digits_lenet_vgn, neither as a file below ")
+    assert all(name in said.err for name in packaged_configs())
+
+
+def test_instantiate_builds_and_ignores_the_arguments_of_the_process(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["program", "--its", "own"])  # Lightning would warn, and warnings are errors here
+    run = instantiate("digits_mlp_vogn", *QUIET, "--trainer.logger.save_dir=elsewhere", "--seed_everything=5")
+    assert run.trainer.log_dir == os.path.join("elsewhere", "digits_mlp_vogn", "version_0")
+    again = instantiate("digits_mlp_vogn", *QUIET, "--seed_everything=5")
+    for first, second in zip(run.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(first, second)
+    run.parser.save(run.config, "saved.yaml")
+    assert instantiate("saved.yaml").datamodule.batch_size == 32
+
+
+# -- refusals and help ------------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_that_is_not_there_is_named(tmp_path):
+    message = rf"^lightning-bayes: DatasetError: MNIST is not below {tmp_path}/nowhere.*download=True"
+    with pytest.raises(SystemExit, match=message):
+        command("fit", "--config", "mnist_lenet_vogn", *QUIET, "--data.root=nowhere")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--trainer.callbacks.mc_samples=0", "HyperparameterError: mc_samples=0 must be a whole number of at least 1."),
+        ("--model.num_classes=1", "HyperparameterError: BayesClassifier got num_classes=1, but needs at least 2"),
+        ("--model.model.image_size=9", "HyperparameterError: LeNet5 got image_size=9, but is laid out for 8, 28, 32"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_in_the_words_of_its_class(option, message):
+    with pytest.raises(SystemExit, match=f"^lightning-bayes: {message}"):
+        command("fit", "--config", "digits_lenet_vogn", *QUIET, option)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--trainer.nonsense=1", "--trainer.nonsense=1"),
+        ("--trainer.callbacks.mc_sample=2", "mc_sample"),
+        ("--trainer.callbacks.engine=faster", r"Expected a typing.Literal\['fused', 'backpack'\]. Got value: faster"),
+        ("--model=BayesClasifier", "BayesClasifier"),
+        ("--data.batchsize=3", "batchsize"),
+    ],
+)
+def test_arguments_that_do_not_parse_are_named(option, message, capsys):
+    status, said = refused(capsys, "fit", "--config", "digits_lenet_vogn", option)
+    assert status == 2
+    assert re.search(message, said.err.partition("error:")[2])
+
+
+def test_an_error_of_another_kind_keeps_its_traceback(fitted):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.ckpt"):
+        command("test", "--config", "digits_lenet_adam", *QUIET, "--ckpt_path=nowhere.ckpt")
+
+
+def test_help_names_subcommands_and_packaged_configs(capsys):
+    status, said = refused(capsys, "--help")
+    words = said.out.split()
+    assert status == 0
+    assert {"fit", "validate", "test", "predict"} <= set(words)
+    assert all(name in said.out for name in packaged_configs())
+
+
+def test_help_of_fit_shows_trainer_model_and_data(capsys):
+    status, said = refused(capsys, "fit", "--help")
+    assert status == 0
+    for option in (
+        "--trainer.max_epochs",
+        "--trainer.callbacks.help",
+        "--model CONFIG",
+        "--data CONFIG",
+        "--ckpt_path",
+    ):
+        assert option in said.out
+
+
+@pytest.mark.parametrize("name", ["VOGNCallback", "OGNCallback", "lightning_bayes.VOGNCallback"])
+def test_help_of_a_callback_documents_every_argument(name, capsys):
+    status, said = refused(capsys, "fit", f"--trainer.callbacks.help={name}")
+    assert status == 0
+    entries = said.out.partition("Help for")[2].split("  --trainer.callbacks.")[1:]
+    described = {entry.split()[0]: " ".join(entry.split()[2:]) for entry in entries}
+    for argument in DOCUMENTED:
+        text, _, types = described[argument].partition("(type: ")
+        assert len(text.split()) >= 4, f"{argument} has no description"
+        assert "default: " in types

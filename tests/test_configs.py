@@ -1,0 +1,88 @@
+"""Every packaged config parses, and trains, validates and tests for one batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from fake_images import write_cifar10, write_idx_sets
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningCLI
+from torchvision.datasets import CIFAR10
+
+from lightning_bayes import OGNCallback, VOGNCallback
+from lightning_bayes.cli import instantiate
+
+CONFIGS = {path.name: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))}
+METHODS = {"adam": None, "ogn": OGNCallback, "vogn": VOGNCallback}
+QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+
+pytestmark = pytest.mark.parametrize("name", CONFIGS)
+
+
+def read(name):
+    return yaml.safe_load(CONFIGS[name].read_text("utf-8"))
+
+
+@pytest.fixture(autouse=True)
+def _seed_variables(monkeypatch):
+    """Lightning's variables are put back; processes that later tests start would read them."""
+    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(variable, "0")
+
+
+@pytest.fixture
+def data_options(name, tmp_path, monkeypatch):
+    """Options that put a tiny set in the place of one that is not on this disk."""
+    if name.startswith("digits"):
+        return []
+    write_idx_sets(tmp_path)
+    for attribute, value in write_cifar10(tmp_path).items():
+        monkeypatch.setattr(CIFAR10, attribute, value)
+    return [f"--data.root={tmp_path}", "--data.val_size=8"]
+
+
+def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = instantiate(name, *QUIET, "--trainer.fast_dev_run=true", *data_options)
+    start = {key: value.clone() for key, value in run.model.model.state_dict().items()}
+    run.trainer.fit(run.model, datamodule=run.datamodule)
+    assert run.trainer.global_step == 1
+    assert run.trainer.callback_metrics["val/cls/NLL"].isfinite()
+    moved = [not torch.equal(value, start[key]) for key, value in run.model.model.state_dict().items()]
+    assert all(moved)
+    (*_, results) = run.trainer.test(run.model, datamodule=run.datamodule, verbose=False)
+    assert 0 <= results["test/cls/Acc"] <= 1
+    assert ("ood/AUROC" in results) == name.startswith("digits")
+
+
+def test_another_lightning_cli_reads_it(name, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["theirs"])
+    cli = LightningCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_callback=None,
+        auto_configure_optimizers=False,
+        args=["--config", str(CONFIGS[name]), "--trainer.accelerator=cpu"],
+        run=False,
+    )
+    assert cli.trainer.max_epochs == read(name)["trainer"]["max_epochs"]
+
+
+def test_is_what_its_name_says(name):
+    config, method = read(name), METHODS[name.removesuffix(".yaml").rpartition("_")[2]]
+    callbacks = config["trainer"]["callbacks"]
+    ours = [entry["class_path"] for entry in callbacks if entry["class_path"].startswith("lightning_bayes.")]
+    assert ours == ([] if method is None else [f"lightning_bayes.{method.__name__}"])
+    assert [entry["class_path"] for entry in callbacks][-1:] == ours or not ours  # options go to the last in the list
+    assert config["trainer"]["logger"]["init_args"]["name"] == name.removesuffix(".yaml")
+
+
+def test_names_its_command(name):
+    lines = CONFIGS[name].read_text("utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert lines[1] == f"#   lightning-bayes fit --config {name}"
