@@ -1,0 +1,73 @@
+"""The demo over several seeds: means, standard errors, and the criteria that the default arguments must meet.
+
+python -m benchmarks.demo_seeds [--seeds 5] [--json benchmarks/results/demo_seeds.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+
+from lightning_bayes import __version__
+from lightning_bayes.demo import COLUMNS, compare
+
+Runs = dict[str, dict[str, list[float]]]  # way to predict → metric → one value per seed
+
+
+def collect(seeds: int) -> Runs:
+    """Run the demo once per seed."""
+    runs: Runs = {}
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            results, _, _ = compare(Path(folder), seed)
+        for name, result in results.items():
+            for metric in COLUMNS.values():
+                runs.setdefault(name, {}).setdefault(metric, []).append(result.metrics[metric])
+        print(f"seed {seed}: " + ", ".join(f"{n} {r.metrics['cls/Acc']:.4f}" for n, r in results.items()), flush=True)
+    return runs
+
+
+def standard_error(values: list[float]) -> float:
+    """Standard error of the mean."""
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
+def criteria(runs: Runs) -> dict[str, bool]:
+    """The promises about the Monte-Carlo predictive with default arguments."""
+    adam, sampled = runs["Adam"], list(runs.values())[-1]
+    ece_gap = statistics.mean(sampled["cal/ECE"]) - statistics.mean(adam["cal/ECE"])
+    ece_error = (standard_error(sampled["cal/ECE"]) ** 2 + standard_error(adam["cal/ECE"]) ** 2) ** 0.5
+    return {
+        "mean accuracy at least 97 %": statistics.mean(sampled["cls/Acc"]) >= 0.97,
+        "mean NLL no worse than Adam's": statistics.mean(sampled["cls/NLL"]) <= statistics.mean(adam["cls/NLL"]),
+        "ECE no worse within two standard errors": ece_gap <= 2 * ece_error,
+        "no run below 90 %": min(sampled["cls/Acc"]) > 0.9,
+    }
+
+
+def main() -> None:
+    """Print the table and the criteria, and write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    runs = collect(options.seeds)
+    print(f"{'':18}" + "".join(f"{column:>20}" for column in COLUMNS))
+    for name, metrics in runs.items():
+        cells = (f"{statistics.mean(metrics[m]):.4f} ± {standard_error(metrics[m]):.4f}" for m in COLUMNS.values())
+        print(f"{name:18}" + "".join(f"{cell:>20}" for cell in cells))
+    for promise, kept in criteria(runs).items():
+        print(f"{'kept  ' if kept else 'BROKEN'}  {promise}")
+    if options.json:
+        machine = {"python": platform.python_version(), "torch": torch.__version__, "lightning_bayes": __version__}
+        options.json.write_text(json.dumps({**machine, "seeds": options.seeds, "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

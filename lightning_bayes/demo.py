@@ -1,0 +1,227 @@
+"""The main job on real data: one LeNet on scikit-learn's digits, trained once with Adam and once with VOGN.
+
+``make demo`` runs it. Both runs are the packaged configurations ``digits_lenet_adam.yaml`` and ``digits_lenet_vogn.yaml``;
+everything below is what their users would write after training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from lightning_bayes.cli import instantiate
+from lightning_bayes.metrics import (
+    certainty_sheet,
+    classification_metrics,
+    entropy_histogram,
+    ood_metrics,
+    reliability_diagram,
+)
+from lightning_bayes.posteriors import MeanField, load_posterior
+from lightning_bayes.predictive import entropy, mc_predict
+
+SAMPLES = 64  # S, posterior samples of the Monte-Carlo predictive
+
+# Column of the table → metric; the arrow tells which direction is better.
+COLUMNS = {
+    "accuracy ↑": "cls/Acc",
+    "NLL ↓": "cls/NLL",
+    "Brier ↓": "cls/Brier",
+    "ECE ↓": "cal/ECE",
+    "OOD AUROC ↑": "ood/AUROC",
+    "OOD FPR95 ↓": "ood/FPR95",
+}
+
+
+class Evaluation(NamedTuple):
+    """What one way to predict says about the test set and what lies outside of it."""
+
+    probs: Tensor  # test set, [N, C]
+    ood_probs: list[Tensor]  # each set out of distribution, [M, C]
+    metrics: dict[str, float]
+
+
+class Fitted(NamedTuple):
+    """A finished run."""
+
+    task: LightningModule
+    data: Any
+    checkpoint: Path
+    seconds: float
+
+
+def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequence[str] = ()) -> Fitted:
+    """Train a packaged configuration; the checkpoint and the configuration are written to `folder`.
+
+    Args:
+        config: Name of the packaged configuration.
+        folder: Where to write.
+        seed: Seed of initial weights and batch order.
+        progress: Whether to show Lightning's progress bar.
+        overrides: Further command-line arguments, such as ``--trainer.max_epochs=1``.
+
+    Returns:
+        The trained task, its data and the checkpoint's path.
+    """
+    run = instantiate(
+        config,
+        *(f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}"),
+        *(f"--trainer.enable_progress_bar={str(progress).lower()}", "--trainer.enable_model_summary=false"),
+        *("--trainer.logger=false", *overrides),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    run.parser.save(run.config, folder / "config.yaml", overwrite=True)
+    start = time.perf_counter()
+    run.trainer.fit(run.model, datamodule=run.datamodule)
+    seconds = time.perf_counter() - start
+    return Fitted(run.model, run.datamodule, folder / "checkpoints" / "last.ckpt", seconds)
+
+
+@torch.no_grad()
+def predict(task: LightningModule, posterior: MeanField | None, x: Tensor) -> Tensor:
+    """Class probabilities.
+
+    Args:
+        task: The trained module.
+        posterior: Average over samples of it; None uses the module's weights, the posterior mean.
+        x: Images, ``[N, 1, 8, 8]``.
+
+    Returns:
+        ``[N, C]``.
+    """
+    if posterior is not None:
+        probs: Tensor = mc_predict(task, posterior, x, samples=SAMPLES).probs
+        return probs
+    logits: Tensor = task.eval()(x)
+    return logits.softmax(-1)
+
+
+def evaluate(fitted: Fitted, posterior: MeanField | None = None) -> Evaluation:
+    """Evaluate on the test digits, and tell them from the sets out of distribution by predictive entropy.
+
+    Args:
+        fitted: A finished run.
+        posterior: As in `predict`.
+
+    Returns:
+        Probabilities and metrics.
+    """
+    images, targets = fitted.data.test_set.tensors
+    probs = predict(fitted.task, posterior, images)
+    ood_probs = [predict(fitted.task, posterior, dataset.tensors[0]) for dataset in fitted.data.ood_sets]
+    classes, ood = classification_metrics(10, prefix=""), ood_metrics(prefix="ood/")
+    classes.update(probs, targets)
+    for each, is_ood in [(probs, 0), *((p, 1) for p in ood_probs)]:
+        ood.update(entropy(each), torch.full((len(each),), is_ood))
+    metrics = {name: float(value) for name, value in {**classes.compute(), **ood.compute()}.items()}
+    return Evaluation(probs, ood_probs, metrics)
+
+
+def compare(
+    folder: Path, seed: int = 0, progress: bool = False, overrides: Sequence[str] = ()
+) -> tuple[dict[str, Evaluation], Fitted, Fitted]:
+    """Train with Adam and with VOGN and evaluate in three ways.
+
+    Args:
+        folder: Where the runs are written.
+        seed: Seed of both runs.
+        progress: Whether to show progress bars.
+        overrides: Further command-line arguments of both runs.
+
+    Returns:
+        Evaluations by name, and both runs.
+    """
+    adam = fit("digits_lenet_adam.yaml", folder / "adam", seed, progress, overrides)
+    vogn = fit("digits_lenet_vogn.yaml", folder / "vogn", seed, progress, overrides)
+    posterior = load_posterior(vogn.checkpoint)
+    return (
+        {
+            "Adam": evaluate(adam),
+            "VOGN mean": evaluate(vogn),
+            f"VOGN MC ({SAMPLES})": evaluate(vogn, posterior),
+        },
+        adam,
+        vogn,
+    )
+
+
+def results_table(results: dict[str, Evaluation]) -> Table:
+    """One row per way to predict."""
+    table = Table(
+        title="400 test digits; 800 inputs out of distribution", box=box.SIMPLE_HEAD, padding=0, pad_edge=False
+    )
+    table.add_column("", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, result in results.items():
+        table.add_row(name, *(f"{result.metrics[metric]:.4f}" for metric in COLUMNS.values()))
+    return table
+
+
+def write_figures(results: dict[str, Evaluation], data: Any, folder: Path) -> list[Path]:
+    """Draw reliability, entropy and the sheet of most and least certain digits.
+
+    Args:
+        results: Evaluations by name; the last one provides the sheet.
+        data: The data module.
+        folder: Where to write.
+
+    Returns:
+        Paths of the pictures.
+    """
+    images, targets = data.test_set.tensors
+    names = ("digits", *data.ood_names)
+    entropies = {
+        model: dict(zip(names, (entropy(p) for p in (result.probs, *result.ood_probs)), strict=True))
+        for model, result in results.items()
+    }
+    last = list(results.values())[-1]
+    figures = {
+        "reliability.png": reliability_diagram({name: (r.probs, targets) for name, r in results.items()}),
+        "entropy.png": entropy_histogram(entropies),
+        "certainty.png": certainty_sheet(images * data.std + data.mean, targets, last.probs, data.class_names),
+    }
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=120)
+    return [folder / name for name in figures]
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Run the demo from the command line.
+
+    Args:
+        arguments: Command-line arguments, by default the process's.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=Path("runs/demo"), help="where to write (default: runs/demo)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and batch order (default: 0)")
+    parser.add_argument("--epochs", type=int, help="epochs of both runs (default: those of the configurations)")
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    # Lightning's hints about hardware and logging services would bury the two progress bars.
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # Lightning 2.6 with torch 2.15
+    overrides = [] if options.epochs is None else [f"--trainer.max_epochs={options.epochs}"]
+    console = Console()
+    console.print("LeNet-5 on 1097 digits, first with Adam, then with VOGN:")
+    results, adam, vogn = compare(options.root, options.seed, True, overrides)
+    pictures = write_figures(results, vogn.data, options.root)
+    console.print(results_table(results))
+    console.print(f"Training took {adam.seconds:.0f} s with Adam and {vogn.seconds:.0f} s with VOGN.")
+    for path in [*pictures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
