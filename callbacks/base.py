@@ -7,36 +7,33 @@ closure becomes a `MonteCarloClosure`; on teardown **and** on exceptions (where 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from lightning_bayes.callbacks import checks, swap
+from lightning_bayes.callbacks import checks, resume, swap
 from lightning_bayes.callbacks.closure import MonteCarloClosure
-from lightning_bayes.callbacks.evaluation import PosteriorEvaluation
+from lightning_bayes.callbacks.evaluating import EvaluatingCallback
 from lightning_bayes.callbacks.num_data import infer_num_data
-from lightning_bayes.curvature import EngineName, LossReduction
-from lightning_bayes.errors import PosteriorError
+from lightning_bayes.curvature import EngineName, LossReduction, check_names
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.hyper import check as check_hyperparameters
 from lightning_bayes.optim.trust_region import RELATIVE_NOISE
-from lightning_bayes.posteriors import CALLBACK_KEY, MeanField, group_arguments, posterior_from_checkpoint
-from lightning_bayes.predictive import Link, PosteriorSamples, check_link
+from lightning_bayes.posteriors import CALLBACK_KEY, group_arguments
+from lightning_bayes.predictive import Link
 
 _LARGE_PRIOR = 10.0  # a prior precision that hurt on small networks
 
 
-class VariationalCallback(Callback, ABC):
+class VariationalCallback(EvaluatingCallback):
     """Turns training of an unmodified LightningModule into variational inference.
 
     Args:
-        lr: Learning rate α of the paper's natural step. None: the user's own learning rate bounds the step (a trust
-            region, see `optim.trust_region`; a heuristic). Schedulers act on either.
+        lr: Learning rate α of the paper's natural step, at the peak of the user's schedule. None: the user's own learning
+            rate bounds the step (a trust region, see `optim.trust_region`; a heuristic). Schedulers act on either.
         mc_samples: K, weight samples per batch and process in training.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean.
         prior_precision: δ of the prior N(0, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 1.
@@ -83,10 +80,9 @@ class VariationalCallback(Callback, ABC):
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k not in {"self", "__class__"}}
         check_hyperparameters(arguments)
-        if link is not None:
-            check_link(link)
-        self.lr, self.mc_samples, self.eval_samples, self.num_data = lr, mc_samples, eval_samples, num_data
-        self.prior_precision, self.link, self.seed = prior_precision, link, seed
+        check_names(engine, loss_reduction)
+        super().__init__(eval_samples, link, seed)
+        self.lr, self.mc_samples, self.num_data, self.prior_precision = lr, mc_samples, num_data, prior_precision
         self.options: dict[str, Any] = {
             "betas": tuple(betas),
             "kl_weight": kl_weight,
@@ -105,16 +101,9 @@ class VariationalCallback(Callback, ABC):
             "seed": seed,
             "max_nonfinite_steps": max_nonfinite_steps,
         }
-        self.optimizer: MeanFieldOptimizer | None = None
-        self._posterior: MeanField | None = None
         self._names: dict[nn.Parameter, str] = {}
+        self._saved_names: list[list[str]] | None = None  # of a checkpoint to resume from
         self._undo = ExitStack()
-        self._evaluation: PosteriorEvaluation | None = None
-
-    @property
-    @abstractmethod
-    def optimizer_class(self) -> type[MeanFieldOptimizer]:
-        """The optimizer that takes the place of the user's."""
 
     @property
     def state_key(self) -> str:
@@ -132,6 +121,7 @@ class VariationalCallback(Callback, ABC):
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
         self._restore()
+        self._saved_names = None
         if stage != "fit":
             return
         checks.check_training(trainer, pl_module)
@@ -153,25 +143,29 @@ class VariationalCallback(Callback, ABC):
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         strategy = trainer.strategy
-        old = swap.check_swappable(strategy.optimizers, self.lr is not None)
+        old = swap.check_swappable(strategy.optimizers, pl_module, self.lr is not None)
         schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
-        cycles = any(getattr(scheduler, "cycle_momentum", False) for scheduler in schedulers)
-        groups = swap.converted_groups(old, self.lr, cycles)
+        groups = swap.converted_groups(old, self.options["betas"][1], swap.cycles_momentum(schedulers))
+        if self.lr is not None:
+            swap.override_rates(groups, schedulers, self.lr)
+        later = swap.converted_defaults(old)  # for groups added later
         new = self.optimizer_class(
             pl_module,
             groups,
             lr=groups[0]["lr"],
             prior_precision=self.prior_precision or 1.0,
-            **{key: groups[0][key] for key in ("radius", "momentum", "weight_decay")},  # for groups added later
+            **{key: later[key] for key in ("radius", "momentum", "weight_decay")},
             **self.options,
             **self.building,
         )
+        new.defaults["l2_penalty"] = later["l2_penalty"]
         new.samples_in_closure = True
         swap.rebind_schedulers(schedulers, old, new)
         strategy.optimizers = [new]
         self.optimizer = new
-        self._posterior = None
+        self._kept = None
         self._names = {param: name for name, param in pl_module.named_parameters()}
+        resume.check_order(self._saved_names, self.state_dict()["param_names"])
 
     def _closure(self, trainer: Trainer, base: Any) -> Any:
         optimizer = trainer.strategy.optimizers[0]
@@ -184,23 +178,28 @@ class VariationalCallback(Callback, ABC):
 
     def _fix_num_data(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
         """Set N, and the prior that an L2 penalty stands for, once the data loader exists."""
-        if optimizer.defaults["num_data"] is not None:
+        # The groups are asked and not the defaults: Lightning's tuner restores groups from before the first step.
+        unset = [group for group in optimizer.param_groups if group["num_data"] is None]
+        if not unset:
             return
-        optimizer.defaults["num_data"] = self.num_data or infer_num_data(trainer)  # later groups inherit it
-        for group in optimizer.param_groups:
-            if group["num_data"] is None:
-                group["num_data"] = optimizer.defaults["num_data"]
-                self._take_prior_from_penalty(group)
+        num_data = self.num_data or infer_num_data(trainer)
+        for group in (optimizer.defaults, *unset):  # groups added later inherit the defaults
+            group["num_data"] = num_data
+            self._take_prior_from_penalty(group)
+        self._warn_of_strong_prior(unset)
 
     def _take_prior_from_penalty(self, group: dict[str, Any]) -> None:
-        if self.prior_precision is not None or not group.get("l2_penalty"):
-            return
-        counted = group_arguments(group)
-        group["prior_precision"] = group["l2_penalty"] * counted["num_data"] / group["kl_weight"]  # δ̃ = wd
-        if group["prior_precision"] > _LARGE_PRIOR:
+        if self.prior_precision is None and group.get("l2_penalty"):
+            counted = group_arguments(group)["num_data"]
+            group["prior_precision"] = group["l2_penalty"] * counted / group["kl_weight"]  # δ̃ = wd
+
+    def _warn_of_strong_prior(self, groups: list[dict[str, Any]]) -> None:
+        strongest = max(groups, key=lambda group: float(group["prior_precision"]))
+        if self.prior_precision is None and strongest["prior_precision"] > _LARGE_PRIOR:
             rank_zero_warn(
-                f"weight_decay={group['l2_penalty']:g} over {counted['num_data']:g} examples is the prior precision "
-                f"{group['prior_precision']:.4g}, which is strong. Pass prior_precision=1.0 to choose another prior."
+                f"weight_decay={strongest['l2_penalty']:g} over {group_arguments(strongest)['num_data']:g} examples is the "
+                f"prior precision {strongest['prior_precision']:.4g}, which is strong. Pass prior_precision=1.0 to choose "
+                "another prior."
             )
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -232,24 +231,11 @@ class VariationalCallback(Callback, ABC):
             trainer: The trainer.
             pl_module: The module.
             checkpoint: What was read.
-
-        Raises:
-            PosteriorError: If a fit shall be resumed from a checkpoint without the state of a noisy optimizer.
         """
-        groups = [group for state in checkpoint.get("optimizer_states", []) for group in state["param_groups"]]
         if trainer.state.fn == "fit":
-            if not groups or "noise_seed" not in groups[0]:
-                raise PosteriorError(
-                    f"The checkpoint was not written with {type(self).__name__}, so it holds no posterior to resume. To "
-                    "start from its weights, load them into the module and fit without ckpt_path."
-                )
+            self._saved_names = resume.names_in_order(checkpoint, type(self).__name__)
             return
-        try:
-            self._posterior = posterior_from_checkpoint(checkpoint)
-        except PosteriorError as error:
-            self._posterior = None
-            if self._averages():
-                rank_zero_warn(f"{error} Evaluation uses the checkpoint's weights as they are.")
+        self.take_posterior(checkpoint)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what a resumed run takes from the checkpoint rather than from this callback.
@@ -261,68 +247,16 @@ class VariationalCallback(Callback, ABC):
         if self.optimizer is None or not self.optimizer.num_updates:
             return
         group, wanted = self.optimizer.param_groups[0], dict(self.options)
+        if swap.cycles_momentum(config.scheduler for config in trainer.strategy.lr_scheduler_configs):
+            del wanted["betas"]  # they change all the time
         self.optimizer.defaults["num_data"] = group["num_data"]
-        wanted["noise_seed"] = self.seed
+        wanted["noisy"], wanted["noise_seed"] = self.optimizer_class.noisy, self.seed
         wanted["num_data"] = self.num_data or infer_num_data(trainer)
-        changed = [f"{k}={group[k]!r} (now {v!r})" for k, v in wanted.items() if group[k] != v]
+        if self.prior_precision is not None:
+            wanted["prior_precision"] = self.prior_precision
+        changed = resume.changed_arguments(group, wanted)
         if changed:
-            rank_zero_warn(f"The resumed run keeps the checkpoint's {', '.join(changed)}.")
-
-    # -- evaluation ---------------------------------------------------------------------------------------------------
-
-    def _averages(self) -> bool:
-        return self.eval_samples > 0 and self.optimizer_class.noisy
-
-    def _start_evaluation(self, trainer: Trainer, pl_module: LightningModule, predict: bool = False) -> None:
-        if trainer.sanity_checking or not self._averages():
-            return
-        posterior = self._posterior_now(trainer, pl_module)
-        if posterior is None:
-            return
-        samples = PosteriorSamples(posterior.to(pl_module.device), self.eval_samples, self.seed)
-        self._evaluation = PosteriorEvaluation(pl_module, samples, self.link)
-        self._evaluation.start(predict)
-
-    def _posterior_now(self, trainer: Trainer, pl_module: LightningModule) -> MeanField | None:
-        if trainer.state.fn == "fit":
-            started = self.optimizer is not None and self.optimizer.num_updates > 0
-            return self.optimizer.posterior() if self.optimizer is not None and started else None
-        weights = pl_module.state_dict()
-        kept = self._posterior
-        if kept is not None and all(torch.equal(weights[n].cpu(), mean.cpu()) for n, mean in kept.mean.items()):
-            return kept
-        why = "no posterior was trained or loaded" if kept is None else "the weights are not the mean of its posterior"
-        rank_zero_warn(f"{type(self).__name__} evaluates at the weights as they are: {why}. Pass ckpt_path=...")
-        return None
-
-    def _stop_evaluation(self) -> None:
-        if self._evaluation is not None:
-            self._evaluation.stop()
-            self._evaluation = None
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Average over the posterior from here."""
-        self._start_evaluation(trainer, pl_module)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Back to the module's own forward."""
-        self._stop_evaluation()
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Average over the posterior from here."""
-        self._start_evaluation(trainer, pl_module)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Back to the module's own forward."""
-        self._stop_evaluation()
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Average over the posterior from here."""
-        self._start_evaluation(trainer, pl_module, predict=True)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Back to the module's own forward."""
-        self._stop_evaluation()
+            rank_zero_warn(f"The resumed run keeps the checkpoint's {changed}.")
 
     # -- the record and the end ---------------------------------------------------------------------------------------
 
@@ -346,18 +280,8 @@ class VariationalCallback(Callback, ABC):
                 "of the weights' own size. The noise is then a heuristic scale, not the posterior's width."
             )
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the posterior for tests and predictions in this process.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
-        if self.optimizer is not None and self.optimizer.num_updates and self._averages():
-            self._posterior = self.optimizer.posterior().to("cpu")
-
     def _restore(self) -> None:
-        self._stop_evaluation()
+        self.stop_evaluation(warn=False)
         self._undo.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -42,7 +42,7 @@ class MonteCarloClosure(Closure):
             **kwargs: As Lightning passes them.
 
         Returns:
-            The first pass's result, with the mean loss.
+            The first counted pass's result, with the mean loss. A pass whose training_step returned None does not count.
         """
         backward = self._backward_fn
         if backward is None:  # a pass for BatchNorm statistics only (StochasticWeightAveraging), at the mean
@@ -50,17 +50,16 @@ class MonteCarloClosure(Closure):
             return super().closure(*args, **kwargs)
         if self._zero_grad_fn is not None:
             self._zero_grad_fn()
-        results = []
-        for sample in self._samples:
-            results.append(self._one_pass(sample, backward))
-            if results[-1].closure_loss is None:  # training_step returned None: no update, as in plain Lightning
-                self._optimizer.discard_passes()
-                return results[-1]
+        results = [self._one_pass(sample, backward) for sample in self._samples]
         if not self._trainer.fit_loop._should_accumulate():
             self._reduce()
-        result = results[0]
-        result.loss = torch.stack([r.loss for r in results if r.loss is not None]).mean()
-        return result
+        losses = [result.loss for result in results if result.loss is not None]
+        if not losses:
+            self.warning_cache.warn("`training_step` returned `None`. If this was on purpose, ignore this warning...")
+            return results[0]
+        first = next(result for result in results if result.loss is not None)
+        first.loss = torch.stack(losses).mean()
+        return first
 
     def _one_pass(self, sample: int, backward: Callable[[torch.Tensor], Any]) -> ClosureResult:
         trainer = self._trainer
@@ -77,5 +76,8 @@ class MonteCarloClosure(Closure):
 
     def _reduce(self) -> None:
         tensors, examples = self._optimizer.measured()
+        if not examples:  # training_step returned None in every pass: no update, as in plain Lightning
+            self._optimizer.discard_passes()
+            return
         buffers = [b for b in self._optimizer.model.buffers() if b.is_floating_point()]
         all_reduce_mean_([*tensors, *buffers], examples)

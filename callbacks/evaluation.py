@@ -37,7 +37,7 @@ class PosteriorEvaluation:
         self.link: Link = chosen
         self.calls = 0
         self._forward: Callable[..., Tensor] = module.forward
-        self._patched: list[str] = []
+        self._replaced: dict[str, Any] = {}  # the instance's own attribute, or None where the class's shows
 
     def start(self, predict: bool) -> None:
         """Activate.
@@ -47,23 +47,31 @@ class PosteriorEvaluation:
                 probabilities, entropy and mutual information. A ``predict_step`` of the user's own stays.
         """
         self._patch("forward", self._combined)
+        if hasattr(self.module, "sampled_forward"):  # a module that wants the samples themselves, as regression does
+            self._patch("sampled_forward", self.outputs)
         if predict and type(self.module).predict_step is LightningModule.predict_step:
             self._patch("predict_step", types.MethodType(self._predict_step, self.module))
 
     def _patch(self, name: str, replacement: Any) -> None:
+        self._replaced[name] = self.module.__dict__.get(name)
         setattr(self.module, name, replacement)
-        self._patched.append(name)
 
-    def stop(self) -> None:
-        """Deactivate; warn if nothing was averaged."""
-        for name in self._patched:
+    def stop(self, warn: bool = True) -> None:
+        """Deactivate.
+
+        Args:
+            warn: Whether to warn if nothing was averaged.
+        """
+        for name, own in self._replaced.items():
             self.module.__dict__.pop(name, None)
-        if self._patched and not self.calls:
+            if own is not None:
+                setattr(self.module, name, own)
+        if warn and self._replaced and not self.calls:
             rank_zero_warn(
                 f"{type(self.module).__name__}'s steps did not call self(...), so nothing was averaged over the posterior "
                 "and the results are those of the mean. Call self(x) in the steps, or set eval_samples=0."
             )
-        self._patched = []
+        self._replaced = {}
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's outputs under every sample, ``[S, …]``."""

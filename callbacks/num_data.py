@@ -39,8 +39,15 @@ def infer_num_data(trainer: Trainer) -> int:
 
 def _examples_of(loader: Any, trainer: Trainer) -> int:
     dataset, batch_size = getattr(loader, "dataset", None), _batch_size(loader)
+    if dataset is None:
+        raise UnknownNumDataError(f"{type(loader).__name__} has no data set whose examples could be counted. {_HINT}")
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise UnknownNumDataError(f"The length of a {type(dataset).__name__} is not the number of examples. {_HINT}")
+    if batch_size is None and getattr(loader, "batch_sampler", None) is not None:
+        raise UnknownNumDataError(
+            f"{type(loader.batch_sampler).__name__} has no batch_size, so its batches do not tell how many examples they "
+            f"hold. {_HINT}"
+        )
     if batch_size is None:
         raise UnknownNumDataError(
             f"{type(loader).__name__} has batch_size=None, so its data set counts batches, not examples. {_HINT}"

@@ -5,7 +5,7 @@ The only room that imports BackPACK.
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture, EngineName
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.measure import make_engine, measure
+from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import Measurement, Quantity
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LossReduction",
     "Measurement",
     "Quantity",
+    "check_names",
     "make_engine",
     "measure",
 ]

@@ -177,7 +177,7 @@ class _GenericRecord(_Record):
         trained = {name: self.detached[name] for name in self.params}
         with self._alone():
             contributions = self.one_call.per_example(trained, grads)
-            if self.unit.module not in self.checked_modules:
+            if self.unit.module not in self.checked_modules and all(c.isfinite().all() for c in contributions.values()):
                 self.one_call.check_sum(trained, grads, contributions)
                 self.checked_modules.add(self.unit.module)
         return [self._share(p, contributions[name]) for name, p in self.params.items()]

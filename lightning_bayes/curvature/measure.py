@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import AbstractEngine, EngineName
+from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import Measurement, Quantity
 from lightning_bayes.errors import HyperparameterError
@@ -24,20 +25,31 @@ def make_engine(name: EngineName, model: nn.Module, loss_reduction: LossReductio
     Returns:
         The engine.
 
+    """
+    check_names(name, loss_reduction)
+    if name == "fused":
+        return FusedEngine(model, loss_reduction)
+    from lightning_bayes.curvature.backpack import (
+        BackpackEngine,  # here, so that BackPACK is loaded only where it is used
+    )
+
+    return BackpackEngine(model, loss_reduction)
+
+
+def check_names(engine: str, loss_reduction: str) -> None:
+    """Require an engine and a reduction that exist.
+
+    Args:
+        engine: Name of an engine.
+        loss_reduction: Name of a reduction.
+
     Raises:
-        HyperparameterError: If there is no engine or reduction of that name.
+        HyperparameterError: If one does not.
     """
     if loss_reduction not in {"auto", "mean", "sum"}:
         raise HyperparameterError(f"loss_reduction={loss_reduction!r} is unknown; use 'auto', 'mean' or 'sum'.")
-    if name == "fused":
-        from lightning_bayes.curvature.fused import FusedEngine
-
-        return FusedEngine(model, loss_reduction)
-    if name == "backpack":
-        from lightning_bayes.curvature.backpack import BackpackEngine
-
-        return BackpackEngine(model, loss_reduction)
-    raise HyperparameterError(f"engine={name!r} is unknown; use 'fused' or 'backpack'.")
+    if engine not in {"fused", "backpack"}:
+        raise HyperparameterError(f"engine={engine!r} is unknown; use 'fused' or 'backpack'.")
 
 
 def measure(

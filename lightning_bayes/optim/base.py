@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture
@@ -50,6 +51,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.samples_in_closure = False  # True where the host's closure opens the passes itself
         self._mean: dict[nn.Parameter, Tensor] | None = None
         self._passes, self._opened, self._skip = PassCollector(), 0, False
+        self._shown = False  # whether a host has seen what was measured
         self._buffers: list[tuple[Tensor, Tensor]] = []
         super().__init__(params, defaults)
 
@@ -156,12 +158,24 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._passes.add(captured, before, loss_scale)
 
     def measured(self) -> tuple[list[Tensor], float]:
-        """What the open update has measured, for hosts that average it over processes.
+        """What the open update has measured, for hosts that average it over processes before `step`.
 
         Returns:
             The loss, ĝ and ĥ of every trained parameter, as tensors to be written to; and the number of examples.
         """
-        return self._passes.tensors(param for _, param in self._trained()), self._passes.examples
+        self._shown = True
+        return self._measured(), self._passes.examples
+
+    def _measured(self) -> list[Tensor]:
+        return self._passes.tensors(param for _, param in self._trained())
+
+    def _require_reduction(self) -> None:
+        if not self._shown and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise UnsupportedTrainingError(
+                f"{dist.get_world_size()} processes train together, and nothing has averaged what they measured: they would "
+                "drift apart. Before opt.step(), call lightning_bayes.strategies.all_reduce_mean_(*opt.measured()), and run "
+                "the passes under `with ddp_model.no_sync(), opt.sampled_params(rank):`."
+            )
 
     def sampled_mean(self) -> dict[nn.Parameter, Tensor]:
         """The means while a pass is open; empty otherwise."""
@@ -180,9 +194,12 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """
         super().zero_grad(set_to_none)
         if self._mean is None:
-            self._passes.clear()
-            self._opened = 0
+            self._forget_passes()
             self._skip = False
+
+    def _forget_passes(self) -> None:
+        self._passes.clear()
+        self._opened, self._shown = 0, False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -208,20 +225,21 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 f"{type(self).__name__}.step() was called without measured gradients. Run forward and backward inside "
                 "`with opt.sampled_params():` first, or pass a closure."
             )
+        self._require_reduction()
         if self._is_finite():
             self.skipped_in_a_row = 0
             self._update_all()
         else:
             self._skip_update()
-        self._passes.clear()
-        self._opened = 0
+        self._forget_passes()
         return loss
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def _run(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
-            if self.samples_in_closure:
+            # A host's closure opens the passes itself, or (Lightning's manual optimization) is empty, after passes.
+            if self.samples_in_closure or self._passes.examples:
                 return closure()
             self.zero_grad()
             losses = []
@@ -231,8 +249,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             return torch.stack(losses).mean()
 
     def _is_finite(self) -> bool:
-        tensors, _ = self.measured()
-        return bool(torch.stack([t.sum() for t in tensors]).isfinite().all())
+        return bool(torch.stack([t.sum() for t in self._measured()]).isfinite().all())
 
     def _skip_update(self) -> None:
         for buffer, value in self._buffers:

@@ -209,8 +209,8 @@ class MeanFieldOptimizer(NoisyOptimizer):
             damping=group["damping"],
             step=state["step"],
         )
-        for target, value in zip(old, new, strict=True):
-            target.copy_(value)
+        param.copy_(new.mean)
+        state["curvature"], state["momentum"] = new.curvature, new.momentum
 
     def _rule(self, group: dict[str, Any]) -> Callable[..., MeanFieldState]:
         if group["step_rule"] == "natural":
@@ -232,7 +232,8 @@ class MeanFieldOptimizer(NoisyOptimizer):
             precision = self._precision(param, group)
             if precision is not None:
                 noisy[names[param]] = (param.detach().clone(), precision, float(group["prior_precision"]))
-        constants = {n: v.detach().clone() for n, v in self.model.state_dict().items() if n not in noisy}
+        others = {n: v for n, v in self.model.state_dict().items() if n not in noisy and isinstance(v, Tensor)}
+        constants = {n: v.detach().clone() for n, v in others.items()}
         return MeanField(
             {n: v[0] for n, v in noisy.items()},
             {n: v[1] for n, v in noisy.items()},

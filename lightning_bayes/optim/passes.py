@@ -50,7 +50,7 @@ class PassCollector:
             new = _mean(self.curvature.get(param), squares.get(param), share, 1 / loss_scale**2)
             if new is not None:
                 self.curvature[param] = new
-        self.loss = _mean(self.loss, captured.loss, share, factor / loss_scale)
+        self.loss = _mean(self.loss, captured.loss, share, factor)
         self.examples += n
 
     def tensors(self, params: Iterable[nn.Parameter]) -> list[Tensor]:

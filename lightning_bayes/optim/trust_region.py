@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_bayes.optim.state import MeanFieldState, average, debiased
+from lightning_bayes.optim.state import MeanFieldState, average
 
 NATURAL_RATE = 0.1  # a
 RELATIVE_NOISE = 0.3  # κ: noise std stays below this share of each tensor's size, see posteriors.noise_floor
@@ -59,19 +59,22 @@ def update(
     """
     weight_of_old = min(betas[1], step / (step + 1)) if step > 1 else 0.0
     curvature = average(state.curvature, sq_grad, weight_of_old)
-    average_grad = average(state.momentum, grad + prior * state.mean, betas[0])
-    unbiased = debiased(average_grad, betas[0], step)
-    bound = lr if radius == "adam" else lr / (1 - momentum) * root_mean_square(unbiased)
-    natural = NATURAL_RATE * unbiased / (curvature + (prior + damping))
-    return MeanFieldState(state.mean - shorten(natural, bound), curvature, average_grad)
+    momentum_grad = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    debias = 1 / (1 - betas[0] ** step)
+    natural = momentum_grad.div(curvature + (prior + damping)).mul_(NATURAL_RATE * debias)
+    bound = lr if radius == "adam" else lr / (1 - momentum) * debias * root_mean_square(momentum_grad)
+    mean = torch.addcmul(state.mean, natural, shortening(natural, bound), value=-1)
+    return MeanFieldState(mean, curvature, momentum_grad)
 
 
 def root_mean_square(tensor: Tensor) -> Tensor:
     """Return √(mean of squares), a scalar."""
-    return tensor.square().mean().sqrt()
+    length: Tensor = torch.linalg.vector_norm(tensor)
+    mean_square_root: Tensor = length / tensor.numel() ** 0.5
+    return mean_square_root
 
 
-def shorten(step: Tensor, radius: Tensor | float) -> Tensor:
-    """Scale `step` down to a root mean square of `radius`; leave it if it is shorter."""
+def shortening(step: Tensor, radius: Tensor | float) -> Tensor:
+    """Return the factor, at most 1, that brings the root mean square of `step` within `radius`, a scalar."""
     length = root_mean_square(step).clamp_min(torch.finfo(step.dtype).tiny)
-    return step * (radius / length).clamp_max(1.0)
+    return (radius / length).clamp_max(1.0)

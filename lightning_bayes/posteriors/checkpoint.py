@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from typing import Any
 
 import torch
@@ -30,10 +29,12 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
     Raises:
         PosteriorError: If the file is no Lightning checkpoint or holds no posterior.
     """
-    try:
-        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-    except (RuntimeError, EOFError, ValueError, TypeError, KeyError, pickle.UnpicklingError) as error:
-        raise PosteriorError(f"{path} cannot be read as a checkpoint ({error}). Is the file complete?") from error
+    with open(path, "rb") as file:
+        try:
+            checkpoint = torch.load(file, map_location=map_location, weights_only=True)
+        except Exception as error:  # a foreign or damaged file makes the parser fail in any way
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise PosteriorError(f"{path} cannot be read as a checkpoint ({reason}). Is the file complete?") from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise PosteriorError(f"{path} is no Lightning checkpoint: it has no 'state_dict'.")
     return posterior_from_checkpoint(checkpoint, str(path))
@@ -65,11 +66,12 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
     priors: dict[str, float] = {}
     for group, group_names in zip(groups, names, strict=True):
         for index, name in zip(group["params"], group_names, strict=True):
-            weights = checkpoint["state_dict"][name]
-            found = state_precision(group, states_by_index.get(index, {}), weights)
+            weights, state = checkpoint["state_dict"][name], states_by_index.get(index, {})
+            # Without an update it is a point: frozen, or saved before the first.
+            found = state_precision(group, state, weights) if state.get("step") else None
             if found is not None:
                 mean[name], precisions[name], priors[name] = weights, found, group["prior_precision"]
     if not mean:
         raise PosteriorError(f"{source} was written before the first update of the posterior, or by OGN, a point.")
-    constants = {name: value for name, value in checkpoint["state_dict"].items() if name not in mean}
+    constants = {n: v for n, v in checkpoint["state_dict"].items() if n not in mean and isinstance(v, Tensor)}
     return MeanField(mean, precisions, priors, groups[0]["num_data"], constants)

@@ -42,7 +42,8 @@ def precision(
         >>> precision(torch.tensor([0.5]), num_data=100, prior_precision=2.0)
         tensor([52.])
     """
-    return (curvature + damping) * (num_data / kl_weight) + prior_precision
+    scale = num_data / kl_weight  # Ñ/τ
+    return curvature.mul(scale).add_(damping * scale + prior_precision)
 
 
 def initial_curvature(
@@ -140,4 +141,4 @@ def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
     """
     if not group["noisy"] or not state or (state["step"] == 0 and group["init_precision"] is None):
         return None
-    return precision(state["curvature"], **group_arguments(group)) + noise_floor(group, state, mean)
+    return precision(state["curvature"], **group_arguments(group)).add_(noise_floor(group, state, mean))

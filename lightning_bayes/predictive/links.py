@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
 
 Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
@@ -44,13 +44,22 @@ def check_link(link: str) -> None:
         raise HyperparameterError(f"link={link!r} is unknown; use 'softmax', 'sigmoid' or 'identity'.")
 
 
+def _check_shape(outputs: Tensor, link: Link) -> None:
+    if link == "softmax" and (outputs.dim() < 3 or outputs.shape[2] < 2):
+        raise ShapeError(
+            f"link='softmax' needs outputs of shape [samples, batch, classes, …] with at least two classes, got "
+            f"{list(outputs.shape)}. Pass link='identity' for regression, or link='sigmoid' for one logit per example."
+        )
+
+
 def combine(outputs: Tensor, link: Link) -> Tensor:
     """One output that stands for the average prediction and can take the place of the model's own.
 
     Args:
         outputs: Model outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
         link: ``"softmax"``: log of the mean probability, whose softmax is the mean probability, so cross-entropy and
-            accuracy become those of the average; ``"sigmoid"``: logit of the mean; ``"identity"``: the mean.
+            accuracy become those of the average (a `ShapeError` below two classes); ``"sigmoid"``: logit of the mean;
+            ``"identity"``: the mean.
 
     Returns:
         ``[B, C, …]``, or ``[B, …]``.
@@ -59,6 +68,7 @@ def combine(outputs: Tensor, link: Link) -> Tensor:
         >>> combine(torch.tensor([[[0.0, 0.0]], [[100.0, 0.0]]]), "softmax").softmax(-1)
         tensor([[0.7500, 0.2500]])
     """
+    _check_shape(outputs, link)
     if link == "identity":
         return outputs.mean(0)
     count = math.log(len(outputs))
@@ -79,6 +89,7 @@ def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
     Returns:
         `Moments` for the identity link, `Prediction` otherwise.
     """
+    _check_shape(outputs, link)
     if link == "identity":
         return Moments(outputs.mean(0), outputs.var(0, correction=0), outputs)
     if link == "softmax":

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.errors import PosteriorError
+from lightning_bayes.errors import PosteriorError, ShapeError
 from lightning_bayes.posteriors import MeanField
 
 CACHED_ELEMENTS = 2**26  # 256 MiB of float32: below that, samples are drawn once and kept
@@ -51,11 +51,19 @@ class PosteriorSamples:
 
         Returns:
             Outputs stacked over samples, ``[S, …]``.
+
+        Raises:
+            ShapeError: If an output is not a tensor.
         """
         each = []
         for index in range(self.count):
             with placed(model, self.weights(index)):
                 each.append(forward())
+            if not isinstance(each[-1], Tensor):
+                raise ShapeError(
+                    f"{type(model).__name__} returned a {type(each[-1]).__name__}, which has no average over samples. Let "
+                    "it return one tensor: logits or means."
+                )
         return torch.stack(each)
 
 
@@ -70,7 +78,8 @@ def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    # With duplicates: a posterior's constants name tied weights by each of their names.
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     targets = {name: tensors[name] for name in weights}
     own = {name: target.detach().clone() for name, target in targets.items()}
     try:
@@ -94,7 +103,7 @@ def check_fits(model: nn.Module, posterior: MeanField) -> None:
     Raises:
         PosteriorError: Listing missing, unexpected and mis-shaped names.
     """
-    wanted = {name: value.shape for name, value in model.state_dict().items()}
+    wanted = {name: value.shape for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     given = {name: value.shape for name, value in {**posterior.constants, **posterior.mean}.items()}
     problems = {
         "missing in the posterior": sorted(wanted.keys() - given.keys()),

@@ -539,3 +539,9 @@ def test_bad_arguments_are_named(generator):
         measure(model, lambda: F.mse_loss(model(x), x[:, :2]) + F.mse_loss(model(x), x[:, :2], reduction="sum"))
     with pytest.raises(NoMeasurementError, match="No trainable layer was called"):
         measure(model, lambda: torch.ones((), requires_grad=True) * 2)
+
+
+def test_batch_that_is_not_finite_passes_through_the_generic_rule(generator):
+    """Skipping it is the optimizer's business; the check of the sum waits for a finite batch."""
+    model, x = nn.PReLU(4), torch.full((5, 4), torch.nan)
+    assert measure(model, lambda: model(x).mean()).curvature["weight"].isnan().all()
