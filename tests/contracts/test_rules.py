@@ -29,7 +29,11 @@ def case(request, generator):
     for param in layer.parameters():
         nn.init.normal_(param, generator=generator)
     is_embedding = request.param is nn.Embedding
-    x = torch.randint(0, 7, shape, generator=generator) if is_embedding else torch.randn(shape, generator=generator).double()
+    x = (
+        torch.randint(0, 7, shape, generator=generator)
+        if is_embedding
+        else torch.randn(shape, generator=generator).double()
+    )
     delta = torch.randn(layer(x).shape, generator=generator, dtype=torch.float64)
     return request.param, layer, x, delta
 

@@ -1,0 +1,245 @@
+"""Set-ups that cannot train a posterior: an error that names the culprit and the next step, and nothing is lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import FSDPStrategy
+from tiny_training import Classifier, adamw, assert_same_bits, fit, loader, mlp, quiet_trainer, weights
+from torch import nn
+
+from lightning_bayes import VOGN, OGNCallback, VOGNCallback
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
+
+
+def assert_refused(error, message, module, callback=None, **trainer):
+    """`fit` raises before the first training_step and leaves the weights alone."""
+    before = weights(module)
+    with pytest.raises(error, match=message):
+        fit(module, callback or VOGNCallback(), **trainer)
+    assert_same_bits(weights(module), before)
+    assert getattr(module, "training_steps", 0) == 0
+
+
+# -- the module -----------------------------------------------------------------------------------------------------------
+
+
+class Manual(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class ManualSinceSetup(Classifier):
+    def setup(self, stage):
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize("module_class", [Manual, ManualSinceSetup])
+def test_manual_optimization_is_refused_and_sampled_params_recommended(module_class):
+    message = rf"{module_class.__name__} uses manual optimization.*VOGN\(self, num_data=N\).*sampled_params\(\)"
+    assert_refused(UnsupportedTrainingError, message, module_class())
+
+
+def test_the_recommended_way_works_in_manual_optimization():
+    class Recommended(Manual):
+        def training_step(self, batch, batch_idx):
+            opt = self.optimizers()
+            opt.zero_grad()
+            with opt.sampled_params():
+                self.manual_backward(F.cross_entropy(self(batch[0]), batch[1]))
+            opt.step()
+
+        def configure_optimizers(self):
+            return VOGN(self, num_data=48, lr=0.05)
+
+    module = Recommended()
+    trainer = fit(module)
+    assert trainer.optimizers[0].num_updates == 6
+
+
+class TakesIterator(Classifier):
+    def training_step(self, dataloader_iter):
+        raise AssertionError("never called")
+
+
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")  # Lightning's own warning
+def test_dataloader_iter_is_refused():
+    message = r"TakesIterator\.training_step takes dataloader_iter.*Take batch instead"
+    assert_refused(UnsupportedTrainingError, message, TakesIterator())
+
+
+# -- the optimizer --------------------------------------------------------------------------------------------------------
+
+
+def frozen(module):
+    return adamw(module.requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("configure", "message"),
+    [
+        (
+            lambda m: torch.optim.LBFGS(m.parameters()),
+            r"LBFGS calls its closure several times.*Return Adam, AdamW or SGD",
+        ),
+        (lambda m: torch.optim.Rprop(m.parameters()), r"learning rate of Rprop is not the length of a step.*lr=\.\.\."),
+        (lambda m: torch.optim.Adadelta(m.parameters()), r"learning rate of Adadelta is not the length"),
+        (lambda m: torch.optim.AdamW(m.parameters(), maximize=True), r"maximize=True: .* negative log-likelihood"),
+        (frozen, r"Classifier has no trainable parameter in its optimizer\. Set requires_grad_\(True\)"),
+        (lambda m: VOGN(m, num_data=48), r"The optimizer is VOGN already.*Return Adam, AdamW or SGD"),
+        (lambda m: adamw(mlp()), r"parameters that Classifier does not, of the shapes \[\(6, 4\), .*a submodule of it"),
+        (
+            lambda m: torch.optim.AdamW(m.parameters(), lr=-1.0),
+            r"Invalid learning rate: -1\.0",  # AdamW's own
+        ),
+    ],
+    ids=["LBFGS", "Rprop", "Adadelta", "maximize", "frozen", "noisy_already", "foreign", "negative_lr"],
+)
+def test_optimizer_that_cannot_be_swapped_is_refused(configure, message):
+    error = ValueError if "Invalid" in message else UnsupportedTrainingError
+    assert_refused(error, message, Classifier(configure))
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.Rprop, torch.optim.Adadelta])
+def test_explicit_learning_rate_makes_any_first_order_optimizer_swappable(optimizer_class):
+    callback = VOGNCallback(lr=0.05)
+    fit(Classifier(lambda m: optimizer_class(m.parameters())), callback)
+    assert callback.optimizer.num_updates == 6
+
+
+@pytest.mark.filterwarnings("ignore:.*configure_optimizers. returned .None.")  # Lightning's own warning comes first
+def test_configure_optimizers_that_returns_none_is_refused():
+    message = r"swaps one optimizer, and configure_optimizers returned None\. Return one optimizer"
+    assert_refused(UnsupportedTrainingError, message, Classifier(lambda m: None))
+
+
+def test_several_optimizers_are_refused_by_lightning():
+    halves = Classifier(lambda m: [adamw(m.net[0]), adamw(m.net[2])])
+    assert_refused(RuntimeError, "multiple optimizers is only supported with manual optimization", halves)
+
+
+# -- the trainer ----------------------------------------------------------------------------------------------------------
+
+
+def test_strategy_that_shards_parameters_is_refused():
+    trainer, module = quiet_trainer(), Classifier()
+    trainer._accelerator_connector.strategy = FSDPStrategy()  # Lightning builds it only where there is a GPU
+    with pytest.raises(UnsupportedTrainingError, match=r"strategy FSDPStrategy .*Use one device, or strategy='ddp'"):
+        VOGNCallback().setup(trainer, module, "fit")
+    assert "setup_optimizers" not in vars(trainer.strategy)
+
+
+@pytest.mark.parametrize("second", [VOGNCallback, OGNCallback])
+def test_two_callbacks_of_the_family_are_refused_by_lightning(second):
+    with pytest.raises(RuntimeError, match="Found more than one stateful callback of type"):
+        quiet_trainer(VOGNCallback(), second())
+
+
+def test_second_callback_that_the_module_brings_is_refused():
+    class Brings(Classifier):
+        def configure_callbacks(self):
+            return [OGNCallback()]
+
+    assert_refused(UnsupportedTrainingError, r"The optimizer is (VO|O)GN already.*second callback", Brings())
+
+
+def test_unknown_lightning_is_refused(monkeypatch):
+    """A closure that Lightning builds from other parts than today's."""
+    trainer = quiet_trainer(VOGNCallback())
+    loop = trainer.fit_loop.epoch_loop.automatic_optimization
+    monkeypatch.setattr(type(loop), "_make_closure", lambda self, batch, optimizer: None)
+    with pytest.raises(UnsupportedTrainingError, match=r"Lightning 2\..* \(tested: .*Install a tested version"):
+        trainer.fit(Classifier(), loader())
+
+
+# -- parameters no rule reaches -------------------------------------------------------------------------------------------
+
+
+class Noisy(LightningModule):
+    """Regression whose noise level lies on the LightningModule itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.log_noise = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), None
+        self.log_noise = nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        error = self.net(batch[0]).squeeze(1) - batch[1]
+        return (0.5 * error.square() * torch.exp(-2 * self.log_noise) + self.log_noise).mean()
+
+    def configure_optimizers(self):
+        return adamw(self)
+
+
+def test_parameter_that_no_rule_reaches_is_named_before_any_update():
+    module, callback = Noisy(), VOGNCallback()
+    before = {name: param.detach().clone() for name, param in module.named_parameters()}
+    with pytest.raises(UnsupportedLayerError, match=r"no curvature rule reaches them: log_noise\. Move each into"):
+        fit(module, callback)
+    assert callback.optimizer.num_updates == 0
+    assert_same_bits({name: param.detach() for name, param in module.named_parameters()}, before)
+
+
+def test_frozen_parameter_that_no_rule_reaches_is_no_obstacle():
+    module, callback = Noisy(), VOGNCallback()
+    module.log_noise.requires_grad_(False)
+    fit(module, callback)
+    assert callback.optimizer.num_updates == 6
+
+
+# -- hyperparameters ------------------------------------------------------------------------------------------------------
+
+NOT_POSITIVE = (
+    "prior_precision",
+    "kl_weight",
+    "data_augmentation_factor",
+    "init_precision",
+    "num_data",
+    "relative_noise",
+)
+NEGATIVE = ("lr", "kl_warmup_steps", "damping")
+COUNTS = {"mc_samples": 1, "eval_samples": 0, "max_nonfinite_steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "wanted"),
+    [(name, value, "above 0") for name in NOT_POSITIVE for value in (0.0, -1.0, math.nan, math.inf)]
+    + [(name, value, "at least 0") for name in NEGATIVE for value in (-1e-3, math.nan, math.inf)]
+    + [(name, value, f"a whole number of at least {least}") for name, least in COUNTS.items() for value in (-1, 1.5)]
+    + [("mc_samples", 0, "a whole number of at least 1")]
+    + [("betas", value, "two numbers of at least 0 and below 1") for value in ((0.9, 1.0), (-0.1, 0.9), (0.9,))],
+    ids=str,
+)
+def test_hyperparameter_out_of_range_is_refused_at_construction(argument, value, wanted):
+    with pytest.raises(HyperparameterError) as caught:
+        VOGNCallback(**{argument: value})
+    assert str(caught.value) == f"{argument}={value!r} must be {wanted}."
+
+
+def test_every_offending_hyperparameter_is_listed():
+    with pytest.raises(HyperparameterError, match=r"prior_precision=-1 must be above 0; .*mc_samples=0 must be"):
+        VOGNCallback(prior_precision=-1, mc_samples=0)
+
+
+@pytest.mark.parametrize(
+    ("argument", "choices"),
+    [
+        ("engine", "'fused' or 'backpack'"),
+        ("loss_reduction", "'auto', 'mean' or 'sum'"),
+        ("link", "'softmax', 'sigmoid' or 'identity'"),
+    ],
+)
+def test_unknown_choice_is_refused_before_the_first_step(argument, choices):
+    with pytest.raises(HyperparameterError, match=f"{argument}='nonsense' is unknown; use {choices}"):
+        fit(Classifier(), VOGNCallback(**{argument: "nonsense"}))
+
+
+@pytest.mark.parametrize("wrong", [{"engine": "opacus"}, {"loss_reduction": "max"}])
+def test_unknown_engine_and_reduction_are_refused_at_once(wrong):
+    with pytest.raises(HyperparameterError, match="is unknown; use"):
+        VOGNCallback(**wrong)

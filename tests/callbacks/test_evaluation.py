@@ -1,0 +1,397 @@
+"""Validation, test and prediction under the posterior, against a loop by hand over the same samples."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.distributions import Categorical
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes import OGNCallback, VOGNCallback, load_posterior
+from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedTrainingError
+from lightning_bayes.predictive import PosteriorSamples
+
+S = 6
+# One module serves fit, validate and test; most fits here validate nothing.
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
+
+
+class Net(LightningModule):
+    """Steps call self(x), as Lightning's own examples do."""
+
+    def __init__(self, outputs=3):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, outputs))
+        self.seen = []
+
+    def forward(self, x):
+        return self.model(x)
+
+    def loss(self, output, y):
+        return F.cross_entropy(output, y)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.seen.append(self(batch[0]))
+        self.log("loss", self.loss(self.seen[-1], batch[1]), batch_size=len(batch[0]))
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+class SquaredError(Net):
+    link = "identity"
+
+    def loss(self, output, y):
+        return F.mse_loss(output[:, 0], y.float())
+
+
+class BinaryCrossEntropy(Net):
+    def loss(self, output, y):
+        return F.binary_cross_entropy_with_logits(output[:, 0], (y > 0).float())
+
+
+def loader(batch_size=8):
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(24, 2, generator=generator), torch.randint(3, (24,), generator=generator)
+    return DataLoader(TensorDataset(x, y), batch_size=batch_size)
+
+
+def trainer(*callbacks, **options):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+    more = {"enable_model_summary": False, "max_epochs": 2, "accelerator": "cpu", **quiet, **options}
+    return Trainer(callbacks=list(callbacks), **more)
+
+
+def vogn(**arguments):
+    return VOGNCallback(**{"eval_samples": S, "seed": 5, "relative_noise": 0.5, **arguments})
+
+
+def fitted(callback=None, net=None, **options):
+    """A trained module, its callback and its trainer."""
+    callback, net = callback or vogn(), net or Net()
+    host = trainer(callback, **options)
+    host.fit(net, loader())
+    net.seen.clear()
+    return net, callback, host
+
+
+def by_hand(net, posterior, x, count=S, seed=5):
+    """Outputs [S, B, …] under each sample, in evaluation mode."""
+    samples = PosteriorSamples(posterior, count, seed)
+    net.eval()
+    with torch.no_grad():
+        return torch.stack([torch.func.functional_call(net, samples.weights(k), (x,)) for k in range(count)])
+
+
+@torch.no_grad()
+def at_the_mean(net):
+    net.eval()
+    return net(data()[0])
+
+
+def data():
+    return loader().dataset.tensors
+
+
+def test_test_loss_is_the_cross_entropy_of_the_averaged_probability():
+    net, callback, host = fitted()
+    (result,) = host.test(net, loader(), verbose=False)
+    x, y = data()
+    probs = by_hand(net, callback.optimizer.posterior(), x).softmax(-1).mean(0)
+    torch.testing.assert_close(torch.cat(net.seen).softmax(-1), probs)
+    assert result["loss"] == pytest.approx(F.nll_loss(probs.log(), y).item(), rel=1e-5)
+    gibbs = torch.stack([F.cross_entropy(o, y) for o in by_hand(net, callback.optimizer.posterior(), x)]).mean()
+    mean = F.cross_entropy(at_the_mean(net), y)
+    assert abs(result["loss"] - gibbs) > 1e-3  # not the average loss of the samples
+    assert abs(result["loss"] - mean) > 1e-4  # nor the loss of the mean
+
+
+def test_every_way_to_evaluate_gives_the_same_value(tmp_path):
+    """validate, test and predict; right after fit, and in a fresh trainer and module from the file."""
+    net, _, host = fitted()
+    host.save_checkpoint(tmp_path / "last.ckpt")
+    values = [
+        host.validate(net, loader(), verbose=False)[0]["loss"],
+        host.test(net, loader(), verbose=False)[0]["loss"],
+    ]
+    probs = [torch.cat([p["probs"] for p in host.predict(net, loader())])]
+    for _ in range(2):
+        fresh, other = trainer(vogn()), Net()
+        path = {"ckpt_path": tmp_path / "last.ckpt"}
+        values.append(fresh.validate(other, loader(), verbose=False, **path)[0]["loss"])
+        values.append(fresh.test(other, loader(batch_size=24), verbose=False, **path)[0]["loss"])
+        probs.append(torch.cat([p["probs"] for p in fresh.predict(other, loader(), **path)]))
+    assert values == pytest.approx([values[0]] * 6, rel=1e-6)
+    torch.testing.assert_close(probs[1], probs[0], rtol=0, atol=0)
+    torch.testing.assert_close(probs[2], probs[0], rtol=0, atol=0)
+
+
+def test_validation_during_fit_is_averaged_over_the_posterior_of_the_moment():
+    class Check(Callback):
+        checked = 0
+
+        def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            found = pl_module.seen[-1].softmax(-1)
+            forward = pl_module.__dict__.pop("forward")  # the module as it is without the evaluation
+            probs = by_hand(pl_module, callback.optimizer.posterior(), batch[0]).softmax(-1).mean(0)
+            pl_module.forward = forward
+            torch.testing.assert_close(found, probs)
+            self.checked += 1
+
+    callback, check = vogn(), Check()
+    trainer(callback, check).fit(Net(), loader(), loader())
+    assert check.checked == 6
+
+
+def test_the_sanity_check_runs_the_module_alone():
+    calls = []
+
+    class Counting(Net):
+        def forward(self, x):
+            calls.append(self.trainer.sanity_checking)
+            return super().forward(x)
+
+    trainer(vogn(), num_sanity_val_steps=2, max_epochs=1).fit(Counting(), loader(), loader())
+    assert calls.count(True) == 2  # one forward for each of the two batches
+    assert calls.count(False) == 3 + 3 * S
+
+
+def test_prediction_without_a_predict_step_tells_probabilities_and_uncertainty():
+    net, callback, host = fitted()
+    predictions = host.predict(net, loader())
+    assert all(set(p) == {"probs", "entropy", "mutual_information"} for p in predictions)
+    x, _ = data()
+    each = by_hand(net, callback.optimizer.posterior(), x)
+    total = Categorical(probs=each.softmax(-1).mean(0)).entropy()
+    truth = {
+        "probs": each.softmax(-1).mean(0),
+        "entropy": total,
+        "mutual_information": total - Categorical(logits=each).entropy().mean(0),
+    }
+    for key, expected in truth.items():
+        torch.testing.assert_close(torch.cat([p[key] for p in predictions]), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_prediction_takes_batches_that_are_only_inputs():
+    net, _, host = fitted()
+    (x, _), inputs = data(), DataLoader(data()[0], batch_size=24)
+    whole = torch.cat([p["probs"] for p in host.predict(net, loader())])
+    torch.testing.assert_close(host.predict(net, inputs)[0]["probs"], whole)
+    assert whole.shape == (len(x), 3)
+
+
+def test_a_predict_step_of_ones_own_is_kept():
+    class Own(Net):
+        def predict_step(self, batch, batch_idx):
+            return self(batch[0]).argmax(-1)
+
+    net, callback, host = fitted(net=Own())
+    found = torch.cat(host.predict(net, loader()))
+    assert torch.equal(found, by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0).argmax(-1))
+
+
+def test_prediction_of_a_regression_tells_mean_and_variance():
+    net, callback, host = fitted(net=SquaredError(1))
+    predictions = host.predict(net, loader())
+    each = by_hand(net, callback.optimizer.posterior(), data()[0])
+    torch.testing.assert_close(torch.cat([p["mean"] for p in predictions]), each.mean(0))
+    torch.testing.assert_close(torch.cat([p["variance"] for p in predictions]), each.var(0, correction=0))
+
+
+def test_the_modules_link_counts():
+    net, callback, host = fitted(net=SquaredError(1))
+    host.test(net, loader(), verbose=False)
+    torch.testing.assert_close(torch.cat(net.seen), by_hand(net, callback.optimizer.posterior(), data()[0]).mean(0))
+
+
+def test_the_callbacks_link_comes_before_the_modules():
+    class Wrong(BinaryCrossEntropy):
+        link = "identity"
+
+    net, callback, host = fitted(vogn(link="sigmoid"), Wrong(1))
+    host.test(net, loader(), verbose=False)
+    each = by_hand(net, callback.optimizer.posterior(), data()[0])
+    torch.testing.assert_close(torch.cat(net.seen), each.sigmoid().mean(0).logit(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_unknown_link_is_named():
+    class Wrong(Net):
+        link = "logit"
+
+    with pytest.raises(HyperparameterError, match="link='probit' is unknown"):
+        VOGNCallback(link="probit")
+    net, _, host = fitted(net=Wrong())
+    with pytest.raises(HyperparameterError, match="link='logit' is unknown; use 'softmax', 'sigmoid' or 'identity'"):
+        host.test(net, loader(), verbose=False)
+
+
+def test_one_output_under_softmax_is_refused_and_not_averaged_to_a_constant():
+    class Forgotten(SquaredError):
+        link = "softmax"
+
+    net, _, host = fitted(net=Forgotten(1))
+    with pytest.raises(ShapeError, match=r"Pass link='identity' for regression, or link='sigmoid' for one logit"):
+        host.test(net, loader(), verbose=False)
+
+
+@pytest.mark.parametrize("callback", [vogn(eval_samples=0), OGNCallback(eval_samples=S)], ids=["no samples", "OGN"])
+def test_without_samples_or_noise_the_mean_is_evaluated(callback):
+    net, callback, host = fitted(callback)
+    host.test(net, loader(), verbose=False)
+    torch.testing.assert_close(torch.cat(net.seen), at_the_mean(net), rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_left_on_the_module():
+    net, _, host = fitted()
+    before, own = {n: v.clone() for n, v in net.state_dict().items()}, set(vars(net))
+    host.validate(net, loader(), verbose=False)
+    host.test(net, loader(), verbose=False)
+    host.predict(net, loader())
+    assert set(vars(net)) == own
+    assert all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
+
+
+def test_a_forward_of_the_instances_own_comes_back():
+    net = Net()
+    replaced = net.forward = lambda x: 2 * net.model(x)
+    net, callback, host = fitted(net=net)
+    host.test(net, loader(), verbose=False)
+    assert vars(net)["forward"] is replaced
+    probs = by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0)
+    torch.testing.assert_close(torch.cat(net.seen).softmax(-1), probs)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("early", [False, True], ids=["after the forward", "before the forward"])
+def test_an_exception_in_a_test_step_gives_the_module_back(error, early):
+    class Breaking(Net):
+        def test_step(self, batch, batch_idx):
+            if not early:
+                self(batch[0])
+            raise error("broken")
+
+    net, _, host = fitted(net=Breaking())
+    before = {n: v.clone() for n, v in net.state_dict().items()}
+    with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
+        host.test(net, loader(), verbose=False)
+    assert not {"forward", "predict_step"} & set(vars(net))
+    assert all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
+
+
+def test_an_exception_inside_a_sampled_forward_gives_the_weights_back():
+    class Breaking(Net):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += not self.training
+            if self.calls == 3:
+                raise ValueError("broken")
+            return super().forward(x)
+
+    net, _, host = fitted(net=Breaking())
+    before = {n: v.clone() for n, v in net.state_dict().items()}
+    with pytest.raises(ValueError, match="broken"):
+        host.test(net, loader(), verbose=False)
+    assert net.calls == 3
+    assert "forward" not in vars(net)
+    assert all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
+
+
+def test_steps_that_bypass_forward_are_warned_about():
+    class Bypass(Net):
+        def test_step(self, batch, batch_idx):
+            self.log("loss", F.cross_entropy(self.model(batch[0]), batch[1]))
+
+    net, _, host = fitted(net=Bypass())
+    with pytest.warns(UserWarning, match=r"Bypass's steps did not call self\(\.\.\.\).*results are those of the mean"):
+        host.test(net, loader(), verbose=False)
+
+
+def test_a_forward_that_calls_itself_is_sampled_once():
+    class Recursive(Net):
+        def forward(self, x, again=True):
+            return 2 * self(x, again=False) if again else self.model(x)
+
+    net, callback, host = fitted(net=Recursive())
+    host.test(net, loader(), verbose=False)
+    probs = by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0)
+    torch.testing.assert_close(torch.cat(net.seen).softmax(-1), probs)
+
+
+def test_a_forward_that_returns_a_dictionary_has_no_average():
+    class Dictionary(Net):
+        def forward(self, x):
+            return {"logits": self.model(x)}
+
+        def loss(self, output, y):
+            return F.cross_entropy(output["logits"], y)
+
+    net, _, host = fitted(net=Dictionary())
+    message = r"Dictionary\.forward returned a dict, which has no average.*eval_samples=0 and use .*mc_predict"
+    with pytest.raises(UnsupportedTrainingError, match=message):
+        host.test(net, loader(), verbose=False)
+
+
+def evaluated_at_the_mean(net, host, match, **options):
+    net.seen.clear()
+    with pytest.warns(UserWarning, match=match):
+        host.test(net, loader(), verbose=False, **options)
+    torch.testing.assert_close(torch.cat(net.seen), at_the_mean(net), rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_posterior_the_mean_is_evaluated_with_a_warning():
+    match = "VOGNCallback evaluates at the weights as they are: no posterior was trained or loaded.*ckpt_path"
+    evaluated_at_the_mean(Net(), trainer(vogn()), match)
+
+
+def test_weights_that_changed_after_the_fit_are_evaluated_with_a_warning():
+    net, _, host = fitted()
+    with torch.no_grad():
+        net.model[0].bias += 1
+    evaluated_at_the_mean(net, host, "they are not the mean of its posterior")
+
+
+# Lightning 2.6 warns that the file was written with callbacks that this trainer lacks, and the other way round.
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+def test_a_checkpoint_of_weights_only_is_evaluated_with_a_warning(tmp_path):
+    _, _, host = fitted()
+    host.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    match = "no posterior was trained or loaded"
+    evaluated_at_the_mean(Net(), trainer(vogn()), match, ckpt_path=tmp_path / "weights.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+def test_a_checkpoint_of_a_plain_run_is_evaluated_with_a_warning(tmp_path):
+    plain = trainer()
+    plain.fit(Net(), loader())
+    plain.save_checkpoint(tmp_path / "plain.ckpt")
+    match = r"VOGNCallback evaluates at the weights as they are: The checkpoint holds no posterior"
+    evaluated_at_the_mean(Net(), trainer(vogn()), match, ckpt_path=tmp_path / "plain.ckpt")
+
+
+def test_a_test_without_the_callback_is_at_the_mean(tmp_path):
+    net, _, host = fitted()
+    host.save_checkpoint(tmp_path / "last.ckpt")
+    other = Net()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Be aware that when using .ckpt_path.")
+        trainer().test(other, loader(), verbose=False, ckpt_path=tmp_path / "last.ckpt")
+    torch.testing.assert_close(torch.cat(other.seen), at_the_mean(net), rtol=1e-5, atol=1e-6)
+
+
+def test_the_file_gives_the_same_samples_as_the_callback(tmp_path):
+    net, callback, host = fitted()
+    host.save_checkpoint(tmp_path / "last.ckpt")
+    x, _ = data()
+    from_file = by_hand(net, load_posterior(tmp_path / "last.ckpt"), x)
+    assert torch.equal(from_file, by_hand(net, callback.optimizer.posterior(), x))

@@ -1,0 +1,137 @@
+"""N from the trainer's loader, for every way in which a trainer sees less than the whole data set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_training import EXAMPLES, Classifier, blobs, fit, loader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from lightning_bayes import VOGNCallback
+from lightning_bayes.errors import UnknownNumDataError
+
+
+class Stream(IterableDataset):
+    """A stream that claims a length, in whatever unit."""
+
+    def __iter__(self):
+        return iter(blobs())
+
+    def __len__(self):
+        return EXAMPLES
+
+
+class Nested(Classifier):
+    """Takes its batch from a dictionary or a tuple of loaders."""
+
+    def training_step(self, batch, batch_idx):
+        inner = batch["only"] if isinstance(batch, dict) else batch[0]
+        return super().training_step(inner, batch_idx)
+
+
+class Unsized:
+    """Batches from somewhere, without a data set."""
+
+    def __iter__(self):
+        return iter(loader())
+
+
+def found(data, module=None, **kwargs) -> int:
+    callback = VOGNCallback()
+    fit(module or Classifier(), callback, data=data, **kwargs)
+    (group,) = callback.optimizer.param_groups
+    return group["num_data"]
+
+
+def sampled(sampler) -> DataLoader:
+    return loader(sampler=sampler)
+
+
+@pytest.mark.parametrize(
+    ("data", "trainer", "expected"),
+    [
+        (lambda: loader(), {}, 48),
+        (lambda: loader(shuffle=True), {}, 48),
+        (lambda: loader(7), {}, 48),
+        (lambda: loader(7, drop_last=True), {}, 42),
+        (lambda: loader(), {"limit_train_batches": 2}, 16),
+        (lambda: loader(), {"limit_train_batches": 0.5}, 24),
+        (lambda: loader(), {"overfit_batches": 1}, 8),
+        (lambda: loader(), {"fast_dev_run": True}, 8),
+        (lambda: loader(), {"max_epochs": None, "max_steps": 2}, 48),
+        (lambda: loader(), {"accumulate_grad_batches": 3}, 48),
+        (lambda: sampled(SubsetRandomSampler(range(24))), {}, 24),
+        (lambda: sampled(WeightedRandomSampler(torch.ones(48), 48)), {}, 48),
+        (lambda: DataLoader(Subset(blobs(), range(30)), batch_size=8), {}, 30),
+        (lambda: DataLoader(blobs(), batch_sampler=BatchSampler(range(48), 8, drop_last=False)), {}, 48),
+    ],
+    ids=[
+        "whole", "shuffled", "uneven", "drop_last", "two_batches", "half", "overfit", "fast_dev_run", "max_steps",
+        "accumulation", "subset_sampler", "weighted_sampler", "subset", "batch_sampler",
+    ],
+)  # fmt: skip
+def test_num_data_counts_the_examples_of_one_epoch(data, trainer, expected):
+    assert found(data(), **trainer) == expected
+
+
+def test_a_dictionary_of_one_loader_has_that_loaders_examples():
+    assert found({"only": loader()}, Nested()) == EXAMPLES
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda: DataLoader(Stream(), batch_size=8), "length of a Stream is not the number of examples"),
+        (lambda: [loader(), loader()], "2 training data loaders, so N is ambiguous"),
+        (lambda: DataLoader([tuple(b) for b in loader()], batch_size=None), "batch_size=None, so its data set counts"),
+        (lambda: Unsized(), "Unsized has no data set"),
+    ],
+    ids=["iterable", "several", "no_batch_size", "no_data_set"],
+)
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")  # Lightning's word on such streams
+def test_unknown_num_data_is_an_error_that_names_the_argument(data, message):
+    module = Nested()
+    with pytest.raises(UnknownNumDataError, match=f"{message}.*Pass num_data="):
+        fit(module, VOGNCallback(), data=data())
+    assert module.training_steps == 0
+
+
+class OwnBatchSampler:
+    """Batches of growing size, so that no batch size tells the number of examples."""
+
+    def __iter__(self):
+        return iter([list(range(0, 10)), list(range(10, 48))])
+
+    def __len__(self):
+        return 2
+
+
+def test_a_batch_sampler_without_a_batch_size_is_blamed_by_name():
+    with pytest.raises(UnknownNumDataError, match=r"OwnBatchSampler.*Pass num_data="):
+        fit(Classifier(), VOGNCallback(), data=DataLoader(blobs(), batch_sampler=OwnBatchSampler()))
+
+
+@pytest.mark.parametrize("data", [lambda: loader(), lambda: [loader(), loader()]], ids=["known", "unknown"])
+def test_an_explicit_num_data_wins(data):
+    callback = VOGNCallback(num_data=1000)
+    batches = data()
+    fit(Classifier() if isinstance(batches, DataLoader) else Nested(), callback, data=batches)
+    assert callback.optimizer.param_groups[0]["num_data"] == 1000
+
+
+def test_data_augmentation_factor_multiplies_the_examples_in_the_precision():
+    """1/Σ = ρN s + δ, at the mean of a run with N = 48, ρ = 5 and δ = 2."""
+    callback = VOGNCallback(lr=1e-3, data_augmentation_factor=5.0, prior_precision=2.0)
+    fit(Classifier(), callback)
+    assert callback.optimizer.param_groups[0]["num_data"] == EXAMPLES
+    precision = callback.optimizer.posterior().precision
+    for name, param in callback.optimizer.model.named_parameters():
+        curvature = callback.optimizer.state[param]["curvature"]
+        torch.testing.assert_close(precision[name], 5 * EXAMPLES * curvature + 2)

@@ -1,0 +1,131 @@
+"""Learning-rate schedules: the user's own sequence, and its shape under an explicit learning rate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_training import (
+    Classifier,
+    LearningRates,
+    fit,
+    loader,
+    mlp,
+    quiet_trainer,
+    two_groups,
+)
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from lightning_bayes import VOGNCallback
+
+EPOCHS, BATCHES = 2, 6
+
+
+def per_step(build):
+    def configure(module, optimizer_class=AdamW):
+        optimizer = optimizer_class(two_groups(module), lr=1e-2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": build(optimizer), "interval": "step"}}
+
+    return configure
+
+
+def warm_up_then_cosine(optimizer):
+    return SequentialLR(
+        optimizer, [LinearLR(optimizer, 0.1, total_iters=3), CosineAnnealingLR(optimizer, 9)], milestones=[3]
+    )
+
+
+SCHEDULES = {
+    "StepLR": lambda o: StepLR(o, 4, gamma=0.5),
+    "ExponentialLR": lambda o: ExponentialLR(o, 0.9),
+    "LambdaLR": lambda o: LambdaLR(o, lambda step: 1 / (1 + step)),
+    "CosineAnnealingLR": lambda o: CosineAnnealingLR(o, 12),
+    "CyclicLR": lambda o: CyclicLR(o, 0.001, [0.01, 0.02], step_size_up=4, cycle_momentum=False),
+    "OneCycleLR": lambda o: OneCycleLR(o, [0.01, 0.02], total_steps=14),
+    "SequentialLR": warm_up_then_cosine,
+}
+
+
+@pytest.mark.parametrize("build", SCHEDULES.values(), ids=SCHEDULES.keys())
+@pytest.mark.parametrize("optimizer_class", [AdamW, SGD], ids=["AdamW", "SGD"])
+def test_schedule_gives_the_sequence_of_plain_pytorch(build, optimizer_class):
+    """A scheduler that complains about the order of calls would fail this test too: warnings are errors."""
+    start, rates = optimizer_class(two_groups(mlp()), lr=1e-2), []
+    schedule = build(start)
+    for _ in range(EPOCHS * BATCHES):
+        rates.append([group["lr"] for group in start.param_groups])
+        start.step()
+        schedule.step()
+    recorder = LearningRates()
+    fit(Classifier(lambda m: per_step(build)(m, optimizer_class)), VOGNCallback(), recorder, max_epochs=EPOCHS)
+    assert recorder.seen == rates
+
+
+class Plateau(Classifier):
+    """Monitors a metric that does not improve after the first epoch."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("flat", 1.0)
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        optimizer = AdamW(self.parameters(), lr=1e-2)
+        schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "flat"}
+
+
+def test_reduce_on_plateau_reduces_the_noisy_optimizers_rate():
+    recorder = LearningRates()
+    fit(Plateau(), VOGNCallback(), recorder, max_epochs=3)
+    assert recorder.seen == [[1e-2]] * 12 + [[5e-3]] * 6
+
+
+def test_one_cycle_cycles_momentum_from_the_first_step():
+    """β₁ of the first update is the schedule's, so that the debiased momentum is an average from the start."""
+
+    class Betas(LearningRates):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            self.seen.append(trainer.optimizers[0].param_groups[0]["betas"])
+
+    optimizer = AdamW(mlp().parameters(), lr=1e-2)
+    schedule, expected = OneCycleLR(optimizer, 0.01, total_steps=8), []
+    for _ in range(BATCHES):
+        expected.append((optimizer.param_groups[0]["betas"][0], 0.99))
+        optimizer.step()
+        schedule.step()
+    recorder = Betas()
+    configure = per_step(lambda o: OneCycleLR(o, 0.01, total_steps=8))
+    fit(Classifier(configure), VOGNCallback(betas=(0.8, 0.99)), recorder)
+    assert recorder.seen == expected
+
+
+def test_resumed_run_does_not_take_cycled_momentum_for_a_changed_argument(tmp_path):
+    """Warnings are errors here; the sequence goes on where it stopped."""
+    configure, whole, rest = per_step(lambda o: OneCycleLR(o, 0.01, total_steps=14)), LearningRates(), LearningRates()
+    fit(Classifier(configure), VOGNCallback(), whole, max_epochs=2)
+    fit(Classifier(configure), VOGNCallback()).save_checkpoint(tmp_path / "half.ckpt")
+    quiet_trainer(VOGNCallback(), rest, max_epochs=2).fit(
+        Classifier(configure), loader(), ckpt_path=tmp_path / "half.ckpt"
+    )
+    assert rest.seen == whole.seen[BATCHES:]
+
+
+@pytest.mark.parametrize("build", SCHEDULES.values(), ids=SCHEDULES.keys())
+def test_schedule_acts_on_an_explicit_learning_rate(build):
+    """An explicit lr is the peak of the user's schedule, in every group."""
+    own, explicit = LearningRates(), LearningRates()
+    fit(Classifier(per_step(build)), own, max_epochs=EPOCHS)
+    fit(Classifier(per_step(build)), VOGNCallback(lr=0.3), explicit, max_epochs=EPOCHS)
+    peaks = [0.01, 0.02] if build in (SCHEDULES["OneCycleLR"], SCHEDULES["CyclicLR"]) else [3e-3, 5e-3]
+    shape = torch.tensor(own.seen, dtype=torch.float64) / torch.tensor(peaks, dtype=torch.float64)
+    torch.testing.assert_close(torch.tensor(explicit.seen, dtype=torch.float64), 0.3 * shape, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,107 @@
+"""From the user's optimizer to a noisy one: groups, learning rates, schedules and weight decay carry over."""
+
+from __future__ import annotations
+
+import pytest
+import torch.nn.functional as F
+from tiny_training import (
+    Classifier,
+    assert_same_bits,
+    blobs,
+    fit,
+    mlp,
+    two_groups,
+    weights,
+)
+from torch.optim import SGD, Adam, AdamW
+
+from lightning_bayes import VOGNCallback
+from lightning_bayes.errors import HyperparameterError
+
+
+def groups_after(configure, callback=None, **kwargs):
+    callback = callback or VOGNCallback()
+    fit(Classifier(configure), callback, **kwargs)
+    return callback.optimizer.param_groups
+
+
+def test_parameter_groups_keep_members_rates_decay_and_the_users_own_keys():
+    module = Classifier(lambda m: AdamW(two_groups(m), weight_decay=0.02))
+    callback = VOGNCallback()
+    fit(module, callback)
+    found = [
+        (group["name"], group["lr"], group["weight_decay"], [p.shape for p in group["params"]])
+        for group in callback.optimizer.param_groups
+    ]
+    layers = (module.net[0], module.net[2])
+    assert found == [
+        ("weights", 3e-3, 0.02, [layer.weight.shape for layer in layers]),
+        ("biases", 5e-3, 0.0, [layer.bias.shape for layer in layers]),
+    ]
+    assert {id(p) for g in callback.optimizer.param_groups for p in g["params"]} == {id(p) for p in module.parameters()}
+
+
+def test_default_is_a_trust_region_of_the_users_kind():
+    (adam,) = groups_after(lambda m: AdamW(m.parameters(), lr=2e-3))
+    (sgd,) = groups_after(lambda m: SGD(m.parameters(), lr=2e-3, momentum=0.7))
+    wanted = {"step_rule": "trust_region", "relative_noise": 0.3, "lr": 2e-3}
+    assert {key: adam[key] for key in wanted} == {key: sgd[key] for key in wanted} == wanted
+    assert (adam["radius"], adam["momentum"]) == ("adam", 0.0)
+    assert (sgd["radius"], sgd["momentum"]) == ("sgd", 0.7)
+
+
+def test_explicit_learning_rate_gives_the_papers_step_and_noise():
+    (group,) = groups_after(lambda m: AdamW(m.parameters(), lr=2e-3), VOGNCallback(lr=0.05))
+    assert (group["lr"], group["step_rule"], group["relative_noise"]) == (0.05, "natural", None)
+
+
+def test_default_step_is_never_longer_than_the_users_learning_rate():
+    """RMS of each tensor's step ≤ η; with AdamW's decay switched off nothing else moves the weights."""
+    module = Classifier()
+    before = weights(module)
+    fit(module, VOGNCallback(), max_epochs=None, max_steps=1)
+    for name, value in weights(module).items():
+        length = (value - before[name]).square().mean().sqrt()
+        assert 0 < length <= 1e-2 * 1.0001
+
+
+def test_parameters_left_out_of_the_optimizer_do_not_move():
+    module = Classifier(lambda m: AdamW(m.net[2].parameters(), lr=1e-2))
+    before = weights(module.net[0])
+    callback = VOGNCallback()
+    fit(module, callback)
+    assert_same_bits(weights(module.net[0]), before)
+    assert sorted(callback.optimizer.posterior().mean) == ["net.2.bias", "net.2.weight"]
+
+
+def test_frozen_parameters_do_not_move():
+    module = Classifier()
+    module.net[0].requires_grad_(False)
+    before = weights(module.net[0])
+    fit(module, VOGNCallback())
+    assert_same_bits(weights(module.net[0]), before)
+
+
+def test_groups_added_later_take_the_callbacks_and_the_users_settings():
+    callback = VOGNCallback(kl_weight=0.5)
+    fit(Classifier(lambda m: Adam(m.net[0].parameters(), lr=1e-3, weight_decay=0.02)), callback)
+    late = mlp()
+    callback.optimizer.add_param_group({"params": list(late[2].parameters())})
+    first, added = callback.optimizer.param_groups
+    for key in ("lr", "num_data", "kl_weight", "prior_precision", "step_rule", "radius", "relative_noise"):
+        assert added[key] == first[key], key
+
+
+def test_group_values_out_of_range_are_refused():
+    with pytest.raises(HyperparameterError, match=r"lr=nan must be at least 0"):
+        groups_after(lambda m: AdamW([{"params": m.parameters(), "lr": float("nan")}]))
+
+
+def test_default_learns_as_well_as_the_users_optimizer():
+    """Training loss at the posterior mean against AdamW's own, after the same twenty epochs."""
+    losses, (x, y) = [], blobs().tensors
+    for callbacks in ([], [VOGNCallback()]):
+        module = Classifier()
+        fit(module, *callbacks, max_epochs=20)
+        losses.append(F.cross_entropy(module(x), y).item())
+    assert losses[1] < 1.2 * losses[0]

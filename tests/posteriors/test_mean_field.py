@@ -1,0 +1,160 @@
+"""The mean-field Gaussian against torch.distributions and the laws of its samples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Independent, Normal, kl_divergence
+
+from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.posteriors import MeanField, initial_curvature, noise_floor, precision
+
+F64 = torch.float64
+SHAPES = {"conv.weight": (3, 2, 2), "conv.bias": (3,), "scale": ()}
+PRIOR = {"conv.weight": 2.0, "conv.bias": 0.5, "scale": 7.0}
+
+
+@pytest.fixture
+def posterior(generator):
+    mean = {n: torch.randn(s, generator=generator, dtype=F64) for n, s in SHAPES.items()}
+    precisions = {n: 0.1 + 9 * torch.rand(s, generator=generator, dtype=F64) for n, s in SHAPES.items()}
+    return MeanField(mean, precisions, dict(PRIOR), num_data=50, constants={"conv.steps": torch.tensor(3)})
+
+
+def joint(values):
+    return torch.cat([v.reshape(-1) for v in values])
+
+
+def as_distribution(posterior):
+    return Independent(Normal(joint(posterior.mean.values()), joint(posterior.precision.values()).rsqrt()), 1)
+
+
+def prior_distribution(posterior):
+    deltas = joint(torch.full_like(m, PRIOR[n]) for n, m in posterior.mean.items())
+    return Independent(Normal(torch.zeros_like(deltas), deltas.rsqrt()), 1)
+
+
+def test_log_prob_entropy_and_kl_are_those_of_torch_distributions(posterior, generator):
+    truth = as_distribution(posterior)
+    weights = posterior.sample(generator)
+    torch.testing.assert_close(posterior.log_prob(weights), truth.log_prob(joint(weights.values())))
+    torch.testing.assert_close(posterior.entropy(), truth.entropy())
+    torch.testing.assert_close(posterior.kl(), kl_divergence(truth, prior_distribution(posterior)))
+
+
+def test_std_is_one_over_the_root_of_the_precision(posterior):
+    torch.testing.assert_close(joint(posterior.std.values()), as_distribution(posterior).base_dist.stddev)
+
+
+def test_samples_have_the_stated_mean_and_variance(posterior, generator):
+    draws = torch.stack([joint(posterior.sample(generator).values()) for _ in range(4000)])
+    truth = as_distribution(posterior)
+    mean_z = (draws.mean(0) - truth.mean) / (truth.stddev / math.sqrt(len(draws)))
+    assert mean_z.abs().max() < 4
+    variance_z = (draws.var(0) / truth.variance - 1) / math.sqrt(2 / (len(draws) - 1))
+    assert variance_z.abs().max() < 4
+    correlation = torch.corrcoef(draws.T) - torch.eye(draws.shape[1], dtype=F64)
+    assert correlation.abs().max() * math.sqrt(len(draws)) < 4.5  # independent across weights: 120 pairs
+
+
+def test_samples_come_from_the_generator_alone(posterior):
+    state = torch.get_rng_state()
+    first, again = (posterior.sample(torch.Generator().manual_seed(3)) for _ in range(2))
+    other = posterior.sample(torch.Generator().manual_seed(4))
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(first[n], again[n]) and not torch.equal(first[n], other[n]) for n in SHAPES)
+    assert {n: (w.shape, w.dtype) for n, w in first.items()} == {n: (torch.Size(s), F64) for n, s in SHAPES.items()}
+
+
+def test_state_dict_survives_a_file_that_is_loaded_safely(posterior, tmp_path):
+    torch.save(posterior.state_dict(), tmp_path / "posterior.pt")
+    loaded = MeanField.from_state_dict(torch.load(tmp_path / "posterior.pt", weights_only=True))
+    for field in ("mean", "precision", "constants"):
+        kept, found = getattr(posterior, field), getattr(loaded, field)
+        assert list(kept) == list(found)
+        assert all(torch.equal(kept[n], found[n]) for n in kept)
+    assert (loaded.prior_precision, loaded.num_data) == (PRIOR, 50)
+
+
+def test_select_keeps_the_submodule_and_cuts_its_name(posterior):
+    part = posterior.select("conv.")
+    assert list(part.mean) == list(part.precision) == list(part.prior_precision) == ["weight", "bias"]
+    assert part.mean["weight"] is posterior.mean["conv.weight"]
+    assert part.prior_precision == {"weight": 2.0, "bias": 0.5}
+    assert part.constants == {"steps": torch.tensor(3)}
+    assert part.num_data == 50
+
+
+def test_select_of_nothing_says_what_there_is(posterior):
+    message = r"No parameter of the posterior begins with 'model\.'; it has conv\.weight, conv\.bias, scale\."
+    with pytest.raises(PosteriorError, match=message):
+        posterior.select("model.")
+
+
+def test_to_moves_every_tensor(posterior):
+    moved = posterior.to("meta")
+    devices = [v.device.type for part in (moved.mean, moved.precision, moved.constants) for v in part.values()]
+    assert devices == ["meta"] * 7
+    assert moved.num_data == 50
+    assert moved.prior_precision == PRIOR
+
+
+@pytest.mark.parametrize(
+    ("precisions", "prior", "culprits"),
+    [
+        ({"a": torch.ones(2)}, {"a": 1.0, "b": 1.0}, "b"),
+        ({"a": torch.ones(2), "b": torch.ones(4)}, {"a": 1.0, "b": 1.0}, "b"),
+        ({"a": torch.ones(2), "b": torch.ones(3)}, {"b": 1.0}, "a"),
+        ({"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(1)}, {"a": 1.0, "b": 1.0}, "c"),
+    ],
+    ids=["no precision", "another shape", "no prior", "no mean"],
+)
+def test_parts_that_do_not_fit_are_named(precisions, prior, culprits):
+    mean = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    with pytest.raises(PosteriorError, match=rf"^Mean, precision and prior do not fit for {culprits}\.$"):
+        MeanField(mean, precisions, prior, num_data=1)
+
+
+def test_precision_by_hand():
+    """(Ñ/τ)(s + γ) + δ with Ñ = 100, τ = 0.5, s = 0.3, γ = 0.1, δ = 4: 200 · 0.4 + 4 = 84; δ is not tempered."""
+    found = precision(torch.tensor([0.3]), num_data=100, prior_precision=4.0, kl_weight=0.5, damping=0.1)
+    torch.testing.assert_close(found, torch.tensor([84.0]))
+
+
+@pytest.mark.parametrize("kl_weight", [0.05, 0.5, 1.0, 3.0])
+def test_precision_minimises_the_tempered_bound(kl_weight):
+    """For f(θ) = h θ²/2 the bound Ñ E_q[f] + τ KL(q ‖ p) is stationary and convex here, for every τ."""
+    n, h, delta = 30, torch.tensor(0.7, dtype=F64), torch.tensor(2.0, dtype=F64)
+
+    def bound(log_precision):
+        p = log_precision.exp()
+        zero = torch.zeros((), dtype=F64)
+        return n * h / (2 * p) + kl_weight * kl_divergence(Normal(zero, p.rsqrt()), Normal(zero, delta.rsqrt()))
+
+    found = precision(h, num_data=n, prior_precision=2.0, kl_weight=kl_weight).log()
+    slope = torch.autograd.functional.jacobian(bound, found)
+    assert abs(slope) < 1e-12
+    assert torch.autograd.functional.hessian(bound, found) > 0
+
+
+def test_initial_curvature_is_the_inverse_of_precision():
+    given = {"num_data": 80.0, "prior_precision": 3.0, "kl_weight": 0.25, "damping": 0.01}
+    curvature = initial_curvature(50.0, **given)
+    torch.testing.assert_close(precision(torch.tensor(curvature), **given), torch.tensor(50.0))
+
+
+def test_an_initial_precision_below_prior_and_damping_is_refused():
+    message = r"init_precision=5 is below 7, .*prior_precision=3 and damping=0\.01.*Use at least that"
+    with pytest.raises(HyperparameterError, match=message):
+        initial_curvature(5.0, num_data=100, prior_precision=3.0, kl_weight=0.25, damping=0.01)
+
+
+def test_the_noise_floor_keeps_the_std_below_its_share_of_the_size():
+    mean = torch.tensor([3.0, 4.0])  # root mean square √12.5
+    grown = noise_floor({"relative_noise": 0.3}, {"scale": torch.tensor(1.0)}, mean)
+    torch.testing.assert_close(grown.rsqrt(), torch.tensor(0.3 * math.sqrt(12.5)))
+    shrunk = noise_floor({"relative_noise": 0.3}, {"scale": torch.tensor(10.0)}, mean)
+    torch.testing.assert_close(shrunk.rsqrt(), torch.tensor(3.0))
+    assert noise_floor({"relative_noise": None}, {"scale": torch.tensor(1.0)}, mean) == 0.0

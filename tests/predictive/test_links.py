@@ -1,0 +1,104 @@
+"""Combining outputs over samples against direct averages of probabilities."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributions import Bernoulli, Categorical
+
+from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.predictive import as_dict, check_link, combine, summarise
+
+F64 = torch.float64
+
+
+@pytest.fixture
+def outputs(generator):
+    return 3 * torch.randn(6, 5, 4, generator=generator, dtype=F64)  # [S, B, C]
+
+
+def test_softmax_gives_the_log_of_the_mean_probability(outputs):
+    probs = torch.stack([each.softmax(-1) for each in outputs]).mean(0)
+    torch.testing.assert_close(combine(outputs, "softmax"), probs.log())
+    targets = torch.tensor([0, 1, 2, 3, 0])
+    torch.testing.assert_close(F.cross_entropy(combine(outputs, "softmax"), targets), F.nll_loss(probs.log(), targets))
+    logits_averaged = outputs.mean(0).softmax(-1)
+    assert not torch.allclose(combine(outputs, "softmax").softmax(-1), logits_averaged, atol=1e-3)
+
+
+def test_softmax_over_classes_before_pixels(generator):
+    outputs = torch.randn(6, 5, 4, 2, 3, generator=generator, dtype=F64)
+    torch.testing.assert_close(combine(outputs, "softmax"), outputs.softmax(2).mean(0).log())
+    prediction = summarise(outputs, "softmax")
+    total = Categorical(probs=outputs.softmax(2).mean(0).movedim(1, -1)).entropy()
+    within = Categorical(logits=outputs.movedim(2, -1)).entropy().mean(0)
+    torch.testing.assert_close(prediction.entropy, total)
+    torch.testing.assert_close(prediction.mutual_information, total - within)
+
+
+def test_sigmoid_gives_the_logit_of_the_mean(outputs):
+    torch.testing.assert_close(combine(outputs, "sigmoid"), outputs.sigmoid().mean(0).logit())
+
+
+def test_identity_gives_the_mean(outputs):
+    torch.testing.assert_close(combine(outputs, "identity"), outputs.mean(0))
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+def test_confident_samples_do_not_overflow(link):
+    """Probability 1 in one of two float32 samples and 0 in the other averages to ½."""
+    outputs = torch.tensor([[[500.0, -500.0]], [[-500.0, 500.0]]])
+    combined = combine(outputs, link)
+    assert combined.isfinite().all()
+    probs = combined.softmax(-1) if link == "softmax" else combined.sigmoid()
+    torch.testing.assert_close(probs, torch.full((1, 2), 0.5))
+
+
+def test_one_sample_is_itself(outputs):
+    torch.testing.assert_close(combine(outputs[:1], "softmax"), outputs[0].log_softmax(-1))
+    torch.testing.assert_close(combine(outputs[:1], "sigmoid"), outputs[0])
+    torch.testing.assert_close(combine(outputs[:1], "identity"), outputs[0])
+
+
+def test_summary_of_classes(outputs):
+    prediction = summarise(outputs, "softmax")
+    torch.testing.assert_close(prediction.sample_probs, outputs.softmax(-1))
+    torch.testing.assert_close(prediction.probs, outputs.softmax(-1).mean(0))
+    total = Categorical(probs=prediction.probs).entropy()
+    torch.testing.assert_close(prediction.entropy, total)
+    torch.testing.assert_close(prediction.mutual_information, total - Categorical(logits=outputs).entropy().mean(0))
+
+
+def test_summary_of_bernoullis(outputs):
+    prediction = summarise(outputs, "sigmoid")
+    torch.testing.assert_close(prediction.probs, outputs.sigmoid().mean(0))
+    total = Bernoulli(probs=prediction.probs).entropy()
+    torch.testing.assert_close(prediction.entropy, total)
+    torch.testing.assert_close(prediction.mutual_information, total - Bernoulli(logits=outputs).entropy().mean(0))
+
+
+def test_summary_of_values(outputs):
+    moments = summarise(outputs, "identity")
+    torch.testing.assert_close(moments.mean, outputs.mean(0))
+    torch.testing.assert_close(moments.variance, outputs.square().mean(0) - outputs.mean(0).square())
+    assert moments.samples is outputs
+
+
+def test_the_dictionary_leaves_the_samples_out(outputs):
+    assert set(as_dict(summarise(outputs, "softmax"))) == {"probs", "entropy", "mutual_information"}
+    assert set(as_dict(summarise(outputs, "identity"))) == {"mean", "variance"}
+
+
+@pytest.mark.parametrize("function", [combine, summarise])
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 1)])
+def test_softmax_without_two_classes_is_refused(function, shape):
+    """The softmax of one value is 1 whatever the value: a regression would silently predict a constant."""
+    message = r"link='softmax' needs .*at least two classes, got \[6, 5.*link='identity' for regression, or link='sigm"
+    with pytest.raises(ShapeError, match=message):
+        function(torch.zeros(shape), "softmax")
+
+
+def test_an_unknown_link_is_named():
+    with pytest.raises(HyperparameterError, match=r"link='logit' is unknown; use 'softmax', 'sigmoid' or 'identity'"):
+        check_link("logit")

@@ -1,0 +1,106 @@
+"""A fixed set of weight samples, and models that are themselves again afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bayes.errors import PosteriorError
+from lightning_bayes.posteriors import MeanField
+from lightning_bayes.predictive import PosteriorSamples, check_fits, placed, samples
+
+
+def posterior_of(model, precision=25.0):
+    mean = {n: p.detach() + 1 for n, p in model.named_parameters()}
+    constants = {n: v.clone() for n, v in model.state_dict().items() if n not in mean}
+    precisions = {n: torch.full_like(m, precision) for n, m in mean.items()}
+    return MeanField(mean, precisions, dict.fromkeys(mean, 1.0), num_data=10, constants=constants)
+
+
+def model():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_samples_are_the_same_for_every_batch_kept_or_drawn_again(monkeypatch):
+    posterior = posterior_of(model())
+    kept = PosteriorSamples(posterior, 3, seed=7)
+    assert kept.weights(1) is kept.weights(1)
+    monkeypatch.setattr(samples, "CACHED_ELEMENTS", 10)
+    drawn = PosteriorSamples(posterior, 3, seed=7)
+    assert drawn.weights(1) is not drawn.weights(1)
+    assert all(equal(kept.weights(k), drawn.weights(k)) for k in (2, 0, 1))
+
+
+def test_samples_of_other_numbers_and_seeds_differ():
+    posterior = posterior_of(model())
+    drawn = [PosteriorSamples(posterior, 4, seed).weights(k)["0.weight"] for seed in range(4) for k in range(4)]
+    assert len({tuple(w.flatten().tolist()) for w in drawn}) == 16
+
+
+def test_a_sample_is_the_posteriors_with_that_generator():
+    posterior = posterior_of(model())
+    first = PosteriorSamples(posterior, 1, seed=0).weights(0)
+    assert equal(first, posterior.sample(torch.Generator().manual_seed(0)))
+
+
+def test_outputs_are_a_hand_loop():
+    net, x = model(), torch.randn(5, 3)
+    drawn = PosteriorSamples(posterior_of(net), 4, seed=1)
+    expected = [torch.func.functional_call(net, drawn.weights(k), (x,)) for k in range(4)]
+    torch.testing.assert_close(drawn.outputs(net, lambda: net(x)), torch.stack(expected), rtol=0, atol=0)
+
+
+def test_placed_weights_go_and_the_own_come_back_bit_for_bit():
+    net = model()
+    before = {n: v.clone() for n, v in net.state_dict().items()}
+    pointers = {n: v.data_ptr() for n, v in net.state_dict().items()}
+    given = {"0.bias": torch.full((4,), 9.0), "1.running_mean": torch.full((4,), 3.0)}
+    with placed(net, given):
+        assert torch.equal(net[0].bias, given["0.bias"])
+        assert torch.equal(net[1].running_mean, given["1.running_mean"])
+        assert torch.equal(net[0].weight, before["0.weight"])
+    assert equal(net.state_dict(), before)
+    assert {n: v.data_ptr() for n, v in net.state_dict().items()} == pointers
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_placed_weights_are_removed_by_an_exception(error):
+    net = model()
+    before = {n: v.clone() for n, v in net.state_dict().items()}
+    with pytest.raises(error, match="inside"), placed(net, {"0.bias": torch.full((4,), 9.0)}):
+        raise error("inside")
+    assert equal(net.state_dict(), before)
+
+
+def test_a_value_of_another_shape_leaves_the_model_as_it_was():
+    net = model()
+    before = {n: v.clone() for n, v in net.state_dict().items()}
+    wrong = {"0.weight": torch.zeros(4, 3), "0.bias": torch.zeros(5)}
+    with pytest.raises(RuntimeError, match="size of tensor"), placed(net, wrong):
+        pytest.fail("nothing runs with half of the weights")
+    assert equal(net.state_dict(), before)
+
+
+def test_a_posterior_that_fits_passes():
+    net = model()
+    check_fits(net, posterior_of(net))
+
+
+def test_misfits_are_listed_with_the_next_step():
+    net = model()
+    good = posterior_of(net)
+    mean = {n: m for n, m in good.mean.items() if n != "2.bias"} | {"head.weight": torch.zeros(1)}
+    mean["0.weight"] = torch.zeros(4, 5)
+    other = MeanField(mean, {n: torch.ones_like(m) for n, m in mean.items()}, dict.fromkeys(mean, 1.0), 10)
+    message = (
+        r"not one of this Sequential \(missing in the posterior: 1\.num_batches_tracked, 1\.running_mean, "
+        r"1\.running_var, 2\.bias; unknown to the model: head\.weight; of another shape: 0\.weight\)"
+        r".*posterior\.select\('model\.'\)"
+    )
+    with pytest.raises(PosteriorError, match=message):
+        check_fits(net, other)

@@ -1,0 +1,131 @@
+"""What the README shows is run: Python blocks in their order, commands as far as their arguments parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lightning_bayes.cli import main, packaged_configs
+
+README = Path(__file__).parents[1] / "README.md"
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    language: str
+    line: int  # of its first line of code, counted from 1
+    code: str
+
+
+def blocks(text, *languages):
+    found = [Block(m[1], text.count("\n", 0, m.start(2)) + 1, m[2]) for m in FENCE.finditer(text)]
+    return [block for block in found if block.language in languages]
+
+
+def commands(text):
+    """Every call of `lightning-bayes` in shell blocks, as lists of arguments without the program."""
+    lines = "\n".join(block.code.replace("\\\n", " ") for block in blocks(text, "bash", "sh", "console")).splitlines()
+    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+    return [line[1:] for line in words if line[:1] == ["lightning-bayes"]]
+
+
+def config_of(arguments):
+    """What follows --config or -c; None without one."""
+    for position, argument in enumerate(arguments):
+        option, _, value = argument.partition("=")
+        if option in {"--config", "-c"}:
+            return value or "".join(arguments[position + 1 : position + 2])
+    return None
+
+
+def run(block, namespace, name):
+    exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)  # errors point at the README's line
+
+
+def is_own_run(config):
+    return config.startswith("runs/")  # a file that an earlier command of the README has written
+
+
+# Lightning's remarks on examples that are this short, or on a machine without TensorBoard.
+@pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*`tensorboardX` has been removed:UserWarning")
+def test_python_blocks_run_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("readme")
+    monkeypatch.setitem(sys.modules, "readme", module)  # where its classes say that they come from
+    shown = blocks(README.read_text("utf-8"), "python")
+    assert shown
+    for block in shown:
+        run(block, vars(module), str(README))
+
+
+def test_commands_name_packaged_configs():
+    shown = commands(README.read_text("utf-8"))
+    assert shown
+    named = {config for arguments in shown if (config := config_of(arguments)) is not None}
+    assert named
+    wrong = {name for name in named if not is_own_run(name)} - set(packaged_configs())
+    assert not wrong, f"README.md names configs that are not packaged: {sorted(wrong)}"
+
+
+def test_commands_parse(monkeypatch):
+    for arguments in commands(README.read_text("utf-8")):
+        if is_own_run(config_of(arguments) or ""):
+            continue
+        monkeypatch.setattr(sys, "argv", ["lightning-bayes", *arguments, "--print_config"])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code == 0, f"lightning-bayes {shlex.join(arguments)}"
+
+
+EXAMPLE = """
+# Title
+
+```python
+a = 1
+```
+
+```bash
+$ lightning-bayes fit --config one.yaml  # a comment
+pip install lightning-bayes
+lightning-bayes test \\
+    --config=two.yaml --ckpt_path 'a b.ckpt'
+```
+
+```text
+lightning-bayes fit --config three.yaml
+```
+
+```python
+b = a / 0
+```
+"""
+
+
+def test_blocks_are_found_with_their_lines():
+    assert blocks(EXAMPLE, "python") == [Block("python", 5, "a = 1\n"), Block("python", 20, "b = a / 0\n")]
+
+
+def test_an_error_in_a_block_points_at_its_line():
+    namespace = {}
+    first, second = blocks(EXAMPLE, "python")
+    run(first, namespace, "README.md")
+    with pytest.raises(ZeroDivisionError) as error:
+        run(second, namespace, "README.md")
+    assert error.traceback[-1].path.name == "README.md"
+    assert error.traceback[-1].lineno + 1 == 20
+
+
+def test_commands_are_found_in_shell_blocks():
+    found = commands(EXAMPLE)
+    assert found == [
+        ["fit", "--config", "one.yaml"],
+        ["test", "--config=two.yaml", "--ckpt_path", "a b.ckpt"],
+    ]
+    assert [config_of(arguments) for arguments in [*found, ["--help"]]] == ["one.yaml", "two.yaml", None]
