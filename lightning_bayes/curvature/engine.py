@@ -53,9 +53,14 @@ class Capture:
         """Number of examples that counted in the loss, n.
 
         Raises:
-            ExampleDimensionError: If layers saw different numbers of examples.
+            ExampleDimensionError: If layers saw different numbers of examples, or none.
         """
         sizes = set().union(*self.sizes.values())
+        if 0 in sizes:
+            raise ExampleDimensionError(
+                f"The batch holds no example (seen by {next(iter(self.sizes))}), so there is no mean to take. Skip it: drop "
+                "empty batches in the data loader, or return None from training_step."
+            )
         if len(sizes) > 1:
             seen = "; ".join(f"{label}: {sorted(found)}" for label, found in self.sizes.items())
             raise ExampleDimensionError(

@@ -28,6 +28,9 @@ from lightning_bayes.curvature.rules.registry import per_example, sums
 from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 
+# Dimensions of an input that holds examples, where it is not two; LayerNorm's depend on the layer.
+_LEAST_DIMENSIONS: dict[type[nn.Module] | None, int] = {nn.Embedding: 1, nn.Conv2d: 4}
+
 
 class FusedEngine(AbstractEngine):
     """Measures with our own rules; the default engine. Arguments as in `AbstractEngine`."""
@@ -118,6 +121,7 @@ class _Record:
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else kwargs["input"]
+        self._require_batch(x)
         self.captured.saw(self.unit.label, len(x))
         module = self.unit.module
         own: dict[str, Any] = dict(module._parameters)
@@ -128,6 +132,15 @@ class _Record:
             module._parameters.update(own)
         # A view may not be marked as changed in place by a custom function.
         return _Measured.apply(self, [x], 1, output.clone() if output._is_view() else output, *self.params.values())
+
+    def _require_batch(self, x: Tensor) -> None:
+        module, least = self.unit.module, _LEAST_DIMENSIONS.get(self.unit.kind, 2)
+        least = 1 + len(module.normalized_shape) if isinstance(module, nn.LayerNorm) else least
+        if x.dim() < least:
+            raise ExampleDimensionError(
+                f"{self.unit.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch "
+                "in dimension 0, or freeze the layer."
+            )
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         x, grad_output = (_in_full_precision(t) for t in (inputs[0], grads[0]))

@@ -545,3 +545,24 @@ def test_batch_that_is_not_finite_passes_through_the_generic_rule(generator):
     """Skipping it is the optimizer's business; the check of the sum waits for a finite batch."""
     model, x = nn.PReLU(4), torch.full((5, 4), torch.nan)
     assert measure(model, lambda: model(x).mean()).curvature["weight"].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(4, 1), (4,)), (nn.Conv2d(3, 1, 3), (3, 5, 5)), (nn.LayerNorm((2, 4)), (2, 4))],
+    ids=str,
+)
+def test_input_without_examples_is_refused_by_name(layer, shape, generator):
+    model, x = nn.Sequential(layer), torch.randn(shape, generator=generator)
+    name = type(layer).__name__
+    message = rf"0 \({name}\) got an input of shape \[{', '.join(map(str, shape))}\] without a dimension for examples"
+    with pytest.raises(ExampleDimensionError, match=message):
+        measure(model, lambda: model(x).square().mean())
+
+
+def test_empty_batch_is_refused():
+    model, x = nn.Linear(4, 2), torch.zeros(0, 4)
+    with pytest.raises(
+        ExampleDimensionError, match=r"The batch holds no example \(seen by the model itself \(Linear\)\)"
+    ):
+        measure(model, lambda: model(x).sum())
