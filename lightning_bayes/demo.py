@@ -60,6 +60,7 @@ class Fitted(NamedTuple):
     data: Any
     checkpoint: Path
     seconds: float
+    logged: dict[str, float]  # the last logged values
 
 
 def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequence[str] = ()) -> Fitted:
@@ -86,7 +87,8 @@ def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequenc
     start = time.perf_counter()
     run.trainer.fit(run.model, datamodule=run.datamodule)
     seconds = time.perf_counter() - start
-    return Fitted(run.model, run.datamodule, folder / "checkpoints" / "last.ckpt", seconds)
+    logged = {name: float(value) for name, value in run.trainer.callback_metrics.items()}
+    return Fitted(run.model, run.datamodule, folder / "checkpoints" / "last.ckpt", seconds, logged)
 
 
 @torch.no_grad()
@@ -219,6 +221,10 @@ def main(arguments: Iterable[str] | None = None) -> None:
     pictures = write_figures(results, vogn.data, options.root)
     console.print(results_table(results))
     console.print(f"Training took {adam.seconds:.0f} s with Adam and {vogn.seconds:.0f} s with VOGN.")
+    console.print(
+        f"{vogn.logged['posterior/floored_share']:.0%} of VOGN's weights have their noise set by the default's bound "
+        "relative to the weights' size, not by the curvature: 1097 examples alone would allow more noise than that."
+    )
     for path in [*pictures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
         console.print(f"wrote {path}", soft_wrap=True)
 
