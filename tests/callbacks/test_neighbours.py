@@ -51,11 +51,11 @@ def assert_prepared(callback):
     assert (group["num_data"], group["prior_precision"]) == (EXAMPLES, pytest.approx(0.01 * EXAMPLES))
 
 
-def found_rates_are_used(folder):
-    """Whether this Lightning lets its finder's rate reach any optimizer at all; 2.5.0 does not."""
+def rates_of_plain_lightning(folder):
+    """Rates and length of a run without us: Lightning 2.5.0 drops the found rate, and an epoch, for any optimizer."""
     module, rates = Tunable(), LearningRates()
     quiet_trainer(LearningRateFinder(num_training_steps=20), rates, default_root_dir=folder, max_epochs=4).fit(module)
-    return rates.seen[0] == [module.lr]
+    return rates.seen[0] == [module.lr], len(rates.seen)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before_ours", "after_ours"])
@@ -66,8 +66,9 @@ def test_learning_rate_finder_suggests_a_rate_for_the_noisy_optimizer(first, tmp
     trainer = quiet_trainer(*callbacks, default_root_dir=tmp_path, max_epochs=4)
     trainer.fit(module)
     assert module.lr != 1e-3
-    assert rates.seen == [[module.lr if found_rates_are_used(tmp_path) else 1e-3]] * 48
-    assert ours.optimizer.num_updates == trainer.global_step == 48
+    is_used, length = rates_of_plain_lightning(tmp_path)
+    assert rates.seen == [[module.lr if is_used else 1e-3]] * length
+    assert ours.optimizer.num_updates == length
     assert_prepared(ours)
 
 
