@@ -24,12 +24,9 @@ from torch.autograd.function import once_differentiable
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.rules.generic import Call, differentiable
-from lightning_bayes.curvature.rules.registry import per_example, sums
-from lightning_bayes.curvature.units import Unit, find_units
+from lightning_bayes.curvature.rules.registry import Sums, input_dims, per_example, sums
+from lightning_bayes.curvature.units import Unit, find_units, refuse_sequence_first
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
-
-# Dimensions of an input that holds examples, where it is not two; LayerNorm's depend on the layer.
-_LEAST_DIMENSIONS: dict[type[nn.Module] | None, int] = {nn.Embedding: 1, nn.Conv2d: 4}
 
 
 class FusedEngine(AbstractEngine):
@@ -37,7 +34,9 @@ class FusedEngine(AbstractEngine):
 
     def __init__(self, model: nn.Module, loss_reduction: LossReduction = "auto") -> None:
         super().__init__(model, loss_reduction)
-        self.checked: set[nn.Module] = set()  # modules whose generic rule was compared with the batch gradient
+        refuse_sequence_first(model)
+        # Generic calls whose sum was compared with the batch gradient: the module, and how its inputs split.
+        self.checked: set[tuple[nn.Module, tuple[int | None, ...]]] = set()
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
@@ -70,7 +69,7 @@ def _unwrap(module: nn.Module) -> None:
 
 
 class _FusedCapture(Capture):
-    def __init__(self, loss_reduction: LossReduction, checked: set[nn.Module]) -> None:
+    def __init__(self, loss_reduction: LossReduction, checked: set[tuple[nn.Module, tuple[int | None, ...]]]) -> None:
         super().__init__(loss_reduction)
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
@@ -104,12 +103,12 @@ class _FusedCapture(Capture):
                 f"A parameter of shape {tuple(param.shape)} is used with {len(known)} and with {len(contribution)} "
                 "examples in one pass, so its uses cannot be added example by example."
             )
-        self.shared[param] = contribution if known is None else known.add_(contribution)
+        self.shared[param] = contribution if known is None else known + contribution
 
     def finish(self) -> None:
         """Square what several calls shared."""
         for param, contribution in self.shared.items():
-            self.add(param, contribution.square_().sum(0))
+            self.add(param, contribution.square().sum(0))
         self.shared.clear()
 
 
@@ -134,9 +133,8 @@ class _Record:
         return _Measured.apply(self, [x], 1, output.clone() if output._is_view() else output, *self.params.values())
 
     def _require_batch(self, x: Tensor) -> None:
-        module, least = self.unit.module, _LEAST_DIMENSIONS.get(self.unit.kind, 2)
-        least = 1 + len(module.normalized_shape) if isinstance(module, nn.LayerNorm) else least
-        if x.dim() < least:
+        assert self.unit.kind is not None
+        if x.dim() < input_dims(self.unit.kind, self.unit.module):
             raise ExampleDimensionError(
                 f"{self.unit.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch "
                 "in dimension 0, or freeze the layer."
@@ -187,17 +185,27 @@ class _GenericRecord(_Record):
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         self.one_call.leaves = [_in_full_precision(x) for x in inputs]
         grads = [_in_full_precision(grad) for grad in grads]
-        trained = {name: self.detached[name] for name in self.params}
-        with self._alone():
+        self.one_call.buffers = {name: _in_full_precision(b) for name, b in self.one_call.buffers.items()}
+        self.one_call.frozen = {name: _in_full_precision(p) for name, p in self.detached.items()}
+        trained = {name: self.one_call.frozen.pop(name) for name in self.params}
+        # Gradients on, as in a forward: oneDNN's LSTM keeps nothing for its backward otherwise.
+        with self._alone(), torch.enable_grad():
+            if all(self.captured.calls[p] == 1 for p in self.params.values()):
+                totals = self.one_call.sums(trained, grads)
+                self._check_once(trained, grads, lambda: totals)
+                return [self._keep(p, *totals[name]) for name, p in self.params.items()]
             contributions = self.one_call.per_example(trained, grads)
-            if self.unit.module not in self.checked_modules and all(c.isfinite().all() for c in contributions.values()):
-                self.one_call.check_sum(trained, grads, contributions)
-                self.checked_modules.add(self.unit.module)
-        return [self._share(p, contributions[name]) for name, p in self.params.items()]
+            self._check_once(
+                trained, grads, lambda: {k: (c.sum(0), c.square().sum(0)) for k, c in contributions.items()}
+            )
+            return [self._share(p, contributions[name]) for name, p in self.params.items()]
 
-    @property
-    def checked_modules(self) -> set[nn.Module]:
-        return self.captured.checked
+    def _check_once(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Callable[[], Sums]) -> None:
+        """A mask of as many rows as the batch has examples is split like them; so once for each way of splitting."""
+        key, checked = (self.unit.module, self.one_call.split), self.captured.checked
+        if key not in checked and all(grad.isfinite().all() for grad, _ in found().values()):
+            self.one_call.check_sum(params, grads, found())
+            checked.add(key)
 
 
 class _Measured(torch.autograd.Function):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lightning_bayes.curvature.rules import rule_type
+from lightning_bayes.errors import ExampleDimensionError
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,26 @@ def find_units(model: nn.Module) -> list[Unit]:
         seen: set[nn.Module] = set()
         return [unit for name, child in model.named_children() for unit in _units(name, child, seen)]
     return list(_units("", model, set()))
+
+
+def refuse_sequence_first(model: nn.Module) -> None:
+    """Refuse transformer layers that keep the batch in dimension 1.
+
+    Their linear layers would take positions for examples, unnoticed where a batch has as many positions as examples.
+
+    Args:
+        model: The model.
+
+    Raises:
+        ExampleDimensionError: Listing them.
+    """
+    layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    found = [n for n, m in model.named_modules() if isinstance(m, layers) and not m.self_attn.batch_first]
+    if found:
+        raise ExampleDimensionError(
+            f"{', '.join(found)} keep the batch in dimension 1, where their linear layers take positions for examples. "
+            "Build them with batch_first=True."
+        )
 
 
 def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Unit]:

@@ -124,7 +124,6 @@ def test_both_engines_take_the_same_step(optimizer, step_rule, problem):
     weights = []
     for engine in ("fused", "backpack"):
         model, opt = build(optimizer, step_rule, engine=engine)
-        model.eval()  # BackPACK has no BatchNorm in training mode
         train(model, opt, problem, 3)
         weights.append(nn.utils.parameters_to_vector(model.parameters()))
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)

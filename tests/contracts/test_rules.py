@@ -6,36 +6,88 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_bayes.curvature.rules import rule_type
 from lightning_bayes.curvature.rules.generic import Call
-from lightning_bayes.curvature.rules.registry import _RULES, per_example, sums
+from lightning_bayes.curvature.rules.registry import _RULES, input_dims, per_example, sums
 
-LAYERS = {
-    nn.Linear: (lambda: nn.Linear(4, 3), (5, 6, 4)),
-    nn.Conv2d: (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1), (5, 4, 7, 7)),
-    nn.BatchNorm1d: (lambda: nn.BatchNorm1d(4).eval(), (5, 4)),
-    nn.BatchNorm2d: (lambda: nn.BatchNorm2d(4).eval(), (5, 4, 3, 3)),
-    nn.BatchNorm3d: (lambda: nn.BatchNorm3d(4).eval(), (5, 4, 2, 3, 3)),
-    nn.LayerNorm: (lambda: nn.LayerNorm((3, 4)), (5, 2, 3, 4)),
-    nn.GroupNorm: (lambda: nn.GroupNorm(2, 4), (5, 4, 3, 3)),
-    nn.Embedding: (lambda: nn.Embedding(7, 3), (5, 6)),
-}
+VARIANTS = [  # (how to build the layer, shape of its input)
+    (lambda: nn.Linear(4, 3), (5, 4)),
+    (lambda: nn.Linear(4, 3, bias=False), (5, 6, 4)),
+    (lambda: nn.Linear(4, 3), (5, 2, 6, 4)),
+    (lambda: nn.Conv1d(4, 6, 3), (5, 4, 9)),
+    (lambda: nn.Conv1d(4, 6, 4, padding="same", dilation=2, bias=False), (5, 4, 9)),
+    (lambda: nn.Conv1d(4, 4, 5, stride=3, padding=2, groups=4, padding_mode="reflect"), (5, 4, 9)),
+    (lambda: nn.Conv1d(4, 6, 7, groups=2), (5, 4, 9)),  # three positions
+    (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1), (5, 4, 7, 7)),
+    (lambda: nn.Conv2d(4, 6, (3, 5), stride=(2, 1), padding=(0, 2), bias=False), (5, 4, 7, 8)),
+    (lambda: nn.Conv2d(4, 8, 3, dilation=(2, 1), groups=4, padding="valid"), (5, 4, 7, 7)),
+    (lambda: nn.Conv2d(4, 6, (3, 4), padding="same", dilation=(1, 2)), (5, 4, 7, 7)),
+    (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=(2, 1), padding_mode="circular"), (5, 4, 7, 7)),
+    (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="replicate"), (5, 4, 7, 7)),
+    (lambda: nn.Conv2d(4, 6, 3, stride=2, groups=2), (5, 4, 5, 5)),  # four positions
+    (lambda: nn.Conv2d(4, 6, 3, padding=1), (5, 4, 1, 1)),  # one position
+    (lambda: nn.Conv3d(4, 6, (1, 2, 3), padding=(0, 1, 2), groups=2), (5, 4, 3, 4, 5)),
+    (lambda: nn.Conv3d(4, 4, 2, stride=(1, 2, 3), dilation=(2, 1, 1), groups=4, bias=False), (5, 4, 3, 4, 5)),
+    (lambda: nn.Conv3d(4, 3, (2, 3, 2), padding="same", padding_mode="circular"), (5, 4, 3, 4, 5)),
+    (lambda: nn.Conv3d(4, 3, (3, 4, 4)), (5, 4, 3, 4, 5)),  # two positions
+    (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1, groups=2), (5, 4, 5)),
+    (lambda: nn.ConvTranspose1d(4, 6, 3, padding=2, dilation=2, bias=False), (5, 4, 5)),
+    (lambda: nn.ConvTranspose2d(4, 6, 3), (5, 4, 3, 5)),
+    (lambda: nn.ConvTranspose2d(4, 6, (3, 2), stride=(2, 3), padding=(1, 0), output_padding=(1, 2)), (5, 4, 3, 5)),
+    (lambda: nn.ConvTranspose2d(4, 8, 3, stride=2, padding=1, dilation=2, groups=4), (5, 4, 3, 5)),
+    (lambda: nn.ConvTranspose2d(4, 6, 1, stride=3), (5, 4, 3, 5)),  # outputs that no input reaches
+    (lambda: nn.ConvTranspose3d(4, 6, (2, 3, 1), stride=(2, 1, 1), padding=(0, 1, 0), groups=2), (5, 4, 2, 3, 4)),
+    (lambda: nn.BatchNorm1d(4).eval(), (5, 4)),
+    (lambda: nn.BatchNorm1d(4).eval(), (5, 4, 6)),
+    (lambda: nn.BatchNorm2d(4).eval(), (5, 4, 3, 3)),
+    (lambda: nn.BatchNorm3d(4).eval(), (5, 4, 2, 3, 3)),
+    (lambda: nn.InstanceNorm1d(4, affine=True), (5, 4, 6)),
+    (lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True), (5, 4, 3, 3)),
+    (lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True).eval(), (5, 4, 3, 3)),
+    (lambda: nn.InstanceNorm3d(4, affine=True).eval(), (5, 4, 2, 3, 3)),
+    (lambda: nn.LayerNorm(4), (5, 4)),
+    (lambda: nn.LayerNorm((3, 4)), (5, 2, 3, 4)),
+    (lambda: nn.LayerNorm(4, bias=False), (5, 2, 3, 4)),
+    (lambda: nn.RMSNorm(4), (5, 4)),
+    (lambda: nn.RMSNorm((3, 4), eps=1e-3), (5, 2, 3, 4)),
+    (lambda: nn.GroupNorm(2, 4), (5, 4)),
+    (lambda: nn.GroupNorm(1, 4), (5, 4, 3, 3)),
+    (lambda: nn.PReLU(), (5, 4, 3)),
+    (lambda: nn.PReLU(), (5,)),
+    (lambda: nn.PReLU(4), (5, 4)),
+    (lambda: nn.PReLU(4), (5, 4, 3, 3)),
+    (lambda: nn.Embedding(7, 3), (5,)),
+    (lambda: nn.Embedding(7, 3, padding_idx=2), (5, 6)),
+]
 
 
-@pytest.fixture(params=sorted(_RULES, key=lambda cls: cls.__name__), ids=lambda cls: cls.__name__)
-def case(request, generator):
-    """A layer of every registered type, an input, and a gradient of its output."""
-    build, shape = LAYERS[request.param]
+def build_case(variant, generator):
+    """A layer with running statistics and parameters away from their defaults, an input, a gradient of its output."""
+    build, shape = variant
     layer = build().double()
     for param in layer.parameters():
         nn.init.normal_(param, generator=generator)
-    is_embedding = request.param is nn.Embedding
-    x = (
-        torch.randint(0, 7, shape, generator=generator)
-        if is_embedding
-        else torch.randn(shape, generator=generator).double()
-    )
+    if getattr(layer, "running_mean", None) is not None:
+        layer.running_mean.normal_(generator=generator)
+        layer.running_var.uniform_(0.5, 2, generator=generator)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if isinstance(layer, nn.Embedding):
+        x = torch.randint(0, layer.num_embeddings, shape, generator=generator)
     delta = torch.randn(layer(x).shape, generator=generator, dtype=torch.float64)
-    return request.param, layer, x, delta
+    return rule_type(layer), layer, x, delta
+
+
+def _label(variant):
+    return f"{variant[0]()}-{variant[1]}"
+
+
+@pytest.fixture(params=VARIANTS, ids=_label)
+def case(request, generator):
+    return build_case(request.param, generator)
+
+
+def test_every_registered_type_has_a_variant():
+    assert {type(build()) for build, _ in VARIANTS} == set(_RULES)
 
 
 def test_rule_equals_the_generic_rule(case):
@@ -58,7 +110,31 @@ def test_sums_are_those_of_the_contributions(case, monkeypatch):
 
 def test_rule_leaves_its_arguments_alone(case):
     kind, layer, x, delta = case
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
     kept = x.clone(), delta.clone()
     sums(kind, layer, x, delta)
     assert torch.equal(x, kept[0])
     assert torch.equal(delta, kept[1])
+    assert all(torch.equal(value, state[name]) for name, value in layer.state_dict().items())
+
+
+def test_no_example_contributes_nothing(case):
+    kind, layer, x, delta = case
+    for name, (grad, square) in sums(kind, layer, x[:0], delta[:0]).items():
+        assert not grad.any()
+        assert not square.any()
+        assert per_example(kind, layer, x[:0], delta[:0])[name].shape == (0, *grad.shape)
+
+
+def test_input_of_a_batch_has_the_least_dimensions_or_more(case):
+    kind, layer, x, _ = case
+    assert input_dims(kind, layer) <= x.dim()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_convolutions_take_any_memory_format(memory_format, generator):
+    kind, layer, x, delta = build_case((lambda: nn.Conv2d(4, 6, 3, padding=1), (5, 4, 7, 7)), generator)
+    truth = per_example(kind, layer, x, delta)
+    found = per_example(kind, layer, x.to(memory_format=memory_format), delta.to(memory_format=memory_format))
+    for name, value in truth.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)

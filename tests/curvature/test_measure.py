@@ -114,9 +114,9 @@ def test_vgg16_features_equal_the_loop(generator):
         nn.GroupNorm(2, 4),
         nn.BatchNorm2d(4).eval(),
         nn.Conv2d(4, 6, 3, bias=False),
-        nn.ConvTranspose2d(4, 3, 3, stride=2),  # no rule of its own
-        nn.PReLU(4),  # no rule of its own
-        nn.InstanceNorm2d(4, affine=True),  # no rule of its own
+        nn.ConvTranspose2d(4, 3, 3, stride=2),
+        nn.PReLU(4),
+        nn.InstanceNorm2d(4, affine=True),
     ],
     ids=str,
 )
@@ -374,6 +374,10 @@ def test_ignored_positions_of_sequences(generator):
         lambda out, y: F.cross_entropy(out, y.softmax(-1), label_smoothing=0.1),
         lambda out, y: F.cross_entropy(out, y.argmax(-1), label_smoothing=0.1, reduction="sum"),
         lambda out, y: 0.5 * F.mse_loss(out, y) + F.cross_entropy(out, y.argmax(-1)),
+        lambda out, y: F.mse_loss(out, y).sum(),
+        lambda out, y: torch.stack([F.mse_loss(out, y), F.cross_entropy(out, y.argmax(-1))]).sum(),
+        lambda out, y: (torch.stack([F.mse_loss(out, y), F.l1_loss(out, y)]) * torch.tensor([1.0, 0.5])).sum(),
+        lambda out, y: torch.stack([F.mse_loss(out, y, reduction="sum"), F.l1_loss(out, y, reduction="sum")]).mean(),
     ],
 )
 def test_losses_of_torch_equal_the_loop(loss, generator):
@@ -543,8 +547,8 @@ def test_bad_arguments_are_named(generator):
 
 def test_batch_that_is_not_finite_passes_through_the_generic_rule(generator):
     """Skipping it is the optimizer's business; the check of the sum waits for a finite batch."""
-    model, x = nn.PReLU(4), torch.full((5, 4), torch.nan)
-    assert measure(model, lambda: model(x).mean()).curvature["weight"].isnan().all()
+    model, x = nn.Sequential(Scaled()), torch.full((5, 4), torch.nan)
+    assert measure(model, lambda: model(x).mean()).curvature["0.scale"].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -566,3 +570,21 @@ def test_empty_batch_is_refused():
         ExampleDimensionError, match=r"The batch holds no example \(seen by the model itself \(Linear\)\)"
     ):
         measure(model, lambda: model(x).sum())
+
+
+def test_transformer_with_the_batch_in_dimension_one_is_refused(generator):
+    """With as many positions as examples nothing else would tell."""
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), nn.Linear(4, 2))
+    x = torch.randn(5, 5, 4, generator=generator)
+    with pytest.raises(ExampleDimensionError, match=r"^0 keep the batch in dimension 1.*batch_first=True"):
+        measure(model, lambda: model(x).square().mean())
+
+
+def test_transformer_layer_equals_the_loop(generator):
+    model = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True).double()
+    x = torch.randn(5, 3, 4, generator=generator, dtype=torch.float64)
+    measured = measure(model, lambda: model(x).square().mean())
+    each = lambda m, e: m(e[None]).square().mean()  # noqa: E731
+    grad, square = one_example_at_a_time(model, list(x), each)
+    assert relative_error(measured.grad, grad) < 1e-10
+    assert relative_error(measured.curvature, square) < 1e-10

@@ -17,7 +17,9 @@ from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums,
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
-@per_example_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+@per_example_rule(nn.BatchNorm1d)
+@per_example_rule(nn.BatchNorm2d, input_dims=4)
+@per_example_rule(nn.BatchNorm3d, input_dims=5)
 def batch_norm(layer: BatchNorm, x: Tensor, grad_output: Tensor) -> PerExample:
     """Per-example contributions; ``x`` and ``grad_output`` are ``[B, C, …]``."""
     mean, variance = _statistics(layer, x)

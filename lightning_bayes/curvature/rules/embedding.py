@@ -14,7 +14,7 @@ from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_examp
 from lightning_bayes.errors import UnsupportedLayerError
 
 
-@per_example_rule(nn.Embedding)
+@per_example_rule(nn.Embedding, input_dims=1)
 def embedding(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> PerExample:
     """Per-example contributions; ``x [B, …]`` of indices, ``grad_output [B, …, D]``. Dense: ``[B, V, D]``."""
     keys, delta = _keys(layer, x, grad_output)

@@ -2,22 +2,25 @@
 
     c_i = (∂ f(x_i; θ) / ∂θ)ᵀ δ_i
 
-Each example is put through the module again as a batch of one. It costs a second forward and holds every c_i, and it is
-right wherever examples do not mix: BatchNorm on batch statistics inside the module is refused.
+Each example is put through the module again as a batch of one, with the buffers and random numbers of the forward. It
+costs a second forward, holds as many c_i at once as fit `registry.CHUNK_ELEMENTS`, and is right wherever examples do not
+mix: BatchNorm on batch statistics inside the module is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lightning_bayes.curvature.rules.registry import PerExample
+from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums, examples_at_once
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
 
@@ -30,16 +33,26 @@ class Call:
         kwargs: Keyword arguments of the call.
 
     Raises:
-        UnsupportedLayerError: If examples mix inside the module.
+        UnsupportedLayerError: If examples mix inside the module, or are packed.
     """
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.module = module
         self.batch_dim = 0 if getattr(module, "batch_first", True) else 1
         self.leaves, self.spec = tree_flatten((args, kwargs))
-        self.batch_size = next((leaf.shape[self.batch_dim] for leaf in self._tensors()), 0)
-        self.rng_state = _rng_state() if _draws_noise(module) else None
+        tensors = (leaf for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim)
+        self.batch_size = next((leaf.shape[self.batch_dim] for leaf in tensors), 0)
+        known = _known_dims(module, args, kwargs)
+        self.dims = [self._example_dim(leaf, known.get(id(leaf), self.batch_dim)) for leaf in self.leaves]
+        self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        self.frozen: dict[str, Tensor] = {}  # parameters that replays take from here, not from the module
+        self.rng_state: list[Tensor] | None = None  # that of the forward, if the module draws noise
         mixing = [name or type(module).__name__ for name, child in module.named_modules() if _mixes_examples(child)]
+        if any(isinstance(arg, PackedSequence) for arg in args):
+            raise UnsupportedLayerError(
+                f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be taken apart. Pass "
+                "padded sequences and leave the padding out of the loss, or freeze the layer with requires_grad_(False)."
+            )
         if mixing:
             raise UnsupportedLayerError(
                 f"{type(module).__name__} has no rule of its own, and inside it {', '.join(mixing)} normalises over the "
@@ -47,17 +60,16 @@ class Call:
                 "or freeze the parameters of the module with requires_grad_(False)."
             )
 
-    def _tensors(self) -> Iterator[Tensor]:
-        return (leaf for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim)
+    def _example_dim(self, leaf: Any, dim: int | None) -> int | None:
+        """`dim` if the input holds the examples there; None if every example sees all of it."""
+        if dim is None or not isinstance(leaf, Tensor) or leaf.dim() <= dim or leaf.shape[dim] != self.batch_size:
+            return None
+        return dim
 
-    def _splits(self, leaf: Any) -> bool:
-        return (
-            isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim and leaf.shape[self.batch_dim] == self.batch_size
-        )
-
-    def run(self, params: dict[str, Tensor], leaves: list[Any]) -> list[Tensor]:
-        """Call the module and return its floating-point outputs, flattened."""
-        return differentiable(self._call(params, leaves))[0]
+    @property
+    def split(self) -> tuple[int | None, ...]:
+        """In which dimension each input is taken apart into examples."""
+        return tuple(self.dims)
 
     def forward(self, params: dict[str, Tensor]) -> Any:
         """Call the module as its owner would.
@@ -70,22 +82,32 @@ class Call:
         Returns:
             The module's output.
         """
-        if self.rng_state is None:
-            return self._call(params, self.leaves)
-        with torch.no_grad():
-            whole = _with_rng(self.rng_state, self._call, params, self.leaves)
+        before = _rng_state()
+        args, kwargs = tree_unflatten(self.leaves, self.spec)
+        whole = _call(self.module, params, args, kwargs)
+        if _same_rng(before, _rng_state()) or not self.batch_size:
+            return whole
+        self.rng_state = before
+        _set_rng(before)
         tensors, rebuild = differentiable(whole)
-        parts = [self.run(params, self._example(i)) for i in range(self.batch_size)]
+        parts = [self.replay(params, self._example(i)) for i in range(self.batch_size)]
         dims = [_differing_dim(self.module, one.shape, out.shape) for one, out in zip(parts[0], tensors, strict=True)]
         return rebuild([torch.cat(pieces, dim) for pieces, dim in zip(zip(*parts, strict=True), dims, strict=True)])
 
-    def _call(self, params: dict[str, Tensor], leaves: list[Any]) -> Any:
+    def replay(self, params: dict[str, Tensor], leaves: list[Any]) -> list[Tensor]:
+        """Call the module with the forward's buffers; return its floating-point outputs, flattened."""
         args, kwargs = tree_unflatten(leaves, self.spec)
-        return torch.func.functional_call(self.module, params, args, kwargs)
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # the module may change them
+        state = {**buffers, **self.frozen, **params}
+        return differentiable(_call(self.module, state, args, kwargs))[0]
 
     def _example(self, index: int) -> list[Any]:
         """The inputs of one example, as a batch of one."""
-        return [leaf.narrow(self.batch_dim, index, 1) if self._splits(leaf) else leaf for leaf in self.leaves]
+        return self._examples(index, 1)
+
+    def _examples(self, start: int, count: int) -> list[Any]:
+        pairs = zip(self.leaves, self.dims, strict=True)
+        return [leaf if dim is None else leaf.narrow(dim, start, count) for leaf, dim in pairs]
 
     def per_example(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> PerExample:
         """Every example's contribution to every parameter.
@@ -97,55 +119,107 @@ class Call:
         Returns:
             Contributions by parameter name, ``[B, *shape]``.
         """
+        parts: list[PerExample] = []
+        self._visit(params, grads, parts.append)
+        return {
+            name: torch.cat([p.new_zeros(0, *p.shape), *(part[name] for part in parts)]) for name, p in params.items()
+        }
+
+    def sums(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> Sums:
+        """Sums of contributions and of their squares, without ever holding all contributions.
+
+        Args:
+            params: Detached parameters by name.
+            grads: As in `per_example`.
+
+        Returns:
+            Both sums by parameter name.
+        """
+        total: Sums = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
+
+        def add(part: PerExample) -> None:
+            for name, contribution in part.items():
+                add_sums(total, name, contribution.clone())  # contributions may be views of one another
+
+        self._visit(params, grads, add)
+        return total
+
+    def _visit(
+        self, params: dict[str, Tensor], grads: list[Tensor | None], visit: Callable[[PerExample], None]
+    ) -> None:
+        """Call `visit` with the contributions of some examples at a time, in order."""
+        if not self.batch_size:
+            return None
         used = [i for i, grad in enumerate(grads) if grad is not None]
         cotangents = [grad for grad in grads if grad is not None]
-        dims = self._example_dims(params, cotangents, used)
 
         def one(gradients: list[Tensor], leaves: list[Any]) -> PerExample:
-            vjp = torch.func.vjp(lambda p: [self.run(p, leaves)[i] for i in used], params)[1]
+            vjp = torch.func.vjp(lambda p: [self.replay(p, leaves)[i] for i in used], params)[1]
             contribution: PerExample = vjp(gradients)[0]
             return contribution
 
-        if self.rng_state is None:
-            with contextlib.suppress(RuntimeError), warnings.catch_warnings():  # recurrent layers have no batching rule
-                warnings.filterwarnings("ignore", "There is a performance drop")  # right, only slow
-                return self._vectorised(one, cotangents, dims)
-        return self._looped(one, cotangents, dims)
+        if self.batch_size == 1:  # nothing to take apart
+            found = _with_rng(self.rng_state, one, cotangents, self.leaves)
+            return visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
+        dims = self._output_dims(params, cotangents, used)
+        size = examples_at_once(sum(p.numel() for p in params.values()))
+        if self.rng_state is not None or not self._vectorised(one, cotangents, dims, size, visit):
+            _with_rng(self.rng_state, self._looped, one, cotangents, dims, visit)
+        return None
 
-    def _vectorised(self, one: Callable[..., PerExample], grads: list[Tensor], dims: list[int]) -> PerExample:
+    def _vectorised(
+        self,
+        one: Callable[..., PerExample],
+        grads: list[Tensor],
+        dims: list[int],
+        size: int,
+        visit: Callable[[PerExample], None],
+    ) -> bool:
+        """Visit `size` examples at a time; False if `torch.vmap` cannot do the first of them."""
+
         def with_batch_of_one(gradients: list[Tensor], *leaves: Any) -> PerExample:
-            split = [
-                leaf.unsqueeze(self.batch_dim) if self._splits(full) else leaf
-                for leaf, full in zip(leaves, self.leaves, strict=True)
-            ]
+            pairs = zip(leaves, self.dims, strict=True)
+            split = [leaf if dim is None else leaf.unsqueeze(dim) for leaf, dim in pairs]
             return one([g.unsqueeze(d) for g, d in zip(gradients, dims, strict=True)], split)
 
-        in_dims = tuple(self.batch_dim if self._splits(leaf) else None for leaf in self.leaves)
-        result: PerExample = torch.vmap(with_batch_of_one, (dims, *in_dims))(grads, *self.leaves)
-        return result
+        def some(start: int) -> PerExample:
+            count = min(size, self.batch_size - start)
+            gradients = [g.narrow(d, start, count) for g, d in zip(grads, dims, strict=True)]
+            result: PerExample = torch.vmap(with_batch_of_one, (dims, *self.dims))(
+                gradients, *self._examples(start, count)
+            )
+            return result
 
-    def _looped(self, one: Callable[..., PerExample], grads: list[Tensor], dims: list[int]) -> PerExample:
-        def all_examples() -> list[PerExample]:
-            return [
-                one([g.narrow(d, i, 1) for g, d in zip(grads, dims, strict=True)], self._example(i))
-                for i in range(self.batch_size)
-            ]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # right, only slow
+            try:
+                first = some(0)
+            except RuntimeError:  # recurrent layers, for instance, have no batching rule
+                return False
+            visit(first)
+            for start in range(size, self.batch_size, size):
+                visit(some(start))
+        return True
 
-        each = _with_rng(self.rng_state, all_examples)
-        return {name: torch.stack([example[name] for example in each]) for name in each[0]}
+    def _looped(
+        self, one: Callable[..., PerExample], grads: list[Tensor], dims: list[int], visit: Callable[[PerExample], None]
+    ) -> None:
+        for i in range(self.batch_size):
+            found = one([g.narrow(d, i, 1) for g, d in zip(grads, dims, strict=True)], self._example(i))
+            visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
 
-    def _example_dims(self, params: dict[str, Tensor], grads: list[Tensor], used: list[int]) -> list[int]:
+    def _output_dims(self, params: dict[str, Tensor], grads: list[Tensor], used: list[int]) -> list[int]:
         """In which dimension each output holds the examples: where a batch of one differs from the batch."""
-        outputs = _with_rng(self.rng_state, self.run, params, self._example(0))
+        outputs = _with_rng(self.rng_state, self.replay, params, self._example(0))
         return [_differing_dim(self.module, outputs[i].shape, g.shape) for i, g in zip(used, grads, strict=True)]
 
-    def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], found: PerExample) -> None:
+    def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Sums) -> None:
         """Compare the sum of the contributions with the gradient of the whole batch.
 
         Args:
             params: Detached parameters by name.
             grads: Gradients with respect to the outputs, as in `per_example`.
-            found: What `per_example` returned.
+            found: What `sums` returned.
 
         Raises:
             ExampleDimensionError: If they differ: the module mixes examples, or keeps them in another dimension.
@@ -153,14 +227,44 @@ class Call:
         if self.rng_state is not None:
             return  # the batch draws its noise in another order than the examples do
         used = [i for i, grad in enumerate(grads) if grad is not None]
-        vjp = torch.func.vjp(lambda p: [self.run(p, self.leaves)[i] for i in used], params)[1]
+        vjp = torch.func.vjp(lambda p: [self.replay(p, self.leaves)[i] for i in used], params)[1]
+        # A gradient may be zero but for rounding (of a shift before a normalisation), so the largest terms set the scale.
+        scale = max(float(square.max()) ** 0.5 for _, square in found.values())
         for name, grad in vjp([grads[i] for i in used])[0].items():
-            if not torch.allclose(found[name].sum(0), grad, rtol=1e-3, atol=1e-4 * float(grad.abs().max())):
+            if not torch.allclose(found[name][0], grad, rtol=1e-3, atol=1e-4 * float(grad.abs().max()) + 1e-5 * scale):
                 raise ExampleDimensionError(
                     f"The per-example gradients of {type(self.module).__name__}.{name} do not add up to its gradient, "
                     f"so it mixes examples or does not keep them in dimension {self.batch_dim}. Give it batch-first "
                     "inputs, write a rule for it (see curvature/rules/linear.py), or freeze it."
                 )
+
+
+def _call(module: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `module` with other parameters and buffers; its hooks are its owner's business, who called it before."""
+    with _only_weight_hooks(module):
+        return torch.func.functional_call(module, state, args, kwargs)
+
+
+@contextlib.contextmanager
+def _only_weight_hooks(module: nn.Module) -> Iterator[None]:
+    """Silence the module's own hooks, but for the work of its pre-hooks: old-style weight_norm computes the weight there."""
+    own = {name: hooks for name, hooks in vars(module).items() if name in _CALL_HOOKS}
+    try:
+        vars(module).update({name: type(hooks)() for name, hooks in own.items()})
+        module._forward_pre_hooks.update({k: _without_result(hook) for k, hook in own["_forward_pre_hooks"].items()})
+        yield
+    finally:
+        vars(module).update(own)
+
+
+_CALL_HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"}
+
+
+def _without_result(hook: Callable[..., Any]) -> Callable[..., None]:
+    def run(*args: Any) -> None:
+        hook(*args)  # a changed input was changed already, when the owner called the module
+
+    return run
 
 
 def differentiable(output: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
@@ -192,27 +296,38 @@ def _differing_dim(module: nn.Module, one: torch.Size, batch: torch.Size) -> int
     return different[0] if different else 0
 
 
+def _known_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int | None]:
+    """Where torch's own layers hold the examples of an input in another dimension than the first input's, by its id."""
+    if not isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+        return {}
+    given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+    if isinstance(module, nn.MultiheadAttention):
+        return {id(given.get("attn_mask")): None, id(given.get("key_padding_mask")): 0}
+    return {id(state): 1 for state in tree_flatten(given.get("hx"))[0]}
+
+
 def _rng_state() -> list[Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *cuda]
+
+
+def _set_rng(state: list[Tensor]) -> None:
+    torch.set_rng_state(state[0])
+    if len(state) > 1:
+        torch.cuda.set_rng_state_all(state[1:])
+
+
+def _same_rng(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
 def _with_rng(state: list[Tensor] | None, function: Callable[..., Any], *args: Any) -> Any:
     """Call `function` with the random numbers that the forward pass drew, and leave the global generators alone."""
     if state is None:
         return function(*args)
-    with torch.random.fork_rng():
-        torch.set_rng_state(state[0])
-        if len(state) > 1:
-            torch.cuda.set_rng_state_all(state[1:])
+    with torch.random.fork_rng(devices=range(len(state) - 1)):
+        _set_rng(state)
         return function(*args)
-
-
-def _draws_noise(module: nn.Module) -> bool:
-    return any(
-        child.training and (getattr(child, "dropout", 0.0) or getattr(child, "p", 0.0)) not in (0, 0.0)
-        for child in module.modules()
-        if isinstance(child, (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase))
-    )
 
 
 def _mixes_examples(module: nn.Module) -> bool:

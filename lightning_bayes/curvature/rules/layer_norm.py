@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.rules.registry import PerExample, per_example_rule
 
 
-@per_example_rule(nn.LayerNorm)
+@per_example_rule(nn.LayerNorm, input_dims=lambda layer: 1 + len(layer.normalized_shape))
 def layer_norm(layer: nn.LayerNorm, x: Tensor, grad_output: Tensor) -> PerExample:
     """Per-example contributions; ``x`` and ``grad_output`` are ``[B, …, *normalized_shape]``."""
     normalized = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)

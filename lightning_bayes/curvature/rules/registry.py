@@ -21,19 +21,30 @@ PerExample: TypeAlias = dict[str, Tensor]  # parameter name → [B, *shape]
 Sums: TypeAlias = dict[str, tuple[Tensor, Tensor]]  # parameter name → (Σ_i c_i, Σ_i c_i²)
 Rule: TypeAlias = Callable[[Any, Tensor, Tensor], PerExample]
 SquareRule: TypeAlias = Callable[[Any, Tensor, Tensor], Sums]
+InputDims: TypeAlias = int | Callable[[Any], int]
 
 # Largest number of elements that a per-example gradient may hold at once: 64 MiB of float32.
 CHUNK_ELEMENTS = 2**24
 
 _RULES: dict[type[nn.Module], Rule] = {}
 _SQUARE_RULES: dict[type[nn.Module], SquareRule] = {}
+_INPUT_DIMS: dict[type[nn.Module], InputDims] = {}
 
 
-def per_example_rule(*layers: type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Register the decorated function as the per-example rule of `layers`."""
+def per_example_rule(*layers: type[nn.Module], input_dims: InputDims = 2) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the per-example rule of `layers`.
+
+    Args:
+        layers: Layer types.
+        input_dims: Least number of dimensions of an input that holds examples, or a function of the layer.
+
+    Returns:
+        The decorator, which returns the function as it is.
+    """
 
     def register(rule: Rule) -> Rule:
         _RULES.update(dict.fromkeys(layers, rule))
+        _INPUT_DIMS.update(dict.fromkeys(layers, input_dims))
         return rule
 
     return register
@@ -70,13 +81,23 @@ def rule_type(layer: nn.Module) -> type[nn.Module] | None:
     return None
 
 
+def input_dims(kind: type[nn.Module], layer: nn.Module) -> int:
+    """Least number of dimensions of an input of `layer` that holds examples; with fewer it is one example alone."""
+    registered = _INPUT_DIMS[kind]
+    return registered if isinstance(registered, int) else registered(layer)
+
+
 def per_example(kind: type[nn.Module], layer: nn.Module, x: Tensor, grad_output: Tensor) -> PerExample:
     """Every example's contribution to the gradient of every parameter of `layer`."""
+    if not len(x):
+        return {name: p.new_zeros(0, *p.shape) for name, p in layer.named_parameters()}
     return _RULES[kind](layer, x, grad_output)
 
 
 def sums(kind: type[nn.Module], layer: nn.Module, x: Tensor, grad_output: Tensor) -> Sums:
     """Σ_i c_i and Σ_i c_i² of every parameter of `layer`."""
+    if not len(x):
+        return {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in layer.named_parameters()}
     if kind in _SQUARE_RULES:
         return _SQUARE_RULES[kind](layer, x, grad_output)
     return sums_in_chunks(_RULES[kind], layer, x, grad_output)
@@ -84,12 +105,17 @@ def sums(kind: type[nn.Module], layer: nn.Module, x: Tensor, grad_output: Tensor
 
 def sums_in_chunks(rule: Rule, layer: nn.Module, x: Tensor, grad_output: Tensor) -> Sums:
     """Σ_i c_i and Σ_i c_i² from per-example contributions, so many examples at a time as fit `CHUNK_ELEMENTS`."""
-    size = max(1, CHUNK_ELEMENTS // sum(p.numel() for p in layer.parameters()))
+    size = examples_at_once(sum(p.numel() for p in layer.parameters()))
     total: Sums = {}
     for x_part, grad_part in zip(torch.split(x, size), torch.split(grad_output, size), strict=True):
         for name, part in rule(layer, x_part, grad_part).items():
             add_sums(total, name, part)
     return total
+
+
+def examples_at_once(num_params: int) -> int:
+    """How many examples' gradients of `num_params` elements fit `CHUNK_ELEMENTS`; at least one."""
+    return max(1, CHUNK_ELEMENTS // max(1, num_params))
 
 
 def add_sums(total: Sums, name: str, part: Tensor) -> None:

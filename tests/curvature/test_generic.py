@@ -1,0 +1,299 @@
+"""The generic rule: any module, example by example, in bounded memory and without side effects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import one_example_at_a_time, relative_error
+from torch import nn
+
+from lightning_bayes.curvature import measure
+from lightning_bayes.curvature.rules import generic, registry
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
+
+
+def normal(*shape, generator):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def square_loss(model, example):
+    return model(example[None]).square().mean()
+
+
+def assert_equals_loop(model, x):
+    measured = measure(model, lambda: model(x).square().mean())
+    grad, square = one_example_at_a_time(model, list(x), square_loss)
+    assert relative_error(measured.grad, grad) < 1e-10
+    assert relative_error(measured.curvature, square) < 1e-10
+
+
+class Tokens(nn.Module):
+    """Class token and position embedding as in a vision transformer: the gradient of one is a slice of the other's."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.position = nn.Parameter(torch.ones(1, 1, 4)), nn.Parameter(torch.ones(1, 4, 4))
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x):
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+        return self.mix(tokens.tanh()).sum(1)
+
+
+class Recurrent(nn.Module):
+    """LSTM with a given first state, whose examples lie in dimension 1 whatever `batch_first` says."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 3, num_layers=2, batch_first=batch_first)
+
+    def forward(self, x):  # [B, 3, 4]
+        state = x[:, 0, :3].expand(2, -1, -1).contiguous()
+        output, (last, _) = self.rnn(x if self.rnn.batch_first else x.transpose(0, 1), (state, state.tanh()))
+        return output.sum(1 if self.rnn.batch_first else 0) + last[0]
+
+
+class Masked(nn.Module):
+    """Attention with a mask over positions, the same for all examples, and one over the keys of each example."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+
+    def forward(self, x):  # [B, 3, 4]
+        mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
+        padding = torch.stack([x[:, 0, 0] > 2, x[:, 1, 0] > 0, x[:, 2, 0] > 0], 1)
+        x = x if self.attention.batch_first else x.transpose(0, 1)
+        found = self.attention(x, x, x, padding, attn_mask=mask)[0]
+        return found if self.attention.batch_first else found.transpose(0, 1)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5])  # three is also the number of positions
+@pytest.mark.parametrize(
+    "build",
+    [Tokens, *(lambda first=f, cls=c: cls(first) for c in (Recurrent, Masked) for f in (True, False))],
+    ids=["tokens", "lstm batch first", "lstm", "attention batch first", "attention"],
+)
+def test_module_equals_the_loop(build, batch, generator):
+    assert_equals_loop(build().double(), normal(batch, 3, 4, generator=generator))
+
+
+def cannot(*args, **kwargs):
+    raise RuntimeError("no batching rule")
+
+
+@pytest.mark.parametrize(("vectorised", "sizes"), [(True, {2, 1}), (False, {1})])
+def test_memory_bound_changes_nothing(vectorised, sizes, generator, monkeypatch):
+    model, x, held = Tokens().double(), normal(5, 3, 4, generator=generator), []
+    whole = measure(model, lambda: model(x).square().mean())
+
+    def add_sums(total, name, part):
+        held.append(len(part))
+        registry.add_sums(total, name, part)
+
+    monkeypatch.setattr(generic, "add_sums", add_sums)
+    monkeypatch.setattr(registry, "CHUNK_ELEMENTS", 2 * sum(p.numel() for p in model.parameters()))
+    if not vectorised:
+        monkeypatch.setattr(torch, "vmap", cannot)
+    parts = measure(model, lambda: model(x).square().mean())
+    assert set(held) == sizes
+    assert relative_error(parts.grad, whole.grad) < 1e-12
+    assert relative_error(parts.curvature, whole.curvature) < 1e-12
+
+
+def test_module_called_twice_equals_the_loop_in_parts(generator, monkeypatch):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scaled = Scale(4)
+
+        def forward(self, x):
+            return self.scaled(self.scaled(x).tanh())
+
+    monkeypatch.setattr(registry, "CHUNK_ELEMENTS", 1)
+    assert_equals_loop(Twice().double(), normal(5, 4, generator=generator))
+
+
+class Scale(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.factor, self.shift = nn.Parameter(torch.ones(features)), nn.Parameter(torch.zeros(features))
+
+    def forward(self, x):
+        return self.factor * x + self.shift
+
+
+def test_gradient_of_the_input_is_not_overwritten(generator):
+    """The shift's contribution is the very gradient that goes on to the input."""
+    x = normal(5, 4, generator=generator).requires_grad_()
+    model = Scale(4).double()
+    truth = torch.autograd.grad(model(x).square().mean(), x)[0]
+    measure(model, lambda: model(x).square().mean())
+    torch.testing.assert_close(x.grad, truth)
+
+
+def test_bilinear_has_two_inputs_and_falls_to_the_generic_rule(generator):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.form = nn.Bilinear(2, 3, 4)
+
+        def forward(self, x):
+            return self.form(x[:, :2], x[:, 2:])
+
+    assert_equals_loop(Pair().double(), normal(5, 5, generator=generator))
+
+
+class DropPath(nn.Module):
+    """Noise that no module type gives away; it keeps a record of its draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor, self.draws = nn.Parameter(torch.ones(4)), []
+
+    def forward(self, x):
+        self.draws.append(torch.rand(len(x), 1, dtype=x.dtype))
+        return self.factor * x * self.draws[-1]
+
+
+def test_noise_of_any_kind_is_repeated(generator):
+    model, x = DropPath().double(), normal(5, 4, generator=generator)
+    kept = []
+
+    def loss():
+        out = model(x)
+        kept.append((out / x).detach())  # the draws that made the loss, as the factor is one
+        return out.square().mean()
+
+    measured = measure(model, loss)
+    after = torch.rand(1)
+    each = 2 * x.square() * kept[0].square() / 4
+    torch.testing.assert_close(measured.grad["factor"], each.mean(0))
+    torch.testing.assert_close(measured.curvature["factor"], each.square().mean(0))
+    torch.manual_seed(0)
+    [torch.rand(1, 1, dtype=torch.float64) for _ in x]
+    assert torch.equal(after, torch.rand(1))  # backward left the global generator where the forward did
+
+
+def running_norm():
+    return nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, track_running_stats=True))
+
+
+class Holder(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.factor, self.inner = nn.Parameter(torch.ones(4)), inner
+
+    def forward(self, x):
+        return self.inner(self.factor * x)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), running_norm], ids=["power", "running"]
+)
+def test_buffers_change_as_in_one_plain_forward(build, generator):
+    model, x = Holder(build()).double(), normal(5, 4, generator=generator)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    loss = (model(x) ** 3).mean()
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    truth = {name: value.clone() for name, value in model.state_dict().items()}
+    assert any(not torch.equal(value, start[name]) for name, value in truth.items())
+    model.load_state_dict(start)
+    measured = measure(model, lambda: (model(x) ** 3).mean())
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, truth[name], rtol=0, atol=0)
+    for (name, _), grad in zip(model.named_parameters(), grads, strict=True):
+        torch.testing.assert_close(measured.grad[name], grad)
+
+
+def test_gradient_that_is_zero_but_for_rounding_is_accepted(generator):
+    """A shift before a normalisation over the batch: terms of either sign that cancel."""
+    model = nn.Sequential(Shift(4), nn.BatchNorm1d(4))
+    x = torch.randn(6, 4, generator=generator)
+    measured = measure(model, lambda: (model(x) ** 3).mean())
+    assert (measured.grad["0.shift"].abs() < 1e-6).all()
+    assert (measured.curvature["0.shift"] > 1e-4).all()
+
+
+class Shift(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(features))
+
+    def forward(self, x):
+        return x + self.shift
+
+
+def test_empty_batch_is_refused_by_the_same_error():
+    model = nn.Sequential(Scale(4))
+    with pytest.raises(ExampleDimensionError, match=r"The batch holds no example \(seen by 0 \(Scale\)\)"):
+        measure(model, lambda: F.mse_loss(model(torch.zeros(0, 4)), torch.zeros(0, 4), reduction="sum"))
+
+
+def test_half_precision_is_measured_in_single_precision(generator):
+    layer, x = nn.Bilinear(3, 3, 2), torch.randn(4, 3, generator=generator).bfloat16()
+    layer.bias.requires_grad_(False)  # a frozen parameter takes part in the replay
+    half = nn.ModuleList([layer.bfloat16()])
+    measured = measure(half, lambda: 1e-3 * half[0](x, x).square().mean())
+    exact = nn.ModuleList([nn.Bilinear(3, 3, 2)])
+    exact.load_state_dict(half.state_dict())
+    exact[0].bias.requires_grad_(False)
+    truth = measure(exact, lambda: 1e-3 * exact[0](x.float(), x.float()).square().mean())
+    assert measured.curvature["0.weight"].dtype == torch.float32
+    torch.testing.assert_close(measured.curvature["0.weight"], truth.curvature["0.weight"], rtol=0.05, atol=0)
+
+
+def test_packed_sequences_are_refused(generator):
+    model = nn.ModuleList([nn.GRU(4, 3, batch_first=True)])
+    packed = nn.utils.rnn.pack_padded_sequence(torch.zeros(3, 3, 4), torch.tensor([3, 2, 1]), batch_first=True)
+    with pytest.raises(UnsupportedLayerError, match=r"GRU was called with a PackedSequence.*Pass padded sequences"):
+        measure(model, lambda: model[0](packed)[1].square().mean())
+
+
+class Shifted(nn.Module):
+    """A generic unit: it holds a parameter directly."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(3))
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x) + self.shift
+
+
+def test_hooks_of_a_generic_unit_run_once(generator):
+    model = nn.Sequential(Shifted(), nn.Linear(3, 2)).double()
+    calls = []
+    model[0].register_forward_pre_hook(lambda module, args: (3 * args[0],))
+    model[0].register_forward_hook(lambda module, args, output: (calls.append(1), 2 * output)[1])
+    x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    expected = model(x).square().mean()
+    calls.clear()
+    measured = measure(model, lambda: model(x).square().mean())
+    torch.testing.assert_close(measured.loss, expected.detach())
+    assert len(calls) == 1
+    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None]).square().mean())
+    assert relative_error(measured.grad, grad) < 1e-10
+    assert relative_error(measured.curvature, square) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")  # it is what is tested
+def test_weight_norm_by_hooks_equals_the_loop(generator):
+    model = nn.utils.weight_norm(nn.Linear(4, 3)).double()
+    x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    measured = measure(model, lambda: model(x).square().mean())
+    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None]).square().mean())
+    assert relative_error(measured.grad, grad) < 1e-10
+    assert relative_error(measured.curvature, square) < 1e-10
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_in_float32_equal_the_loop(layer, generator):
+    model = layer(4, 3, batch_first=True)
+    x = torch.randn(5, 6, 4, generator=generator)
+    measured = measure(model, lambda: model(x)[0].square().mean())
+    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None])[0].square().mean())
+    assert relative_error(measured.grad, grad) < 1e-5
+    assert relative_error(measured.curvature, square) < 1e-5
