@@ -4,18 +4,25 @@ The only room that imports BackPACK.
 """
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture, EngineName
-from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
+from lightning_bayes.curvature.loss import LossReduction, loss_functions
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
-from lightning_bayes.curvature.measurement import Measurement, Quantity
+from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
 
 __all__ = [
     "AbstractEngine",
+    "Bernoulli",
     "Capture",
     "EngineName",
+    "Gaussian",
+    "KroneckerFactors",
+    "Likelihood",
     "LossReduction",
     "Measurement",
     "Quantity",
+    "Softmax",
     "check_names",
+    "loss_functions",
     "make_engine",
     "measure",
 ]

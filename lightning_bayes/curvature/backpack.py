@@ -1,39 +1,57 @@
 """The BackPACK engine: `backpack.extensions.SumGradSquared` behind the same interface as the fused engine.
 
-BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) is a second opinion that shares no code with our rules.
-It returns Σ_i c_i² of the layers it knows. It attaches full backward hooks, which forbid changing a layer's output in
-place; modules with an ``inplace`` switch run out of place inside a capture. Whatever it cannot do is refused before or
-during the first forward, with the modules' names, because by itself it would skip it silently.
+BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) calls one *module extension* per layer in its backward
+hooks. Ours hand the layer's input and output gradient to the layer's rule, so BackPACK gains every layer type that has
+a rule: BatchNorm in training mode, LayerNorm, GroupNorm, embeddings with padding, and a fast convolution. With
+``own_rules=False`` its own implementation stays, a second opinion that shares no code with our rules.
+
+Its hooks forbid changing a layer's output in place; modules with an ``inplace`` switch run out of place inside a
+capture. Whatever it cannot do is refused before or during the first forward, with the modules' names, because by itself
+it would skip or overwrite it silently.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
-import torch
-from backpack import backpack, extend
+from backpack import backpack
 from backpack.extensions import SumGradSquared
-from torch import nn
+from backpack.extensions.module_extension import ModuleExtension
+from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
-from lightning_bayes.curvature.units import Unit, find_units
-from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
-
-_LAYERS = (
-    nn.Linear,
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-    nn.Embedding,
+from lightning_bayes.curvature.hooks import (
+    calls_checked,
+    extended,
+    in_place_refused,
+    is_stock,
+    out_of_place,
+    refuse,
+    tied_parameters,
+    uses_batch_statistics,
 )
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.rules.registry import sums
+from lightning_bayes.curvature.units import Unit, find_units
+
 _FUSED_INSTEAD = "Use engine='fused', which measures it."
 
 
 class BackpackEngine(AbstractEngine):
-    """Measures with BackPACK. Arguments as in `AbstractEngine`."""
+    """Measures with BackPACK.
+
+    Args:
+        model: The model; its parameters are found by identity, so wrapping it later changes nothing.
+        loss_reduction: How losses reduce their examples.
+        own_rules: Whether layers that have a rule of ours use it. False leaves BackPACK its own implementation, which
+            knows linear layers, convolutions, embeddings and BatchNorm in evaluation mode, and is several times slower.
+    """
+
+    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "auto", own_rules: bool = True) -> None:
+        super().__init__(model, loss_reduction)
+        self.own_rules = own_rules
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
@@ -41,105 +59,57 @@ class BackpackEngine(AbstractEngine):
 
         Yields:
             The capture; its squares are complete on exit.
-
-        Raises:
-            UnsupportedTrainingError: If a layer's output was changed in place.
-            RuntimeError: What else went wrong in the passes.
         """
         units = find_units(self.model)
-        _check_supported(units)
+        self._check_supported(units)
         captured = Capture(self.loss_reduction)
-        with ExitStack() as undo:
-            undo.enter_context(warnings.catch_warnings())
-            # BackPACK needs no input gradients; torch tells it that there are none.
-            warnings.filterwarnings("ignore", "Full backward hook is firing")
-            undo.enter_context(_out_of_place(self.model))
-            undo.enter_context(_extended(units, captured))
-            undo.enter_context(backpack(SumGradSquared()))
-            try:
+        try:
+            with ExitStack() as undo:
+                undo.enter_context(out_of_place(self.model))
+                undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
+                undo.enter_context(extended([unit.module for unit in units]))
+                undo.enter_context(backpack(self._extension(units)))
+                undo.enter_context(in_place_refused(_FUSED_INSTEAD))
                 yield captured
-            except RuntimeError as error:
-                if "BackwardHookFunction" not in str(error):
-                    raise
-                raise UnsupportedTrainingError(
-                    "The output of a layer is changed in place (such as `out += x`), which BackPACK's hooks forbid. "
-                    f"Write `out = out + x`. {_FUSED_INSTEAD}"
-                ) from error
-            finally:
-                _collect(units, captured)
+        finally:
+            _collect(units, captured)
 
+    def _has_rule(self, unit: Unit) -> bool:
+        return self.own_rules and unit.kind is not None
 
-def _check_supported(units: list[Unit]) -> None:
-    unknown = [unit.label for unit in units if type(unit.module) not in _LAYERS]
-    on_batch = [unit.label for unit in units if _uses_batch_statistics(unit.module)]
-    owners: dict[nn.Parameter, list[str]] = {}
-    for unit in units:
-        for name, param in unit.module.named_parameters(prefix=unit.name, recurse=False, remove_duplicate=False):
-            owners.setdefault(param, []).append(name)
-    reasons = [
-        ("BackPACK has no rule for ", unknown),
-        ("BackPACK has no per-example gradients of BatchNorm in training mode: ", on_batch),
-        (
-            "BackPACK would overwrite the squares of tied parameters: ",
-            [" = ".join(n) for n in owners.values() if n[1:]],
-        ),
-    ]
-    found = [reason + ", ".join(labels) for reason, labels in reasons if labels]
-    if found:
-        raise UnsupportedLayerError(f"{'; '.join(found)}. {_FUSED_INSTEAD}")
+    def _extension(self, units: list[Unit]) -> SumGradSquared:
+        extension = SumGradSquared()
+        for unit in units:
+            if self._has_rule(unit):
+                extension.set_module_extension(type(unit.module), _RuleExtension(unit.kind), overwrite=True)
+        return extension
 
-
-def _uses_batch_statistics(module: nn.Module) -> bool:
-    is_batch_norm = isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
-    return is_batch_norm and (module.training or module.running_mean is None)
-
-
-@contextmanager
-def _out_of_place(model: nn.Module) -> Iterator[None]:
-    switched: list[Any] = [module for module in model.modules() if getattr(module, "inplace", False) is True]
-    for module in switched:
-        module.inplace = False
-    try:
-        yield
-    finally:
-        for module in switched:
-            module.inplace = True
-
-
-@contextmanager
-def _extended(units: list[Unit], captured: Capture) -> Iterator[None]:
-    """Attach BackPACK's hooks to the units; BackPACK itself has no way to take them off again."""
-    before = [(unit.module, dict(unit.module.__dict__)) for unit in units]
-    hooks = [(set(unit.module._forward_hooks), set(unit.module._backward_hooks)) for unit in units]
-    handles = [unit.module.register_forward_pre_hook(partial(_check_call, unit, captured)) for unit in units]
-    for unit in units:
-        extend(unit.module)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for (module, attributes), (forward, backward) in zip(before, hooks, strict=True):
-            for key in set(module._forward_hooks) - forward:
-                del module._forward_hooks[key]
-            for key in set(module._backward_hooks) - backward:
-                del module._backward_hooks[key]
-            for name in ("_backpack_extend", "output", "input0"):
-                if name not in attributes:
-                    module.__dict__.pop(name, None)
-            module._is_full_backward_hook = attributes.get("_is_full_backward_hook")
-
-
-def _check_call(unit: Unit, captured: Capture, module: nn.Module, args: tuple[Any, ...]) -> None:
-    if not torch.is_grad_enabled():
-        return
-    if unit.label in captured.sizes:
-        raise UnsupportedLayerError(
-            f"{unit.label} is called twice in one pass, and BackPACK would keep one call only. {_FUSED_INSTEAD}"
+    def _check_supported(self, units: list[Unit]) -> None:
+        left = [unit for unit in units if not self._has_rule(unit)]
+        on_batch = [unit.label for unit in left if uses_batch_statistics(unit.module)]
+        refuse(
+            [
+                ("BackPACK has no rule for ", [unit.label for unit in left if not is_stock(unit.module)]),
+                ("BackPACK has no per-example gradients of BatchNorm in training mode: ", on_batch),
+                ("BackPACK would overwrite the squares of tied parameters: ", tied_parameters(units)),
+            ],
+            _FUSED_INSTEAD,
         )
-    if torch.is_autocast_enabled(args[0].device.type):
-        raise UnsupportedTrainingError(f"BackPACK cannot run under autocast. Train in 32-true. {_FUSED_INSTEAD}")
-    captured.saw(unit.label, len(args[0]))
+
+
+class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
+    """Hands what BackPACK's hooks saw to the rule of a layer type, once for all parameters of the layer."""
+
+    def __init__(self, kind: type[nn.Module] | None) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __call__(self, extension: SumGradSquared, module: Any, g_inp: Any, g_out: tuple[Tensor, ...]) -> None:
+        assert self.kind is not None
+        totals = sums(self.kind, module, module.input0.detach(), g_out[0])
+        for name, param in module.named_parameters(recurse=False):
+            if param.requires_grad:
+                setattr(param, extension.savefield, totals[name][1])
 
 
 def _collect(units: list[Unit], captured: Capture) -> None:

@@ -25,6 +25,8 @@ from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 
 LossReduction: TypeAlias = Literal["auto", "mean", "sum"]
 
+_REDUCING = ("MeanBackward", "SumBackward")
+_ARITHMETIC = ("AddBackward", "SubBackward", "MulBackward", "DivBackward", "NegBackward")
 _REDUCTION_CODES = {1: "mean", 2: "sum"}  # at::Reduction
 
 
@@ -93,10 +95,29 @@ def read_loss_scale(loss: Tensor, reduction: LossReduction = "auto", divided_by_
     if len(found) > 1:
         raise UnsupportedTrainingError(
             "The loss adds a term reduced by 'sum' to one reduced by 'mean', so its examples have no common scale. "
-            "Use one reduction, or declare it with loss_reduction='mean' or 'sum'."
+            "Use one reduction for the examples; if the sum is a penalty on the weights, declare loss_reduction='mean'."
         )
     scale.reduction = found.pop() if found else "mean"
     return scale
+
+
+def loss_functions(loss: Tensor) -> set[str]:
+    """Names of PyTorch's loss functions in a loss, as its autograd graph has them.
+
+    Args:
+        loss: Scalar with a graph.
+
+    Returns:
+        Names such as ``"MseLoss"``, ``"NllLoss"`` or ``"BinaryCrossEntropyWithLogits"``.
+
+    Example:
+        >>> a = torch.zeros(2, requires_grad=True)
+        >>> loss_functions(torch.nn.functional.mse_loss(a, torch.ones(2)))
+        {'MseLoss'}
+    """
+    terms = [node for node, _ in _terms(loss.grad_fn)]
+    nodes = [*terms, *(below for node in terms for below in _below(node, _ARITHMETIC + _REDUCING))]
+    return {node.name().split("Backward")[0] for node in nodes if hasattr(node, "_saved_reduction")}
 
 
 def _terms(root: Any) -> Iterator[tuple[Any, bool]]:
@@ -107,11 +128,41 @@ def _terms(root: Any) -> Iterator[tuple[Any, bool]]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "_saved_reduction") or node.name().startswith(("MeanBackward", "SumBackward")):
+        parts = _stacked_scalars(node)
+        if parts:  # tasks' losses put together, each reduced on its own
+            stack += [(part, divided) for part in parts]
+        elif hasattr(node, "_saved_reduction") or node.name().startswith(_REDUCING):
             yield node, divided
         elif _is_scalar(node):
             divided = divided or node.name().startswith("DivBackward")
             stack += [(parent, divided) for parent, _ in node.next_functions]
+
+
+def _stacked_scalars(node: Any) -> list[Any]:
+    """The scalars that ``torch.stack([a, b]).sum()`` adds, with any weights in between; empty for other nodes."""
+    if not node.name().startswith(_REDUCING):
+        return []
+    if math.prod(node._saved_self_sym_sizes) == 1:  # the sum of one number
+        return _parents(node)
+    for found in _below(node, _ARITHMETIC):
+        if found.name().startswith(("StackBackward", "CatBackward")):
+            parts = _parents(found)
+            return parts if parts and all(map(_is_scalar, parts)) else []
+    return []
+
+
+def _below(node: Any, through: tuple[str, ...]) -> Iterator[Any]:
+    """Yield what `node` was computed from, and what that was computed from if its name begins as one of `through`."""
+    stack = _parents(node)
+    while stack:
+        found = stack.pop()
+        yield found
+        if found.name().startswith(through):
+            stack += _parents(found)
+
+
+def _parents(node: Any) -> list[Any]:
+    return [parent for parent, _ in node.next_functions if parent is not None]
 
 
 def _is_scalar(node: Any) -> bool:

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, get_args, overload
 
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import AbstractEngine, EngineName
+from lightning_bayes.curvature.engine import AbstractEngine, Capture, EngineName
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.measurement import Measurement, Quantity
+from lightning_bayes.curvature.measurement import (
+    DiagonalQuantity,
+    KroneckerFactors,
+    KroneckerQuantity,
+    Measurement,
+    Quantity,
+)
 from lightning_bayes.errors import HyperparameterError
+
+_QUANTITIES: tuple[str, ...] = get_args(Quantity)
 
 
 def make_engine(name: EngineName, model: nn.Module, loss_reduction: LossReduction = "auto") -> AbstractEngine:
     """Build the engine called `name` for `model`.
 
     Args:
-        name: ``"fused"`` (our rules, any layer) or ``"backpack"`` (BackPACK's own, the layers it knows).
+        name: ``"fused"`` (our rules, any layer) or ``"backpack"`` (BackPACK with our rules, layer by layer).
         model: The model whose passes will be measured.
         loss_reduction: ``"auto"`` reads from the loss's graph how it reduces its examples; or declare it.
 
@@ -52,6 +61,30 @@ def check_names(engine: str, loss_reduction: str) -> None:
         raise HyperparameterError(f"engine={engine!r} is unknown; use 'fused' or 'backpack'.")
 
 
+@overload
+def measure(
+    model: nn.Module,
+    closure: Callable[[], Tensor],
+    quantity: DiagonalQuantity = ...,
+    *,
+    engine: EngineName = ...,
+    loss_reduction: LossReduction = ...,
+    mc_samples: int = ...,
+) -> Measurement[Tensor]: ...
+
+
+@overload
+def measure(
+    model: nn.Module,
+    closure: Callable[[], Tensor],
+    quantity: KroneckerQuantity,
+    *,
+    engine: EngineName = ...,
+    loss_reduction: LossReduction = ...,
+    mc_samples: int = ...,
+) -> Measurement[KroneckerFactors]: ...
+
+
 def measure(
     model: nn.Module,
     closure: Callable[[], Tensor],
@@ -59,7 +92,8 @@ def measure(
     *,
     engine: EngineName = "fused",
     loss_reduction: LossReduction = "auto",
-) -> Measurement:
+    mc_samples: int = 1,
+) -> Any:
     """Gradient and curvature of one loss, as means over the examples of its batch.
 
     Runs the closure and its backward pass once. The model, its parameters and their ``.grad`` are left as they were
@@ -68,15 +102,21 @@ def measure(
     Args:
         model: Any module; parameters with ``requires_grad=False`` are left out.
         closure: Computes the loss, a scalar: the mean or the sum over examples of a negative log-likelihood in nats.
-        quantity: What to measure: ``"squared_gradients"``, the diagonal of the empirical Fisher.
+        quantity: What to measure, with the equations in `lightning_bayes.curvature.measurement`:
+            ``"squared_gradients"`` is the diagonal of the empirical Fisher, of any model and loss (with
+            `Likelihood.sampled_loss`, of the Fisher itself). The others need ``engine="backpack"``, a model of layers that
+            BackPACK knows, and a closure that returns what ``F.cross_entropy``, ``F.mse_loss`` or
+            ``F.binary_cross_entropy_with_logits`` (or their modules) returns: ``"diag_ggn"``, ``"diag_ggn_mc"``,
+            ``"diag_hessian"``, and ``"kflr"`` and ``"kfra"``, whose curvature are `KroneckerFactors`.
         engine: ``"fused"`` or ``"backpack"``.
         loss_reduction: ``"auto"``, or a declaration where the loss is built in an unusual way.
+        mc_samples: Labels that ``"diag_ggn_mc"`` draws per example, from torch's global generator.
 
     Returns:
         Means over the examples that count in the loss, by parameter name.
 
     Raises:
-        HyperparameterError: If the quantity or the engine is unknown.
+        HyperparameterError: If the quantity or the engine is unknown, or the engine does not measure the quantity.
 
     Example:
         >>> import torch
@@ -85,24 +125,50 @@ def measure(
         >>> m = measure(model, lambda: 0.5 * torch.nn.functional.mse_loss(model(x), y))
         >>> m.grad["weight"], m.curvature["weight"]  # g = [1, 9]: their mean, and the mean of their squares
         (tensor([[5.]]), tensor([[41.]]))
+        >>> m = measure(model, lambda: torch.nn.functional.mse_loss(model(x), y), "diag_hessian", engine="backpack")
+        >>> m.curvature["weight"]  # 2 x² = [2, 18]: their mean
+        tensor([[10.]])
     """
-    if quantity != "squared_gradients":
-        raise HyperparameterError(f"quantity={quantity!r} is unknown; use 'squared_gradients'.")
-    chosen = make_engine(engine, model, loss_reduction)
+    check_names(engine, loss_reduction)
+    if quantity not in _QUANTITIES:
+        raise HyperparameterError(f"quantity={quantity!r} is unknown; use one of {', '.join(_QUANTITIES)}.")
     with _own_gradients(model):
-        with chosen.capture() as captured:
-            loss = closure()
-            captured.observe(loss)
-            loss.backward()  # type: ignore[no-untyped-call]
-        chosen.check_reached(captured)
-        factor, squares = captured.gradient_factor(), captured.mean_squares()
-        named = [(name, p) for name, p in model.named_parameters() if p in squares and p.grad is not None]
-        return Measurement(
-            loss=loss.detach(),
-            grad={name: p.grad * factor for name, p in named if p.grad is not None},
-            curvature={name: squares[p] for name, p in named},
-            num_examples=captured.num_examples,
-        )
+        if quantity == "squared_gradients":
+            captured, curvature = _squares(make_engine(engine, model, loss_reduction), closure)
+        else:
+            _check_second_order(quantity, engine, mc_samples)
+            from lightning_bayes.curvature.second_order import measure_second_order  # loads BackPACK only where used
+
+            captured, curvature = measure_second_order(model, closure, quantity, loss_reduction, mc_samples)
+        return _by_name(model, captured, curvature)
+
+
+def _check_second_order(quantity: str, engine: str, mc_samples: int) -> None:
+    if engine != "backpack":
+        raise HyperparameterError(f"engine={engine!r} does not measure {quantity!r}; pass engine='backpack'.")
+    if mc_samples < 1:
+        raise HyperparameterError(f"mc_samples={mc_samples} must be at least 1.")
+
+
+def _squares(engine: AbstractEngine, closure: Callable[[], Tensor]) -> tuple[Capture, dict[nn.Parameter, Tensor]]:
+    with engine.capture() as captured:
+        loss = closure()
+        captured.observe(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+    engine.check_reached(captured)
+    return captured, captured.mean_squares()
+
+
+def _by_name(model: nn.Module, captured: Capture, curvature: dict[nn.Parameter, Any]) -> Measurement[Any]:
+    named = [(name, p, p.grad) for name, p in model.named_parameters() if p in curvature]
+    factor = captured.gradient_factor()
+    assert captured.loss is not None
+    return Measurement(
+        loss=captured.loss,
+        grad={name: grad * factor for name, _, grad in named if grad is not None},
+        curvature={name: curvature[p] for name, p, grad in named if grad is not None},
+        num_examples=captured.num_examples,
+    )
 
 
 @contextmanager

@@ -1,0 +1,187 @@
+"""Borrowing a model for BackPACK: its hooks go on, and everything about them comes off again.
+
+BackPACK's `extend` has no counterpart that undoes it, and its refusals name neither the module nor the way out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from backpack import extend
+from backpack.context import CTX
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.rules.registry import input_dims
+from lightning_bayes.curvature.units import Unit
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+
+STOCK_LAYERS = (
+    nn.Linear,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    nn.Embedding,
+)
+
+
+@contextmanager
+def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Attach BackPACK's hooks to `modules` and take them, and what they store on the modules, off again.
+
+    Args:
+        modules: Layers without children.
+
+    Yields:
+        Nothing; the hooks are on inside the context.
+    """
+    before = [(module, dict(vars(module))) for module in modules]
+    num_handles = len(CTX.hook_handles)
+    try:
+        with warnings.catch_warnings():
+            # BackPACK needs no input gradients; torch tells it that there are none.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            for module, _ in before:
+                extend(module)
+            yield
+    finally:
+        for handle in CTX.hook_handles[num_handles:]:
+            handle.remove()
+        del CTX.hook_handles[num_handles:]  # BackPACK itself keeps every handle for ever
+        for module, attributes in before:
+            for name in [n for n in vars(module) if n not in attributes and _is_backpacks(n)]:
+                delattr(module, name)
+            module._is_full_backward_hook = attributes.get("_is_full_backward_hook")
+
+
+def _is_backpacks(attribute: str) -> bool:
+    return attribute in {"_backpack_extend", "output"} or attribute.removeprefix("input").isdecimal()
+
+
+@contextmanager
+def out_of_place(model: nn.Module) -> Iterator[None]:
+    """Switch the ``inplace`` modules of `model` to run out of place, and back on exit."""
+    switched: list[Any] = [module for module in model.modules() if getattr(module, "inplace", False) is True]
+    for module in switched:
+        module.inplace = False
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.inplace = True
+
+
+@contextmanager
+def calls_checked(units: Iterable[Unit], captured: Capture, advice: str) -> Iterator[None]:
+    """Watch each call of the units: note its number of examples, and refuse what BackPACK would get wrong.
+
+    Args:
+        units: The modules to watch.
+        captured: Learns what each unit saw.
+        advice: What to do instead, the last sentence of the messages.
+
+    Yields:
+        Nothing.
+    """
+    handles = [
+        unit.module.register_forward_pre_hook(partial(_check_call, unit, captured, advice), with_kwargs=True)
+        for unit in units
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_call(unit: Unit, captured: Capture, advice: str, module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
+    if not torch.is_grad_enabled():
+        return
+    if not args:
+        raise UnsupportedTrainingError(
+            f"{unit.label} is called by keyword, and BackPACK does not see such inputs. Call it as layer(x)."
+        )
+    if unit.label in captured.sizes:
+        raise UnsupportedLayerError(
+            f"{unit.label} is called twice in one pass, and BackPACK would keep one call only. {advice}"
+        )
+    x: Tensor = args[0]
+    if torch.is_autocast_enabled(x.device.type):
+        raise UnsupportedTrainingError(f"BackPACK cannot run under autocast. Train in 32-true. {advice}")
+    if unit.kind is not None and x.dim() < input_dims(unit.kind, module):
+        raise ExampleDimensionError(
+            f"{unit.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
+            "dimension 0, or freeze the layer."
+        )
+    captured.saw(unit.label, len(x))
+
+
+@contextmanager
+def in_place_refused(advice: str) -> Iterator[None]:
+    """Say in words what torch's hooks object to.
+
+    Args:
+        advice: What to do instead, the last sentence of the message.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UnsupportedTrainingError: If a layer's output was changed in place.
+        RuntimeError: What else went wrong in the passes.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "BackwardHookFunction" not in str(error):
+            raise
+        raise UnsupportedTrainingError(
+            "The output of a layer is changed in place (such as `out += x`), which BackPACK's hooks forbid. "
+            f"Write `out = out + x`. {advice}"
+        ) from error
+
+
+def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
+    """Name every offender at once.
+
+    Args:
+        reasons: Pairs of a reason and the labels of the modules it holds for.
+        advice: What to do instead, the last sentence of the message.
+
+    Raises:
+        UnsupportedLayerError: If a reason holds for anything.
+    """
+    found = [reason + ", ".join(labels) for reason, labels in reasons if labels]
+    if found:
+        raise UnsupportedLayerError(f"{'; '.join(found)}. {advice}")
+
+
+def tied_parameters(units: Iterable[Unit]) -> list[str]:
+    """Parameters that several units hold, each as ``embed.weight = out.weight``."""
+    owners: dict[nn.Parameter, list[str]] = {}
+    for unit in units:
+        for name, param in unit.module.named_parameters(prefix=unit.name, recurse=False, remove_duplicate=False):
+            owners.setdefault(param, []).append(name)
+    return [" = ".join(names) for names in owners.values() if names[1:]]
+
+
+def uses_batch_statistics(module: nn.Module) -> bool:
+    """Whether `module` is a BatchNorm whose output for one example depends on the others."""
+    is_batch_norm = isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+    return is_batch_norm and (module.training or module.running_mean is None)
+
+
+def is_stock(module: nn.Module) -> bool:
+    """Whether `module` is exactly a layer of torch, with options that BackPACK's own rules know or refuse."""
+    return (
+        type(module) in STOCK_LAYERS
+        and "forward" not in vars(module)
+        and getattr(module, "padding_mode", "zeros") == "zeros"  # it overlooks other modes silently
+        and getattr(module, "padding_idx", None) is None
+        and not isinstance(getattr(module, "padding", 0), str)
+        and not any(getattr(module, "output_padding", ()))
+    )

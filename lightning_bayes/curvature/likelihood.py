@@ -1,0 +1,173 @@
+"""Likelihoods p(y | f) that a model can draw labels from, for the Fisher instead of its empirical cousin.
+
+    F = (1/n) Σ_i E_{y ~ p(y | f_i)} [ g_i(y) g_i(y)ᵀ ],    g_i(y) = -∇_θ log p(y | f_i)
+
+The expectation runs over labels that the model itself draws; data labels in their place give the empirical Fisher,
+which is another matrix (Kunstner et al. 2019, https://arxiv.org/abs/1905.12558). One draw per example estimates F
+without bias: measure ``"squared_gradients"`` of `Likelihood.sampled_loss`. For these likelihoods F equals the generalised
+Gauss-Newton matrix. Draws come from a generator of their own; the global one is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from lightning_bayes.errors import HyperparameterError, ShapeError
+
+
+class Likelihood(ABC):
+    """A distribution of targets given a model's outputs ``[batch, …]``."""
+
+    @abstractmethod
+    def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
+        """Draw one target for each example.
+
+        Args:
+            outputs: The model's outputs.
+            generator: Source of randomness, on the device of `outputs`.
+
+        Returns:
+            Targets, without gradients.
+        """
+
+    @abstractmethod
+    def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """-log p of every single target, ``[batch, …]``."""
+
+    @final
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-likelihood of each example, -log p(y_i | f_i), in nats.
+
+        Args:
+            outputs: The model's outputs.
+            targets: Targets as `sample` draws them.
+
+        Returns:
+            One value per example, ``[batch]``: the sum over the targets of the example.
+        """
+        each = self._nll_of_each(outputs, targets)
+        return each.reshape(len(each), -1).sum(1)
+
+    @final
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean over examples of `nll`, a scalar."""
+        return self.nll(outputs, targets).mean()
+
+    @final
+    def sampled_loss(self, outputs: Tensor, generator: Generator) -> Tensor:
+        """`loss` with targets that the model draws itself.
+
+        Args:
+            outputs: The model's outputs, with their graph.
+            generator: Source of randomness, on the device of `outputs`.
+
+        Returns:
+            A scalar whose per-example squared gradients estimate the diagonal of the Fisher.
+
+        Example:
+            >>> from lightning_bayes.curvature import Softmax, measure
+            >>> model, x = torch.nn.Linear(1, 2, bias=False), torch.ones(4096, 1)
+            >>> _ = torch.nn.init.zeros_(model.weight)
+            >>> generator = torch.Generator().manual_seed(0)
+            >>> measure(model, lambda: Softmax().sampled_loss(model(x), generator)).curvature["weight"]  # p (1 - p) = 1/4
+            tensor([[0.2500],
+                    [0.2500]])
+        """
+        return self.loss(outputs, self.sample(outputs.detach(), generator))
+
+
+@final
+class Softmax(Likelihood):
+    """Classes y with p(y | f) ∝ exp f_y; outputs are logits ``[batch, classes, …]``, targets ``[batch, …]``."""
+
+    def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
+        """Draw a class for each example and position.
+
+        Args:
+            outputs: Logits, ``[batch, classes, …]``.
+            generator: Source of randomness, on the device of `outputs`.
+
+        Returns:
+            Classes, ``[batch, …]``.
+        """
+        probs = self._checked(outputs).detach().softmax(1).movedim(1, -1)
+        return torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator).reshape(probs.shape[:-1])
+
+    def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self._checked(outputs), targets, reduction="none")
+
+    @staticmethod
+    def _checked(outputs: Tensor) -> Tensor:
+        if outputs.dim() < 2 or outputs.shape[1] < 2:
+            raise ShapeError(
+                f"Softmax needs logits [batch, classes, …] of at least two classes, but got {list(outputs.shape)}. For one "
+                "logit per label use Bernoulli."
+            )
+        return outputs
+
+
+@final
+class Bernoulli(Likelihood):
+    """Independent binary labels with p(y = 1 | f) = sigmoid(f); outputs are logits ``[batch, …]``, targets alike."""
+
+    def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
+        """Draw a label for each logit.
+
+        Args:
+            outputs: Logits, ``[batch, …]``.
+            generator: Source of randomness, on the device of `outputs`.
+
+        Returns:
+            Zeros and ones in the shape and dtype of `outputs`.
+        """
+        return torch.bernoulli(outputs.detach().sigmoid(), generator=generator)
+
+    def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+
+
+@final
+class Gaussian(Likelihood):
+    """Independent y ~ N(f, std²) with known noise; outputs are means ``[batch, …]``, targets alike.
+
+    Args:
+        std: Standard deviation of the noise, in the unit of the targets.
+
+    Raises:
+        HyperparameterError: If `std` is not positive and finite.
+    """
+
+    def __init__(self, std: float) -> None:
+        if not 0 < std < math.inf:
+            raise HyperparameterError(f"std={std} must be a positive, finite standard deviation of the targets.")
+        self.std = std
+
+    def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
+        """Draw a target around each mean.
+
+        Args:
+            outputs: Means, ``[batch, …]``.
+            generator: Source of randomness, on the device of `outputs`.
+
+        Returns:
+            Targets in the shape and dtype of `outputs`.
+        """
+        noise = torch.randn(outputs.shape, generator=generator, device=outputs.device, dtype=outputs.dtype)
+        return outputs.detach() + self.std * noise
+
+    def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        _same_shape(outputs, targets)
+        return ((targets - outputs) / self.std).square() / 2 + math.log(self.std) + math.log(2 * math.pi) / 2
+
+
+def _same_shape(outputs: Tensor, targets: Tensor) -> None:
+    if outputs.shape != targets.shape:
+        raise ShapeError(
+            f"Gaussian got means {list(outputs.shape)} and targets {list(targets.shape)}, which must be alike. Reshape one."
+        )

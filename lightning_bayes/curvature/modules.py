@@ -1,0 +1,167 @@
+"""Every operation as a module of its own, which is all that BackPACK's second-order quantities can see.
+
+BackPACK propagates curvature from the loss to the parameters through the backward hooks of modules; an operation between
+modules breaks the chain. Inside `AsModules` the operations it knows (activations, pooling, flattening, sums, dropout)
+and the loss functions run as fresh BackPACK modules, whether they were called as functions or inside of torch's
+modules. So models need no conversion, and a module without parameters may be used many times.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from backpack import extend
+from backpack.custom_module.branching import SumModule
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
+
+# Operation → module that computes it, from the arguments after the input. Keyword arguments pass through.
+_ACTIVATIONS: dict[Any, Callable[..., nn.Module]] = {
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), nn.ReLU),
+    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), nn.Sigmoid),
+    **dict.fromkeys((torch.tanh, Tensor.tanh), nn.Tanh),
+    **{F.elu: nn.ELU, F.selu: nn.SELU, F.leaky_relu: nn.LeakyReLU, F.logsigmoid: nn.LogSigmoid},
+}
+_POOLING: dict[Any, Callable[..., nn.Module]] = {
+    **dict.fromkeys((F.max_pool1d, torch.max_pool1d), nn.MaxPool1d),  # torch.… is what older releases report
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), nn.MaxPool2d),
+    **dict.fromkeys((F.max_pool3d, torch.max_pool3d), nn.MaxPool3d),
+    **{F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d, F.avg_pool3d: nn.AvgPool3d},
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
+}
+_SHAPES = (torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, torch.reshape)
+_SUMS = (torch.add, Tensor.add)
+_LOSSES: dict[Any, Callable[..., nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.mse_loss: nn.MSELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+}
+
+
+class AsModules(TorchFunctionMode):
+    """While on, known operations on tensors with gradients run as BackPACK modules.
+
+    Args:
+        quantity: What is measured, for messages.
+
+    Attributes:
+        losses: What each call of a loss function returned.
+    """
+
+    def __init__(self, quantity: str) -> None:
+        super().__init__()
+        self.quantity = quantity
+        self.losses: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_grad_enabled():
+            if func in _LOSSES:
+                return self._loss(func, args, kwargs)
+            module = _as_module(func, args, kwargs) if _has_grad(args) else None
+            if module is not None:
+                return self._run(module, *args[: 2 if isinstance(module, SumModule) else 1])
+        return func(*args, **kwargs)
+
+    def require_known(self, x: Tensor, consumer: str) -> None:
+        """Require that `x` is an input of the model or comes out of a BackPACK module.
+
+        Args:
+            x: Input of a module.
+            consumer: The module's label.
+
+        Raises:
+            UnsupportedLayerError: If it comes from an operation that BackPACK cannot see through.
+        """
+        if x.grad_fn is not None and x.grad_fn.name() != "BackwardHookFunctionBackward":
+            raise UnsupportedLayerError(
+                f"{consumer} follows {x.grad_fn.name()}, an operation that BackPACK's {self.quantity} cannot see through. "
+                "Build the model from layers, activations, pooling, flatten and a + b that BackPACK knows, or measure "
+                "'squared_gradients'."
+            )
+
+    def _run(self, module: nn.Module, *inputs: Tensor) -> Tensor:
+        for x in inputs:
+            self.require_known(x, type(module).__name__)
+        output: Tensor = extend(module)(*inputs)
+        return output
+
+    def _loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        options = inspect.signature(func).bind(*args, **kwargs).arguments
+        x, target = options.pop("input"), options.pop("target")
+        _check_loss(func.__name__, options, target)
+        kept = {k: options[k] for k in ("reduction", "label_smoothing") if k in options}
+        module = extend(_LOSSES[func](**kept))
+        self.require_known(x, type(module).__name__)
+        loss: Tensor = module(x, target)
+        self.losses.append(loss)
+        return loss
+
+
+def _check_loss(name: str, options: dict[str, Any], target: Tensor) -> None:
+    unknown = [o for o in ("weight", "pos_weight", "size_average", "reduce") if options.get(o) is not None]
+    if unknown:
+        raise UnsupportedTrainingError(f"BackPACK does not know {name} with {' and '.join(unknown)}. Leave it out.")
+    if options.get("reduction", "mean") not in {"mean", "sum"}:
+        raise UnsupportedTrainingError(
+            f"BackPACK needs the scalar that {name} reduces to by itself, but reduction={options['reduction']!r}. Use "
+            "reduction='mean' or 'sum'."
+        )
+    if name != "cross_entropy":
+        return
+    if target.is_floating_point() and not torch.allclose(target.sum(1), torch.ones_like(target[:, 0])):
+        raise UnsupportedTrainingError("BackPACK takes targets of cross_entropy for probabilities, which sum to 1.")
+    if not target.is_floating_point() and (target == options.get("ignore_index", -100)).any():
+        raise UnsupportedTrainingError(
+            "BackPACK counts targets that are ignore_index like any other. Take these examples out of the batch."
+        )
+
+
+def _has_grad(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], Tensor) and args[0].requires_grad
+
+
+def _as_module(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module | None:
+    """The module that computes ``func(*args, **kwargs)``, or None if BackPACK has none."""
+    if kwargs.get("inplace"):
+        return None
+    x, options = args[0], {key: value for key, value in kwargs.items() if key != "inplace"}
+    if func in _ACTIVATIONS:
+        return _ACTIVATIONS[func](*args[1:], **options)
+    if func in _POOLING:
+        return _as_pooling(_POOLING[func], args[1:], options)
+    if func is F.dropout:
+        training = options.pop("training", True)
+        return nn.Dropout(*args[1:], **options).train(training)
+    if func in _SHAPES and x.dim() > 2 and func(*args, **kwargs).shape == (len(x), x[0].numel()):
+        return nn.Flatten()
+    return _as_sum(args) if func in _SUMS and not kwargs else None
+
+
+def _as_pooling(kind: Callable[..., nn.Module], args: tuple[Any, ...], options: dict[str, Any]) -> nn.Module | None:
+    module = kind(*args, **options)
+    if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)):
+        # BackPACK overlooks the divisor silently, and fails on windows that leave the input.
+        is_known = not module.ceil_mode and getattr(module, "divisor_override", None) is None
+    elif isinstance(module, (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)):
+        # Function and module order their arguments differently from the fifth on; indices are a second output.
+        is_known = len(args) < 5 and not module.return_indices
+    else:
+        is_known = True
+    return module if is_known else None
+
+
+def _as_sum(args: tuple[Any, ...]) -> nn.Module | None:
+    x, other = args
+    if not isinstance(other, Tensor) or x.dim() < 2 or other.shape != x.shape:
+        return None
+    module: nn.Module = SumModule()
+    return module

@@ -1,0 +1,167 @@
+"""Second-order quantities through BackPACK: diagonals of the GGN and of the Hessian, KFLR and KFRA.
+
+BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) needs to see the loss function and every operation of the
+model as modules; `AsModules` shows them to it. What it does not know is refused by name before or during the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from backpack import backpack, extensions
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.hooks import (
+    calls_checked,
+    extended,
+    in_place_refused,
+    is_stock,
+    out_of_place,
+    refuse,
+    tied_parameters,
+    uses_batch_statistics,
+)
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.measurement import KroneckerFactors, SecondOrderQuantity
+from lightning_bayes.curvature.modules import AsModules
+from lightning_bayes.curvature.rules import rule_type
+from lightning_bayes.curvature.units import Unit, find_units
+from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
+
+_ADVICE = "Replace the layer, freeze it with requires_grad_(False), or measure 'squared_gradients'."
+_ONE_CALL = "Give each call a layer of its own, or measure 'squared_gradients'."
+_LOSS = (
+    "Return what F.cross_entropy, F.mse_loss or F.binary_cross_entropy_with_logits (or their modules) returns, with "
+    "nothing added or scaled."
+)
+
+
+def measure_second_order(
+    model: nn.Module,
+    closure: Callable[[], Tensor],
+    quantity: SecondOrderQuantity,
+    loss_reduction: LossReduction,
+    mc_samples: int,
+) -> tuple[Capture, dict[nn.Parameter, Any]]:
+    """Run one forward and backward pass under BackPACK.
+
+    Args:
+        model: The model; gradients are left in its parameters.
+        closure: Computes the loss.
+        quantity: What to measure.
+        loss_reduction: How the loss reduces its examples.
+        mc_samples: Draws per example of ``"diag_ggn_mc"``.
+
+    Returns:
+        The finished capture, and for each parameter a tensor shaped like it, or its `KroneckerFactors`.
+    """
+    extension = _extension(quantity, mc_samples)
+    units = find_units(model)
+    known = _known_layers(extension)
+    _check_supported(units, known, quantity)
+    layers = _layers(model, known)
+    captured, as_modules = Capture(loss_reduction), AsModules(quantity)
+    with ExitStack() as undo:
+        undo.callback(_collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
+        undo.enter_context(out_of_place(model))
+        undo.enter_context(calls_checked(layers, captured, _ONE_CALL))
+        for layer in layers:
+            hook = partial(_check_source, layer, as_modules)
+            undo.callback(layer.module.register_forward_pre_hook(hook).remove)
+        undo.enter_context(extended([layer.module for layer in layers]))
+        undo.enter_context(backpack(extension))
+        undo.enter_context(in_place_refused(_ADVICE))
+        with as_modules:
+            loss = closure()
+        captured.observe(loss)
+        _check_loss(loss, as_modules)
+        _backward(loss, quantity)
+        found, factor = _collect(units, extension.savefield), captured.gradient_factor()
+    return captured, {param: _scaled(value, factor) for param, value in found.items()}
+
+
+def _extension(quantity: SecondOrderQuantity, mc_samples: int) -> Any:
+    if quantity == "diag_ggn_mc":
+        return extensions.DiagGGNMC(mc_samples)
+    known = {
+        "diag_ggn": extensions.DiagGGNExact,
+        "diag_hessian": extensions.DiagHessian,
+        "kflr": extensions.KFLR,
+        "kfra": extensions.KFRA,
+    }
+    return known[quantity]()
+
+
+def _known_layers(extension: Any) -> set[type[nn.Module]]:
+    known = set(extension._BackpropExtension__module_extensions)  # BackPACK's own table; it has no public reader
+    if isinstance(extension, (extensions.KFLR, extensions.KFRA)):
+        # These factors would be those of the transposed weight.
+        known -= {nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d}
+    return known
+
+
+def _check_supported(units: list[Unit], known: set[type[nn.Module]], quantity: str) -> None:
+    on_batch = [unit.label for unit in units if uses_batch_statistics(unit.module)]
+    refuse(
+        [
+            (f"BackPACK has no rule of {quantity} for ", [unit.label for unit in units if not _is_known(unit, known)]),
+            (f"BackPACK has no {quantity} of BatchNorm in training mode: ", on_batch),
+            ("BackPACK would overwrite the curvature of tied parameters: ", tied_parameters(units)),
+        ],
+        _ADVICE,
+    )
+
+
+def _is_known(unit: Unit, known: set[type[nn.Module]]) -> bool:
+    return is_stock(unit.module) and type(unit.module) in known
+
+
+def _layers(model: nn.Module, known: set[type[nn.Module]]) -> list[Unit]:
+    """Every layer that curvature can pass through, frozen ones too; operations without parameters are functions."""
+    # A frozen layer that is left out here is noticed by its successor, if curvature has to pass.
+    layers = [Unit(name, module, rule_type(module)) for name, module in model.named_modules()]
+    return [layer for layer in layers if _is_known(layer, known) and not uses_batch_statistics(layer.module)]
+
+
+def _check_source(layer: Unit, as_modules: AsModules, module: nn.Module, args: tuple[Any, ...]) -> None:
+    if torch.is_grad_enabled():
+        as_modules.require_known(args[0], layer.label)
+
+
+def _check_loss(loss: Tensor, as_modules: AsModules) -> None:
+    if not as_modules.losses:
+        raise UnsupportedTrainingError(f"BackPACK needs the loss as one function that it knows. {_LOSS}")
+    if not any(loss is known for known in as_modules.losses):
+        raise UnsupportedTrainingError(
+            f"The loss is not the result of one loss function alone, so BackPACK would miss the rest of it. {_LOSS}"
+        )
+
+
+def _backward(loss: Tensor, quantity: str) -> None:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(loss.dtype)  # BackPACK builds the kernels of its pooling in the default dtype
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except (NotImplementedError, AssertionError, ValueError) as error:
+        raise UnsupportedLayerError(
+            f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {_ADVICE}"
+        ) from error
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _collect(units: list[Unit], savefield: str) -> dict[nn.Parameter, Any]:
+    """Take what BackPACK left on the parameters."""
+    return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}
+
+
+def _scaled(value: Tensor | list[Tensor], factor: float) -> Tensor | KroneckerFactors:
+    """BackPACK's value is in the scale of the loss, like the gradient: the same factor makes it a mean over examples."""
+    if isinstance(value, Tensor):
+        return value * factor
+    return KroneckerFactors((value[0] * factor, *value[1:]))
