@@ -17,7 +17,7 @@ from torch import nn
 from lightning_bayes.callbacks import checks, resume, swap
 from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.evaluating import EvaluatingCallback
-from lightning_bayes.callbacks.num_data import infer_num_data
+from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_examples
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.hyper import check as check_hyperparameters
@@ -49,7 +49,8 @@ class VariationalCallback(EvaluatingCallback):
             with an explicit `lr`.
         damping_in_noise: Whether γ counts in the posterior precision too.
         loss_reduction: ``"auto"`` reads from the loss's graph whether it is a mean or a sum over examples.
-        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else ``"softmax"``.
+        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what
+            the training loss says (``mse_loss``: ``"identity"``), else ``"softmax"``.
         seed: Seed of the noise.
         max_nonfinite_steps: Updates in a row that may be skipped for a gradient that is not finite.
 
@@ -121,7 +122,7 @@ class VariationalCallback(EvaluatingCallback):
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
         self._restore()
-        self._saved_names = None
+        self._saved_names, self._asked_loss = None, False
         if stage != "fit":
             return
         checks.check_training(trainer, pl_module)
@@ -174,7 +175,11 @@ class VariationalCallback(EvaluatingCallback):
         self._fix_num_data(trainer, optimizer)
         first = trainer.global_rank * self.mc_samples  # every process draws noise of its own
         samples = [first + k for k in range(self.mc_samples)]
-        return MonteCarloClosure(base, trainer, optimizer, samples)
+        closure = MonteCarloClosure(base, trainer, optimizer, samples)
+        is_first = trainer.fit_loop.epoch_loop.batch_idx == 0 and not optimizer.num_updates
+        if is_first and self.num_data is None and trainer.world_size == 1:
+            closure.watch = lambda captured: warn_of_other_examples(trainer, set().union(*captured.sizes.values()))
+        return closure
 
     def _fix_num_data(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
         """Set N, and the prior that an L2 penalty stands for, once the data loader exists."""
@@ -205,11 +210,11 @@ class VariationalCallback(EvaluatingCallback):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Names of the optimizer's parameters, in its order: what makes its state a posterior by name."""
+        """Names of the optimizer's parameters in its order, which make its state a posterior; and the loss's link."""
         if self.optimizer is None:
             return {}
         names = [[self._names[p] for p in group["params"]] for group in self.optimizer.param_groups]
-        return {"format": 1, "param_names": names}
+        return {"format": 1, "param_names": names, "link": self.loss_link}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write the mean even if the save comes from inside a pass, such as from a signal handler.

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
+from lightning_bayes.curvature import Capture
 from lightning_bayes.optim import NoisyOptimizer
 from lightning_bayes.strategies import all_reduce_mean_
 
@@ -27,11 +28,15 @@ class MonteCarloClosure(Closure):
         trainer: The trainer.
         optimizer: The swapped optimizer.
         samples: Numbers of the noise of each pass; micro-batches of one update use the same, as one large batch would.
+
+    Attributes:
+        watch: Called with what the first pass has captured; None for nobody.
     """
 
     def __init__(self, base: Closure, trainer: Trainer, optimizer: NoisyOptimizer, samples: list[int]) -> None:
         super().__init__(base._step_fn, base._backward_fn, base._zero_grad_fn)
         self._trainer, self._optimizer, self._samples = trainer, optimizer, samples
+        self.watch: Callable[[Capture], None] | None = None
 
     @torch.enable_grad()
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
@@ -72,6 +77,9 @@ class MonteCarloClosure(Closure):
                 captured.observe(result.closure_loss, divided_by_host=True)
                 # Lightning divides by the number of micro-batches; passes are averaged by their examples instead.
                 backward(result.closure_loss * trainer.accumulate_grad_batches)
+        if self.watch is not None and result.closure_loss is not None:
+            self.watch(captured)
+            self.watch = None
         return result
 
     def _reduce(self) -> None:

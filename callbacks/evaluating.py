@@ -10,9 +10,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_bayes.callbacks.evaluation import PosteriorEvaluation
+from lightning_bayes.callbacks.loss_link import link_of_loss
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.posteriors import MeanField, posterior_from_checkpoint
+from lightning_bayes.posteriors import CALLBACK_KEY, MeanField, posterior_from_checkpoint
 from lightning_bayes.predictive import Link, PosteriorSamples, check_link
 
 
@@ -23,7 +24,7 @@ class EvaluatingCallback(Callback, ABC):
 
     Args:
         eval_samples: S; 0 evaluates at the mean.
-        link: How outputs become predictions; None asks the module.
+        link: How outputs become predictions; None asks the module, then the training loss.
         seed: Seed of the weight samples.
     """
 
@@ -31,6 +32,8 @@ class EvaluatingCallback(Callback, ABC):
         if link is not None:
             check_link(link)
         self.eval_samples, self.link, self.seed = eval_samples, link, seed
+        self.loss_link: Link | None = None  # what the training loss says
+        self._asked_loss = False
         self.optimizer: MeanFieldOptimizer | None = None
         self._kept: MeanField | None = None  # of the last fit, or of a checkpoint
         self._why_none = "no posterior was trained or loaded. Pass ckpt_path=..."
@@ -50,10 +53,22 @@ class EvaluatingCallback(Callback, ABC):
         Args:
             checkpoint: Contents of a Lightning checkpoint.
         """
+        self.loss_link = checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {}).get("link")
         try:
             self._kept = posterior_from_checkpoint(checkpoint)
         except PosteriorError as error:
             self._kept, self._why_none = None, str(error)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        """Read from the first loss of a fit how outputs become predictions.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            loss: The loss.
+        """
+        if not self._asked_loss:
+            self._asked_loss, self.loss_link = True, link_of_loss(loss)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the posterior for tests and predictions in this process.
@@ -82,7 +97,8 @@ class EvaluatingCallback(Callback, ABC):
         if posterior is None:
             return
         samples = PosteriorSamples(posterior.to(pl_module.device), self.eval_samples, self.seed)
-        self._evaluation = PosteriorEvaluation(pl_module, samples, self.link)
+        link = self.link or getattr(pl_module, "link", None) or self.loss_link or "softmax"
+        self._evaluation = PosteriorEvaluation(pl_module, samples, link, lenient=trainer.state.fn == "fit")
         self._evaluation.start(predict)
 
     def stop_evaluation(self, warn: bool = True) -> None:

@@ -27,14 +27,15 @@ class PosteriorEvaluation:
     Args:
         module: The module.
         samples: The weight samples.
-        link: How outputs become probabilities; None takes the module's attribute ``link``, or ``"softmax"``.
+        link: How outputs become predictions.
+        lenient: Whether to go on at the mean, with a warning, where outputs have no average. An epoch of training is worth
+            more than an error in its validation.
     """
 
-    def __init__(self, module: LightningModule, samples: PosteriorSamples, link: Link | None) -> None:
-        self.module, self.samples = module, samples
-        chosen: Any = link or getattr(module, "link", "softmax")
-        check_link(chosen)
-        self.link: Link = chosen
+    def __init__(self, module: LightningModule, samples: PosteriorSamples, link: Link, lenient: bool = False) -> None:
+        check_link(link)  # it may be the module's own attribute
+        self.module, self.samples, self.link = module, samples, link
+        self.lenient, self._at_mean = lenient, False
         self.calls = 0
         self._forward: Callable[..., Tensor] = module.forward
         self._replaced: dict[str, Any] = {}  # the instance's own attribute, or None where the class's shows
@@ -92,8 +93,17 @@ class PosteriorEvaluation:
             )
         return output
 
-    def _combined(self, *args: Any, **kwargs: Any) -> Tensor:
-        return combine(self.outputs(*args, **kwargs), self.link)
+    def _combined(self, *args: Any, **kwargs: Any) -> Any:
+        if self._at_mean:
+            return self._forward(*args, **kwargs)
+        try:
+            return combine(self.outputs(*args, **kwargs), self.link)
+        except UnsupportedTrainingError as error:
+            if not self.lenient:
+                raise
+            rank_zero_warn(f"{error} Validation during the fit goes on at the posterior mean.")
+            self._at_mean = True
+            return self._forward(*args, **kwargs)
 
     def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch

@@ -6,6 +6,7 @@ from collections.abc import Sized
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import IterableDataset, SubsetRandomSampler
 
 from lightning_bayes.errors import UnknownNumDataError
@@ -57,6 +58,24 @@ def _examples_of(loader: Any, trainer: Trainer) -> int:
     if trainer.num_training_batches != float("inf"):
         examples = min(examples, int(trainer.num_training_batches) * batch_size * trainer.world_size)
     return examples
+
+
+def warn_of_other_examples(trainer: Trainer, seen: set[int]) -> None:
+    """Say so if layers see more or fewer examples in a full batch than the data set counts.
+
+    Args:
+        trainer: A trainer that fits in one process, at the first batch of an epoch.
+        seen: Numbers of examples that the layers saw.
+    """
+    combined = trainer.fit_loop._combined_loader
+    size = _batch_size(combined.flattened[0]) if combined is not None else None
+    if size is None or len(seen) != 1 or seen == {size} or infer_num_data(trainer) < size:
+        return
+    rank_zero_warn(
+        f"The layers see {next(iter(seen))} examples in a batch for which the data loader has batch_size={size}, so N "
+        "counts other things than the per-example gradients do. Keep one entry of the data set in each row of dimension 0, "
+        "all in one call, or pass num_data=... as the number of what the layers see in an epoch."
+    )
 
 
 def _batch_size(loader: Any) -> int | None:

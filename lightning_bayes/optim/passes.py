@@ -84,5 +84,5 @@ def _mean(old: Tensor | None, new: Tensor | None, share: float, factor: float) -
     if new is None:
         return None if old is None else old.mul_(1 - share)
     if old is None:
-        return new.mul_(factor * share)
+        return new if factor * share == 1 else new.mul_(factor * share)  # a single pass is its own mean
     return old.mul_(1 - share).add_(new, alpha=factor * share)

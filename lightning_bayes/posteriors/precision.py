@@ -124,8 +124,8 @@ def noise_floor(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor
     """
     if group["relative_noise"] is None:
         return 0.0
-    size = torch.maximum(mean.square().mean().sqrt(), state["scale"])
-    return (float(group["relative_noise"]) * size).square().reciprocal()
+    size = torch.maximum(torch.linalg.vector_norm(mean) / mean.numel() ** 0.5, state["scale"])
+    return (float(group["relative_noise"]) * size).pow(-2)
 
 
 def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:

@@ -18,8 +18,8 @@ class Prediction(NamedTuple):
     """A classifier's Monte-Carlo prediction; see `decomposition` for the units and equations."""
 
     probs: Tensor  # mean of sample_probs: [B, C], or [B, …] of independent Bernoullis for the sigmoid link
-    entropy: Tensor  # total uncertainty in nats, [B]
-    mutual_information: Tensor  # epistemic part in nats, [B]
+    entropy: Tensor  # total uncertainty in nats, [B]; with the sigmoid link of each Bernoulli, [B, …]
+    mutual_information: Tensor  # epistemic part in nats, shaped like the entropy
     sample_probs: Tensor  # [S, B, C]
 
 

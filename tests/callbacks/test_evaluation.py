@@ -224,6 +224,38 @@ def test_the_callbacks_link_comes_before_the_modules():
     torch.testing.assert_close(torch.cat(net.seen), each.sigmoid().mean(0).logit(), rtol=1e-4, atol=1e-5)
 
 
+LINKS = {  # what the average of outputs under the samples is, for a module that does not name its link
+    "mse_loss": (lambda o, y: F.mse_loss(o, F.one_hot(y, 3).float()), lambda e: e.mean(0)),
+    "bce_with_logits": (
+        lambda o, y: F.binary_cross_entropy_with_logits(o, F.one_hot(y, 3).float(), reduction="none").sum(1).mean(),
+        lambda e: e.sigmoid().mean(0).logit(),
+    ),
+    "cross_entropy": (F.cross_entropy, lambda e: e.softmax(-1).mean(0).log()),
+    "two links": (
+        lambda o, y: F.cross_entropy(o, y) + F.mse_loss(o, torch.zeros_like(o)),
+        lambda e: e.softmax(-1).mean(0).log(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_without_a_link_the_training_loss_tells_it_also_in_another_process(name, tmp_path):
+    loss, average = LINKS[name]
+
+    class Silent(Net):
+        def loss(self, output, y):
+            return loss(output, y)
+
+    net, callback, host = fitted(net=Silent())
+    expected = average(by_hand(net, callback.optimizer.posterior(), data()[0]))
+    host.test(net, loader(), verbose=False)
+    torch.testing.assert_close(torch.cat(net.seen), expected, rtol=1e-4, atol=1e-5)
+    host.save_checkpoint(tmp_path / "last.ckpt")
+    fresh = Silent()
+    trainer(vogn()).test(fresh, loader(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    torch.testing.assert_close(torch.cat(fresh.seen), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_an_unknown_link_is_named():
     class Wrong(Net):
         link = "logit"
@@ -395,3 +427,24 @@ def test_the_file_gives_the_same_samples_as_the_callback(tmp_path):
     x, _ = data()
     from_file = by_hand(net, load_posterior(tmp_path / "last.ckpt"), x)
     assert torch.equal(from_file, by_hand(net, callback.optimizer.posterior(), x))
+
+
+def test_a_dictionary_does_not_end_a_fit_at_its_first_validation():
+    """During a fit such a module is validated at the mean, with a warning; test and predict stay strict."""
+
+    class Named(Net):
+        def forward(self, x):
+            return {"logits": super().forward(x)}
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self(batch[0])["logits"], batch[1])
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val", F.cross_entropy(self(batch[0])["logits"], batch[1]))
+
+    host = trainer(vogn())
+    with pytest.warns(
+        UserWarning, match=r"forward returned a dict.*Validation during the fit goes on at the posterior mean"
+    ):
+        host.fit(Named(), loader(), loader())
+    assert host.callback_metrics["val"].isfinite()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_training import EXAMPLES, Classifier, blobs, fit, loader
+import torch.nn.functional as F
+from tiny_training import CLASSES, EXAMPLES, FEATURES, Classifier, blobs, fit, loader
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -135,3 +136,32 @@ def test_data_augmentation_factor_multiplies_the_examples_in_the_precision():
     for name, param in callback.optimizer.model.named_parameters():
         curvature = callback.optimizer.state[param]["curvature"]
         torch.testing.assert_close(precision[name], 5 * EXAMPLES * curvature + 2)
+
+
+class Tokens(Classifier):
+    """Every feature of an example goes through the network by itself."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self.net(x.flatten()[:, None]), y.repeat_interleave(FEATURES))
+
+
+class OneByOne(Classifier):
+    def training_step(self, batch, batch_idx):
+        losses = [F.cross_entropy(self(x[None]), y[None]) for x, y in zip(*batch, strict=True)]
+        return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize(("kind", "inputs", "seen"), [(Tokens, 1, 8 * FEATURES), (OneByOne, FEATURES, 1)])
+def test_layers_that_see_other_examples_than_the_data_set_counts_are_warned_about(kind, inputs, seen):
+    with pytest.warns(UserWarning, match=f"layers see {seen} examples in a batch .* batch_size=8.*num_data=") as caught:
+        fit(kind(net=torch.nn.Linear(inputs, CLASSES)), VOGNCallback())
+    assert sum("layers see" in str(warning.message) for warning in caught) == 1
+
+
+def test_who_states_num_data_is_not_warned():
+    fit(Tokens(net=torch.nn.Linear(1, CLASSES)), VOGNCallback(num_data=EXAMPLES * FEATURES))
+
+
+def test_a_data_set_smaller_than_a_batch_is_not_warned_about():
+    fit(Classifier(), VOGNCallback(), data=loader(batch_size=64))
