@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 from pathlib import Path
 
-import torch
-
-from lightning_bayes import __version__
+from benchmarks.provenance import provenance
 from lightning_bayes.demo import COLUMNS, compare
 
 Runs = dict[str, dict[str, list[float]]]  # way to predict → metric → one value per seed
@@ -65,8 +62,7 @@ def main() -> None:
     for promise, kept in criteria(runs).items():
         print(f"{'kept  ' if kept else 'BROKEN'}  {promise}")
     if options.json:
-        machine = {"python": platform.python_version(), "torch": torch.__version__, "lightning_bayes": __version__}
-        options.json.write_text(json.dumps({**machine, "seeds": options.seeds, "runs": runs}, indent=1) + "\n")
+        options.json.write_text(json.dumps({**provenance(), "seeds": options.seeds, "runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -21,7 +20,8 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from lightning_bayes import VOGN, __version__
+from benchmarks.provenance import provenance
+from lightning_bayes import VOGN
 from lightning_bayes.zoo.models import LeNet5
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -59,7 +59,7 @@ def vogn_step(engine: str) -> Callable[[nn.Module, Tensor, Tensor], Callable[[],
 
 
 METHODS = {"adam": adam_step, "vogn fused": vogn_step("fused"), "vogn backpack": vogn_step("backpack")}
-NOT_POSSIBLE = {("resnet18", "vogn backpack")}  # BackPACK refuses BatchNorm in training mode
+NOT_POSSIBLE = {("resnet18", "vogn backpack")}  # BackPACK refuses residuals that are added in place
 
 
 def measure_model(name: str, batch: int, rounds: int) -> dict[str, dict[str, float]]:
@@ -105,9 +105,8 @@ def main() -> None:
         for method, found in methods.items():
             print(f"{name:10} {method:14} {found['seconds'] * 1e3:9.2f} ms   {found['ratio']:5.2f} × Adam")
     if options.json:
-        machine = {"python": platform.python_version(), "torch": torch.__version__, "lightning_bayes": __version__}
         setting = {"threads": options.threads, "batch": options.batch, "rounds": options.rounds}
-        options.json.write_text(json.dumps({**machine, **setting, "results": results}, indent=1) + "\n")
+        options.json.write_text(json.dumps({**provenance(), **setting, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
