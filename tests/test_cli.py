@@ -176,7 +176,7 @@ def test_a_config_that_is_there_is_not_overwritten():
     with pytest.warns(UserWarning, match="test uses the weights"):
         command("test", "--config", "digits_lenet_adam", *options)
     assert Path("config.yaml").read_text() == "mine"
-    assert yaml.safe_load(Path("config-1.yaml").read_text())["trainer"]["max_epochs"] == 40
+    assert yaml.safe_load(Path("config-1.yaml").read_text())["trainer"]["max_epochs"] == 80
 
 
 def test_short_class_names_and_options_of_the_callback(capsys):
