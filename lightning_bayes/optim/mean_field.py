@@ -141,9 +141,9 @@ class MeanFieldOptimizer(NoisyOptimizer):
                 "nothing. Keep them in float32 and train with precision='bf16-mixed' or '16-mixed'."
             )
         for param in group["params"]:
-            self._state(param, group)
+            self._state(param)
 
-    def _state(self, param: nn.Parameter, group: dict[str, Any]) -> dict[str, Any]:
+    def _state(self, param: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
         if not state:
             size = trust_region.root_mean_square(self._reference.get(param, param).detach())
@@ -165,7 +165,7 @@ class MeanFieldOptimizer(NoisyOptimizer):
         if not self.noisy:
             return None
         self._require_num_data(group)
-        self._start_curvature(self._state(param, group), group)
+        self._start_curvature(self._state(param), group)
         return state_precision(group, self.state[param], param.detach())
 
     def _start_curvature(self, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -188,11 +188,13 @@ class MeanFieldOptimizer(NoisyOptimizer):
             group["step"] += 1
 
     def _update_one(self, param: nn.Parameter, group: dict[str, Any], prior: float) -> None:
-        state = self._state(param, group)
+        state = self._state(param)
         self._start_curvature(state, group)
-        grad = torch.zeros_like(param) if param.grad is None else param.grad
-        sq_grad = self._passes.curvature.get(param)
-        sq_grad = torch.zeros_like(param) if sq_grad is None else sq_grad
+        grad, sq_grad = (
+            param.grad,
+            self._passes.curvature[param],
+        )  # zeros where backward did not reach: `_measured`
+        assert grad is not None
         if state["step"] == 0 and group["init_precision"] is None:
             state["curvature"].copy_(sq_grad)
         state["step"] += 1
