@@ -24,15 +24,16 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.hooks import (
     calls_checked,
+    collect,
     extended,
     in_place_refused,
     is_stock,
     out_of_place,
     refuse,
     tied_parameters,
-    uses_batch_statistics,
 )
 from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.registry import sums
 from lightning_bayes.curvature.units import Unit, find_units
 
@@ -62,17 +63,17 @@ class BackpackEngine(AbstractEngine):
         """
         units = find_units(self.model)
         self._check_supported(units)
-        captured = Capture(self.loss_reduction)
+        captured, extension = Capture(self.loss_reduction), self._extension(units)
         try:
             with ExitStack() as undo:
                 undo.enter_context(out_of_place(self.model))
                 undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
                 undo.enter_context(extended([unit.module for unit in units]))
-                undo.enter_context(backpack(self._extension(units)))
+                undo.enter_context(backpack(extension))
                 undo.enter_context(in_place_refused(_FUSED_INSTEAD))
                 yield captured
         finally:
-            _collect(units, captured)
+            captured.squares.update(collect(units, extension.savefield))
 
     def _has_rule(self, unit: Unit) -> bool:
         return self.own_rules and unit.kind is not None
@@ -110,10 +111,3 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
         for name, param in module.named_parameters(recurse=False):
             if param.requires_grad:
                 setattr(param, extension.savefield, totals[name][1])
-
-
-def _collect(units: list[Unit], captured: Capture) -> None:
-    for unit in units:
-        for param in unit.module.parameters():
-            if (square := param.__dict__.pop("sum_grad_squared", None)) is not None:
-                captured.squares[param] = square

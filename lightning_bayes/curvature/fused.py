@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.rules.generic import Call, differentiable
-from lightning_bayes.curvature.rules.registry import Sums, input_dims, per_example, sums
+from lightning_bayes.curvature.rules.registry import Sums, per_example, sums
 from lightning_bayes.curvature.units import Unit, find_units, refuse_sequence_first
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 
@@ -120,7 +120,7 @@ class _Record:
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else kwargs["input"]
-        self._require_batch(x)
+        self.unit.require_examples(x)
         self.captured.saw(self.unit.label, len(x))
         module = self.unit.module
         own: dict[str, Any] = dict(module._parameters)
@@ -131,14 +131,6 @@ class _Record:
             module._parameters.update(own)
         # A view may not be marked as changed in place by a custom function.
         return _Measured.apply(self, [x], 1, output.clone() if output._is_view() else output, *self.params.values())
-
-    def _require_batch(self, x: Tensor) -> None:
-        assert self.unit.kind is not None
-        if x.dim() < input_dims(self.unit.kind, self.unit.module):
-            raise ExampleDimensionError(
-                f"{self.unit.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch "
-                "in dimension 0, or freeze the layer."
-            )
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         x, grad_output = (_in_full_precision(t) for t in (inputs[0], grads[0]))

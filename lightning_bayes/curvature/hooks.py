@@ -17,9 +17,8 @@ from backpack.context import CTX
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import Capture
-from lightning_bayes.curvature.rules.registry import input_dims
 from lightning_bayes.curvature.units import Unit
-from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
 STOCK_LAYERS = (
     nn.Linear,
@@ -112,11 +111,7 @@ def _check_call(unit: Unit, captured: Capture, advice: str, module: nn.Module, a
     x: Tensor = args[0]
     if torch.is_autocast_enabled(x.device.type):
         raise UnsupportedTrainingError(f"BackPACK cannot run under autocast. Train in 32-true. {advice}")
-    if unit.kind is not None and x.dim() < input_dims(unit.kind, module):
-        raise ExampleDimensionError(
-            f"{unit.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
-            "dimension 0, or freeze the layer."
-        )
+    unit.require_examples(x)
     captured.saw(unit.label, len(x))
 
 
@@ -160,6 +155,11 @@ def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
         raise UnsupportedLayerError(f"{'; '.join(found)}. {advice}")
 
 
+def collect(units: Iterable[Unit], savefield: str) -> dict[nn.Parameter, Any]:
+    """Take what BackPACK left on the parameters under the name `savefield`."""
+    return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}
+
+
 def tied_parameters(units: Iterable[Unit]) -> list[str]:
     """Parameters that several units hold, each as ``embed.weight = out.weight``."""
     owners: dict[nn.Parameter, list[str]] = {}
@@ -167,12 +167,6 @@ def tied_parameters(units: Iterable[Unit]) -> list[str]:
         for name, param in unit.module.named_parameters(prefix=unit.name, recurse=False, remove_duplicate=False):
             owners.setdefault(param, []).append(name)
     return [" = ".join(names) for names in owners.values() if names[1:]]
-
-
-def uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether `module` is a BatchNorm whose output for one example depends on the others."""
-    is_batch_norm = isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
-    return is_batch_norm and (module.training or module.running_mean is None)
 
 
 def is_stock(module: nn.Module) -> bool:

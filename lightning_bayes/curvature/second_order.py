@@ -18,18 +18,19 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.engine import Capture
 from lightning_bayes.curvature.hooks import (
     calls_checked,
+    collect,
     extended,
     in_place_refused,
     is_stock,
     out_of_place,
     refuse,
     tied_parameters,
-    uses_batch_statistics,
 )
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import KroneckerFactors, SecondOrderQuantity
 from lightning_bayes.curvature.modules import AsModules
 from lightning_bayes.curvature.rules import rule_type
+from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
@@ -67,7 +68,7 @@ def measure_second_order(
     layers = _layers(model, known)
     captured, as_modules = Capture(loss_reduction), AsModules(quantity)
     with ExitStack() as undo:
-        undo.callback(_collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
+        undo.callback(collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
         undo.enter_context(out_of_place(model))
         undo.enter_context(calls_checked(layers, captured, _ONE_CALL))
         for layer in layers:
@@ -81,7 +82,7 @@ def measure_second_order(
         captured.observe(loss)
         _check_loss(loss, as_modules)
         _backward(loss, quantity)
-        found, factor = _collect(units, extension.savefield), captured.gradient_factor()
+        found, factor = collect(units, extension.savefield), captured.gradient_factor()
     return captured, {param: _scaled(value, factor) for param, value in found.items()}
 
 
@@ -153,11 +154,6 @@ def _backward(loss: Tensor, quantity: str) -> None:
         ) from error
     finally:
         torch.set_default_dtype(default)
-
-
-def _collect(units: list[Unit], savefield: str) -> dict[nn.Parameter, Any]:
-    """Take what BackPACK left on the parameters."""
-    return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}
 
 
 def _scaled(value: Tensor | list[Tensor], factor: float) -> Tensor | KroneckerFactors:

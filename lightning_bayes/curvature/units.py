@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules import rule_type
+from lightning_bayes.curvature.rules.registry import input_dims
 from lightning_bayes.errors import ExampleDimensionError
 
 
@@ -33,6 +34,21 @@ class Unit:
     def label(self) -> str:
         """The name and type as a reader knows them: ``net.fc1 (Linear)``."""
         return f"{self.name or 'the model itself'} ({type(self.module).__name__})"
+
+    def require_examples(self, x: Tensor) -> None:
+        """Require an input that holds examples; the generic rule finds out by itself.
+
+        Args:
+            x: Input of a call.
+
+        Raises:
+            ExampleDimensionError: If it lacks a dimension for them.
+        """
+        if self.kind is not None and x.dim() < input_dims(self.kind, self.module):
+            raise ExampleDimensionError(
+                f"{self.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
+                "dimension 0, or freeze the layer."
+            )
 
 
 def find_units(model: nn.Module) -> list[Unit]:

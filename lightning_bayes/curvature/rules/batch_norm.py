@@ -42,3 +42,9 @@ def _statistics(layer: BatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
         variance, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
         return mean, variance
     return layer.running_mean, layer.running_var
+
+
+def uses_batch_statistics(module: nn.Module) -> bool:
+    """Whether `module` is a BatchNorm whose output for one example depends on the others."""
+    is_batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return is_batch_norm and (module.training or module.running_mean is None)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums, examples_at_once
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
@@ -47,7 +48,9 @@ class Call:
         self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         self.frozen: dict[str, Tensor] = {}  # parameters that replays take from here, not from the module
         self.rng_state: list[Tensor] | None = None  # that of the forward, if the module draws noise
-        mixing = [name or type(module).__name__ for name, child in module.named_modules() if _mixes_examples(child)]
+        mixing = [
+            name or type(module).__name__ for name, child in module.named_modules() if uses_batch_statistics(child)
+        ]
         if any(isinstance(arg, PackedSequence) for arg in args):
             raise UnsupportedLayerError(
                 f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be taken apart. Pass "
@@ -328,8 +331,3 @@ def _with_rng(state: list[Tensor] | None, function: Callable[..., Any], *args: A
     with torch.random.fork_rng(devices=range(len(state) - 1)):
         _set_rng(state)
         return function(*args)
-
-
-def _mixes_examples(module: nn.Module) -> bool:
-    is_batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-    return is_batch_norm and (module.training or module.running_mean is None)
