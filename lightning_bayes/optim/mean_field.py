@@ -190,10 +190,8 @@ class MeanFieldOptimizer(NoisyOptimizer):
     def _update_one(self, param: nn.Parameter, group: dict[str, Any], prior: float) -> None:
         state = self._state(param)
         self._start_curvature(state, group)
-        grad, sq_grad = (
-            param.grad,
-            self._passes.curvature[param],
-        )  # zeros where backward did not reach: `_measured`
+        # `_measured` has put zeros where backward did not reach.
+        grad, sq_grad = param.grad, self._passes.curvature[param]
         assert grad is not None
         if state["step"] == 0 and group["init_precision"] is None:
             state["curvature"].copy_(sq_grad)
