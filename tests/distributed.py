@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -56,10 +57,24 @@ def _on_rank(rank: int, world_size: int, place: str, what: tuple[str, str], args
     # For Lightning: the processes exist already. It takes the process group that it finds.
     os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="0")
     dist.init_process_group("gloo", init_method=f"file://{place}/group", rank=rank, world_size=world_size)
-    try:
-        spec = importlib.util.spec_from_file_location("on_ranks", what[0])
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        torch.save(getattr(module, what[1])(rank, *args), Path(place) / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+    spec = importlib.util.spec_from_file_location("on_ranks", what[0])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    result = getattr(module, what[1])(rank, *args)
+    _leave(result, rank, [Path(place) / f"{other}.pt" for other in range(world_size)])
+
+
+def _leave(result: Any, rank: int, files: list[Path]) -> None:
+    """Save the result and end this process once all ranks have saved theirs.
+
+    Without the interpreter's own ending: gloo's threads abort it now and then ("terminate called without an active
+    exception"), and a rank that leaves early breaks the others' connections.
+    """
+    partial = files[rank].with_suffix(".partial")
+    torch.save(result, partial)
+    partial.rename(files[rank])
+    while not all(file.exists() for file in files):
+        time.sleep(0.01)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
