@@ -8,8 +8,10 @@ from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood
 from lightning_bayes.curvature.loss import LossReduction, loss_functions
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
+from lightning_bayes.curvature.workspace import DEFAULT_MIB
 
 __all__ = [
+    "DEFAULT_MIB",
     "AbstractEngine",
     "Bernoulli",
     "Capture",

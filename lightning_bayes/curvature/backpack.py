@@ -36,6 +36,7 @@ from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.registry import sums
 from lightning_bayes.curvature.units import Unit, find_units
+from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 
 _FUSED_INSTEAD = "Use engine='fused', which measures it."
 
@@ -48,10 +49,17 @@ class BackpackEngine(AbstractEngine):
         loss_reduction: How losses reduce their examples.
         own_rules: Whether layers that have a rule of ours use it. False leaves BackPACK its own implementation, which
             knows linear layers, convolutions, embeddings and BatchNorm in evaluation mode, and is several times slower.
+        workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
     """
 
-    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "auto", own_rules: bool = True) -> None:
-        super().__init__(model, loss_reduction)
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_reduction: LossReduction = "auto",
+        own_rules: bool = True,
+        workspace_mib: float = DEFAULT_MIB,
+    ) -> None:
+        super().__init__(model, loss_reduction, workspace_mib)
         self.own_rules = own_rules
 
     @contextmanager
@@ -82,7 +90,9 @@ class BackpackEngine(AbstractEngine):
         extension = SumGradSquared()
         for unit in units:
             if self._has_rule(unit):
-                extension.set_module_extension(type(unit.module), _RuleExtension(unit.kind), overwrite=True)
+                extension.set_module_extension(
+                    type(unit.module), _RuleExtension(unit.kind, self.workspace), overwrite=True
+                )
         return extension
 
     def _check_supported(self, units: list[Unit]) -> None:
@@ -101,13 +111,13 @@ class BackpackEngine(AbstractEngine):
 class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
     """Hands what BackPACK's hooks saw to the rule of a layer type, once for all parameters of the layer."""
 
-    def __init__(self, kind: type[nn.Module] | None) -> None:
+    def __init__(self, kind: type[nn.Module] | None, workspace: Workspace) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.workspace = kind, workspace
 
     def __call__(self, extension: SumGradSquared, module: Any, g_inp: Any, g_out: tuple[Tensor, ...]) -> None:
         assert self.kind is not None
-        totals = sums(self.kind, module, module.input0.detach(), g_out[0])
+        totals = sums(self.kind, module, module.input0.detach(), g_out[0], self.workspace)
         for name, param in module.named_parameters(recurse=False):
             if param.requires_grad:
                 setattr(param, extension.savefield, totals[name][1])

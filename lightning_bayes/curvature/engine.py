@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.loss import BackwardWatch, LossReduction, LossScale, read_loss_scale
+from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import ExampleDimensionError, NoMeasurementError, UnsupportedLayerError
 
 EngineName: TypeAlias = Literal["fused", "backpack"]
@@ -87,11 +88,15 @@ class AbstractEngine(ABC):
     Args:
         model: The model; its parameters are found by identity, so wrapping it later changes nothing.
         loss_reduction: How losses reduce their examples.
+        workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
     """
 
-    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "auto") -> None:
+    def __init__(
+        self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
+    ) -> None:
         self.model = model
         self.loss_reduction = loss_reduction
+        self.workspace = Workspace(workspace_mib)
 
     @abstractmethod
     def capture(self) -> AbstractContextManager[Capture]:

@@ -24,16 +24,19 @@ from torch.autograd.function import once_differentiable
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.rules.generic import Call, differentiable
-from lightning_bayes.curvature.rules.registry import Sums, per_example, sums
+from lightning_bayes.curvature.rules.registry import Sums, memory_of, per_example, sums
 from lightning_bayes.curvature.units import Unit, find_units, refuse_sequence_first
+from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 
 
 class FusedEngine(AbstractEngine):
     """Measures with our own rules; the default engine. Arguments as in `AbstractEngine`."""
 
-    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "auto") -> None:
-        super().__init__(model, loss_reduction)
+    def __init__(
+        self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
+    ) -> None:
+        super().__init__(model, loss_reduction, workspace_mib)
         refuse_sequence_first(model)
         # Generic calls whose sum was compared with the batch gradient: the module, and how its inputs split.
         self.checked: set[tuple[nn.Module, tuple[int | None, ...]]] = set()
@@ -45,7 +48,7 @@ class FusedEngine(AbstractEngine):
         Yields:
             The capture; its squares are complete on exit.
         """
-        captured = _FusedCapture(self.loss_reduction, self.checked)
+        captured = _FusedCapture(self.loss_reduction, self.checked, self.workspace)
         units = find_units(self.model)
         # A compiler must not trace into the identity below: it would compile away what its backward does.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
@@ -69,8 +72,14 @@ def _unwrap(module: nn.Module) -> None:
 
 
 class _FusedCapture(Capture):
-    def __init__(self, loss_reduction: LossReduction, checked: set[tuple[nn.Module, tuple[int | None, ...]]]) -> None:
+    def __init__(
+        self,
+        loss_reduction: LossReduction,
+        checked: set[tuple[nn.Module, tuple[int | None, ...]]],
+        workspace: Workspace,
+    ) -> None:
         super().__init__(loss_reduction)
+        self.workspace = workspace
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.checked = checked
@@ -129,6 +138,8 @@ class _Record:
             output = forward(*args, **kwargs)
         finally:
             module._parameters.update(own)
+        assert self.unit.kind is not None
+        self.memory = memory_of(self.unit.kind, module, output)
         # A view may not be marked as changed in place by a custom function.
         return _Measured.apply(self, [x], 1, output.clone() if output._is_view() else output, *self.params.values())
 
@@ -137,7 +148,7 @@ class _Record:
         kind, module = self.unit.kind, self.unit.module
         assert kind is not None
         if all(self.captured.calls[p] == 1 for p in self.params.values()):
-            totals = sums(kind, module, x, grad_output)
+            totals = sums(kind, module, x, grad_output, self.captured.workspace, self.memory)
             return [self._keep(p, *totals[name]) for name, p in self.params.items()]
         contributions = per_example(kind, module, x, grad_output)
         return [self._share(p, contributions[name]) for name, p in self.params.items()]
@@ -156,7 +167,7 @@ class _GenericRecord(_Record):
     """One call of a unit without a rule, and of everything below it."""
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.one_call = Call(self.unit.module, args, kwargs)
+        self.one_call = Call(self.unit.module, args, kwargs, self.captured.workspace)
         self.captured.saw(self.unit.label, self.one_call.batch_size)
         self.detached = {name: p.detach() for name, p in self.unit.module.named_parameters()}
         with self._alone():

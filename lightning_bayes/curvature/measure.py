@@ -18,31 +18,34 @@ from lightning_bayes.curvature.measurement import (
     Measurement,
     Quantity,
 )
+from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import HyperparameterError
 
 _QUANTITIES: tuple[str, ...] = get_args(Quantity)
 
 
-def make_engine(name: EngineName, model: nn.Module, loss_reduction: LossReduction = "auto") -> AbstractEngine:
+def make_engine(
+    name: EngineName, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
+) -> AbstractEngine:
     """Build the engine called `name` for `model`.
 
     Args:
         name: ``"fused"`` (our rules, any layer) or ``"backpack"`` (BackPACK with our rules, layer by layer).
         model: The model whose passes will be measured.
         loss_reduction: ``"auto"`` reads from the loss's graph how it reduces its examples; or declare it.
+        workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
 
     Returns:
         The engine.
-
     """
     check_names(name, loss_reduction)
     if name == "fused":
-        return FusedEngine(model, loss_reduction)
+        return FusedEngine(model, loss_reduction, workspace_mib)
     from lightning_bayes.curvature.backpack import (
         BackpackEngine,  # here, so that BackPACK is loaded only where it is used
     )
 
-    return BackpackEngine(model, loss_reduction)
+    return BackpackEngine(model, loss_reduction, workspace_mib=workspace_mib)
 
 
 def check_names(engine: str, loss_reduction: str) -> None:
@@ -70,6 +73,7 @@ def measure(
     engine: EngineName = ...,
     loss_reduction: LossReduction = ...,
     mc_samples: int = ...,
+    workspace_mib: float = ...,
 ) -> Measurement[Tensor]: ...
 
 
@@ -82,6 +86,7 @@ def measure(
     engine: EngineName = ...,
     loss_reduction: LossReduction = ...,
     mc_samples: int = ...,
+    workspace_mib: float = ...,
 ) -> Measurement[KroneckerFactors]: ...
 
 
@@ -93,6 +98,7 @@ def measure(
     engine: EngineName = "fused",
     loss_reduction: LossReduction = "auto",
     mc_samples: int = 1,
+    workspace_mib: float = DEFAULT_MIB,
 ) -> Any:
     """Gradient and curvature of one loss, as means over the examples of its batch.
 
@@ -111,6 +117,7 @@ def measure(
         engine: ``"fused"`` or ``"backpack"``.
         loss_reduction: ``"auto"``, or a declaration where the loss is built in an unusual way.
         mc_samples: Labels that ``"diag_ggn_mc"`` draws per example, from torch's global generator.
+        workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
 
     Returns:
         Means over the examples that count in the loss, by parameter name.
@@ -134,7 +141,7 @@ def measure(
         raise HyperparameterError(f"quantity={quantity!r} is unknown; use one of {', '.join(_QUANTITIES)}.")
     with _own_gradients(model):
         if quantity == "squared_gradients":
-            captured, curvature = _squares(make_engine(engine, model, loss_reduction), closure)
+            captured, curvature = _squares(make_engine(engine, model, loss_reduction, workspace_mib), closure)
         else:
             _check_second_order(quantity, engine, mc_samples)
             from lightning_bayes.curvature.second_order import measure_second_order  # loads BackPACK only where used

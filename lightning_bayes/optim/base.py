@@ -139,9 +139,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 self._sample_(CounterNoise(int(self.param_groups[0]["noise_seed"]), self.num_updates, index), mean)
             yield
         finally:
-            with torch.no_grad():
-                for param, value in mean.items():
-                    param.copy_(value)
+            if mean:
+                with torch.no_grad():
+                    torch._foreach_copy_(list(mean), list(mean.values()))
             self._mean = None
 
     def _remember_buffers(self) -> None:

@@ -6,21 +6,29 @@ one of `optim.trust_region`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import EngineName, LossReduction, make_engine
+from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction, make_engine
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.optim import hyper, trust_region
 from lightning_bayes.optim.base import NoisyOptimizer
+from lightning_bayes.optim.blocks import blocks
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.state import MeanFieldState
-from lightning_bayes.posteriors import MeanField, group_arguments, initial_curvature, noise_floor, state_precision
-from lightning_bayes.posteriors import precision as posterior_precision
+from lightning_bayes.optim.state import MeanFieldState, debiased
+from lightning_bayes.posteriors import (
+    MeanField,
+    group_arguments,
+    initial_curvature,
+    noise_floor,
+    precision,
+    root_mean_squares,
+    state_precision,
+    tensor_sizes,
+)
 
 StepRule: TypeAlias = Literal["natural", "trust_region"]
 
@@ -51,6 +59,7 @@ class MeanFieldOptimizer(NoisyOptimizer):
         relative_noise: κ, an upper bound of the noise in units of each tensor's size (see `noise_floor`); None for none.
         weight_decay: Decoupled weight decay as in AdamW: μ ← (1 - α·wd) μ before the step. Not part of the posterior.
         engine: Curvature engine, ``"fused"`` or ``"backpack"``.
+        workspace_mib: Memory in MiB that the engine may fill at once with values of single examples.
         loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
         seed: Seed of the noise. The global random number generator is not used.
         max_nonfinite_steps: Updates in a row that may be skipped for a gradient or curvature that is not finite.
@@ -86,6 +95,7 @@ class MeanFieldOptimizer(NoisyOptimizer):
         relative_noise: float | None = None,
         weight_decay: float = 0.0,
         engine: EngineName = "fused",
+        workspace_mib: float = DEFAULT_MIB,
         loss_reduction: LossReduction = "auto",
         seed: int = 0,
         max_nonfinite_steps: int = 10,
@@ -113,9 +123,10 @@ class MeanFieldOptimizer(NoisyOptimizer):
         }
         hyper.check({**defaults, "mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps})
         self._reference = _reference_weights(model)
+        self._scratch: dict[nn.Parameter, Tensor] = {}
         super().__init__(
             model,
-            make_engine(engine, model, loss_reduction),
+            make_engine(engine, model, loss_reduction, workspace_mib),
             _trainable(model) if params is None else params,
             defaults,
             mc_samples=mc_samples,
@@ -146,7 +157,7 @@ class MeanFieldOptimizer(NoisyOptimizer):
     def _state(self, param: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
         if not state:
-            size = trust_region.root_mean_square(self._reference.get(param, param).detach())
+            size = root_mean_squares([self._reference.get(param, param).detach()])[0]
             state["step"] = 0
             state["curvature"] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["momentum"] = torch.zeros_like(param, memory_format=torch.preserve_format)
@@ -154,23 +165,51 @@ class MeanFieldOptimizer(NoisyOptimizer):
         return state
 
     def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
-        for group, param in self._trained():
-            precision = self._precision(param, group)
-            if precision is not None:
-                mean[param] = param.detach().clone()
-                param.addcmul_(noise.like(param), precision.rsqrt_())
+        for group in self.param_groups:
+            for params in self._noisy_cohorts(group):
+                kept = [self._buffer(param) for param in params]
+                torch._foreach_copy_(kept, list[Tensor](params))
+                mean.update(zip(params, kept, strict=True))
+                curvatures = [self.state[param]["curvature"] for param in params]
+                floors = noise_floor(group, tensor_sizes(kept, [self.state[param]["scale"] for param in params]))
+                for block in blocks(params):
+                    inverse_variance = precision(block.join(curvatures), **group_arguments(group))
+                    std = inverse_variance.add_(block.spread(floors, params)).rsqrt_()
+                    block.write_(params, torch.addcmul(block.join(params), noise.like(std), std))
 
-    def _precision(self, param: nn.Parameter, group: dict[str, Any]) -> Tensor | None:
-        """1/Σ, or None without noise; needs the old curvature and the mean in place."""
-        if not self.noisy:
-            return None
-        self._require_num_data(group)
-        self._start_curvature(self._state(param), group)
-        return state_precision(group, self.state[param], param.detach())
+    def _noisy_cohorts(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
+        """Cohorts of the parameters that have noise now, their curvature started."""
+        if group["noisy"]:
+            self._require_num_data(group)
+            for params in self._cohorts(group):
+                if self._start_curvature(params, group):
+                    yield params
 
-    def _start_curvature(self, state: dict[str, Any], group: dict[str, Any]) -> None:
-        if state["step"] == 0 and group["init_precision"] is not None:
-            state["curvature"].fill_(initial_curvature(group["init_precision"], **group_arguments(group)))
+    def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
+        """The group's trainable parameters, alike in device, dtype and number of updates."""
+        alike: dict[Any, list[nn.Parameter]] = {}
+        for param in group["params"]:
+            if param.requires_grad:
+                alike.setdefault((param.device, param.dtype, self._state(param)["step"]), []).append(param)
+        return list(alike.values())
+
+    def _buffer(self, param: nn.Parameter) -> Tensor:
+        """Memory for one value of `param`: its mean during a pass, its step during an update."""
+        buffer = self._scratch.get(param)
+        if buffer is None or buffer.device != param.device or buffer.dtype != param.dtype:
+            buffer = self._scratch[param] = torch.empty_like(param, requires_grad=False)
+        return buffer
+
+    def _start_curvature(self, params: list[nn.Parameter], group: dict[str, Any]) -> bool:
+        """Put in the initial precision before the first update; whether there is a curvature."""
+        if self.state[params[0]]["step"]:
+            return True
+        if group["init_precision"] is None:
+            return False
+        start = initial_curvature(group["init_precision"], **group_arguments(group))
+        for param in params:
+            self.state[param]["curvature"].fill_(start)
+        return True
 
     @staticmethod
     def _require_num_data(group: dict[str, Any]) -> None:
@@ -180,42 +219,67 @@ class MeanFieldOptimizer(NoisyOptimizer):
     def _update_all(self) -> None:
         for group in self.param_groups:
             self._require_num_data(group)
-            prior = group_arguments(group)
-            prior_per_example = prior["prior_precision"] * prior["kl_weight"] / prior["num_data"]  # δ̃
-            for param in group["params"]:
-                if param.requires_grad:
-                    self._update_one(param, group, prior_per_example)
+            for params in self._cohorts(group):
+                self._update_cohort(params, group)
             group["step"] += 1
 
-    def _update_one(self, param: nn.Parameter, group: dict[str, Any], prior: float) -> None:
-        state = self._state(param)
-        self._start_curvature(state, group)
+    def _update_cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
         # `_measured` has put zeros where backward did not reach.
-        grad, sq_grad = param.grad, self._passes.curvature[param]
-        assert grad is not None
-        if state["step"] == 0 and group["init_precision"] is None:
-            state["curvature"].copy_(sq_grad)
-        state["step"] += 1
+        measured = [self._passes.curvature[param].contiguous() for param in params]
+        states = [self.state[param] for param in params]
+        if not self._start_curvature(params, group):
+            torch._foreach_copy_([state["curvature"] for state in states], measured)
+        for state in states:
+            state["step"] += 1
         if group["weight_decay"]:
-            param.mul_(1 - group["lr"] * group["weight_decay"])
-        old = MeanFieldState(param.detach(), state["curvature"], state["momentum"])
-        new = self._rule(group)(
-            old,
-            grad,
-            sq_grad,
-            lr=float(group["lr"]),
-            betas=group["betas"],
-            prior=prior,
-            damping=group["damping"],
-            step=state["step"],
-        )
-        param.copy_(new.mean)
-        state["curvature"], state["momentum"] = new.curvature, new.momentum
-
-    def _rule(self, group: dict[str, Any]) -> Callable[..., MeanFieldState]:
+            torch._foreach_mul_(list[Tensor](params), 1 - group["lr"] * group["weight_decay"])
         if group["step_rule"] == "natural":
-            return type(self).natural_update
-        return partial(trust_region.update, radius=group["radius"], momentum=group["momentum"])
+            self._natural_step(params, measured, self._hyperparameters(group, states[0]["step"]))
+        else:
+            self._bounded_step(params, measured, group)
+
+    def _hyperparameters(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        prior = group_arguments(group)
+        return {
+            "lr": float(group["lr"]),
+            "betas": group["betas"],
+            "prior": prior["prior_precision"] * prior["kl_weight"] / prior["num_data"],  # δ̃
+            "damping": group["damping"],
+            "step": step,
+        }
+
+    def _natural_step(
+        self,
+        params: list[nn.Parameter],
+        measured: list[Tensor],
+        hyper: dict[str, Any],
+        steps: list[Tensor] | None = None,
+    ) -> None:
+        """The algorithm's own update; with `steps` the means stay, and their changes are written there."""
+        grads = [param.grad.contiguous() for param in params if param.grad is not None]
+        fields = {name: [self.state[param][name] for param in params] for name in MeanFieldState._fields[1:]}
+        for block in blocks(params):
+            old = MeanFieldState(block.join(params), *(block.join(field) for field in fields.values()))
+            new = type(self).natural_update(old, block.join(grads), block.join(measured), **hyper)
+            if steps is None:
+                block.write_(params, new.mean)
+            else:
+                block.write_(steps, new.mean - old.mean)
+            for name, field in fields.items():
+                block.write_(field, getattr(new, name))
+
+    def _bounded_step(self, params: list[nn.Parameter], measured: list[Tensor], group: dict[str, Any]) -> None:
+        hyper = self._hyperparameters(group, self.state[params[0]]["step"])
+        beta1, beta2 = hyper["betas"]
+        hyper["betas"] = (beta1, trust_region.weight_of_old(beta2, hyper["step"]))
+        lr, hyper["lr"] = hyper["lr"], trust_region.NATURAL_RATE
+        steps = [self._buffer(param) for param in params]
+        self._natural_step(params, measured, hyper, steps)
+        radius: Tensor | float = trust_region.adam_radius(lr)
+        if group["radius"] == "sgd":
+            sizes = root_mean_squares([self.state[param]["momentum"] for param in params])
+            radius = trust_region.sgd_radius(lr, group["momentum"], debiased(sizes, beta1, hyper["step"]))
+        trust_region.bounded_step_(params, steps, radius)
 
     # -- posterior ----------------------------------------------------------------------------------------------------
 
@@ -228,10 +292,11 @@ class MeanFieldOptimizer(NoisyOptimizer):
         """
         names = {param: name for name, param in self.model.named_parameters()}
         noisy = {}
-        for group, param in self._trained():
-            precision = self._precision(param, group)
-            if precision is not None:
-                noisy[names[param]] = (param.detach().clone(), precision, float(group["prior_precision"]))
+        for group in self.param_groups:
+            for param in (param for params in self._noisy_cohorts(group) for param in params):
+                found = state_precision(group, self.state[param], param.detach())
+                assert found is not None
+                noisy[names[param]] = (param.detach().clone(), found, float(group["prior_precision"]))
         others = {n: v for n, v in self.model.state_dict().items() if n not in noisy and isinstance(v, Tensor)}
         constants = {n: v.detach().clone() for n, v in others.items()}
         return MeanField(
@@ -251,10 +316,10 @@ class MeanFieldOptimizer(NoisyOptimizer):
         """
         floored, total = [], 0
         for group, param in self._trained():
-            if group["relative_noise"] is not None and self.state[param]["step"]:
-                state = self.state[param]
-                by_curvature = posterior_precision(state["curvature"], **group_arguments(group))
-                floored.append((by_curvature < noise_floor(group, state, param)).sum())
+            state = self.state[param]
+            if group["relative_noise"] is not None and state["step"]:
+                floor = noise_floor(group, tensor_sizes([param.detach()], [state["scale"]]))[0]
+                floored.append((precision(state["curvature"], **group_arguments(group)) < floor).sum())
                 total += param.numel()
         return torch.stack(floored).sum() / total if floored else torch.zeros(())
 

@@ -56,4 +56,4 @@ class CounterNoise:
         device = tensor.device
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return torch.randn(tensor.shape, generator=self._generators[device], device=device, dtype=tensor.dtype)
+        return torch.empty_like(tensor).normal_(generator=self._generators[device])

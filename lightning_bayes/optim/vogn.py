@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from typing import final
 
+import torch
 from torch import Tensor
 
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.state import MeanFieldState, average, debiased
+from lightning_bayes.optim.state import MeanFieldState, average
 
 
 def update(
@@ -48,8 +49,8 @@ def update(
         State after the update.
     """
     curvature = average(state.curvature, sq_grad, betas[1])
-    momentum = average(state.momentum, grad + prior * state.mean, betas[0])
-    mean = state.mean - lr * debiased(momentum, betas[0], step) / (curvature + (prior + damping))
+    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    mean = torch.addcdiv(state.mean, momentum, curvature + (prior + damping), value=-lr / (1 - betas[0] ** step))
     return MeanFieldState(mean, curvature, momentum)
 
 

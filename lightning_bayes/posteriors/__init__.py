@@ -8,7 +8,9 @@ from lightning_bayes.posteriors.precision import (
     kl_weight_now,
     noise_floor,
     precision,
+    root_mean_squares,
     state_precision,
+    tensor_sizes,
 )
 
 __all__ = [
@@ -21,5 +23,7 @@ __all__ = [
     "noise_floor",
     "posterior_from_checkpoint",
     "precision",
+    "root_mean_squares",
     "state_precision",
+    "tensor_sizes",
 ]

@@ -8,7 +8,7 @@ update of Osawa et al. 2019 (Algorithm 1) is not exact for τ ∉ {0, 1}; their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,23 +109,38 @@ def group_arguments(group: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def noise_floor(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | float:
-    """1/(κr)² with r the tensor's size: the larger of its weights' root mean square now and at the start.
-
-    It keeps the noise std below κr. A heuristic, not part of the variational bound.
+def noise_floor(group: Mapping[str, Any], sizes: Tensor) -> Tensor:
+    """1/(κr)², a precision that keeps the noise std below κr. A heuristic, not part of the variational bound.
 
     Args:
         group: A parameter group of a noisy optimizer; ``relative_noise`` is κ, None for no floor.
-        state: The parameter's optimizer state; ``scale`` is r at the start.
-        mean: μ.
+        sizes: r of each tensor, see `tensor_sizes`.
 
     Returns:
-        The precision to add.
+        The precision to add, shaped like `sizes`; zeros without a floor.
     """
     if group["relative_noise"] is None:
-        return 0.0
-    size = torch.maximum(torch.linalg.vector_norm(mean) / mean.numel() ** 0.5, state["scale"])
-    return (float(group["relative_noise"]) * size).pow(-2)
+        return torch.zeros_like(sizes)
+    return (float(group["relative_noise"]) * sizes).pow(-2)
+
+
+def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:
+    """How large weights are, tensor by tensor: the larger of their root mean square now and at the start.
+
+    Args:
+        means: μ of each tensor.
+        sizes_at_start: The optimizer state's ``scale`` of each tensor.
+
+    Returns:
+        r, ``[tensors]``.
+    """
+    return torch.maximum(root_mean_squares(means), torch.stack(list(sizes_at_start)))
+
+
+def root_mean_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """√(mean of squares) of each tensor, ``[tensors]``."""
+    norms = torch.stack(torch._foreach_norm(list(tensors)))
+    return norms / torch.tensor([t.numel() ** 0.5 for t in tensors], dtype=norms.dtype, device=norms.device)
 
 
 def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
@@ -141,4 +156,5 @@ def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
     """
     if not group["noisy"] or not state or (state["step"] == 0 and group["init_precision"] is None):
         return None
-    return precision(state["curvature"], **group_arguments(group)).add_(noise_floor(group, state, mean))
+    floor = noise_floor(group, tensor_sizes([mean], [state["scale"]]))[0]
+    return precision(state["curvature"], **group_arguments(group)).add_(floor)

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bayes.curvature.rules import rule_type
+from lightning_bayes.curvature.rules import conv, rule_type
 from lightning_bayes.curvature.rules.generic import Call
 from lightning_bayes.curvature.rules.registry import _RULES, input_dims, per_example, sums
+from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
+from lightning_bayes.errors import HyperparameterError
 
 VARIANTS = [  # (how to build the layer, shape of its input)
     (lambda: nn.Linear(4, 3), (5, 4)),
@@ -99,20 +101,55 @@ def test_rule_equals_the_generic_rule(case):
         torch.testing.assert_close(found[name], truth, rtol=1e-10, atol=1e-12)
 
 
-def test_sums_are_those_of_the_contributions(case, monkeypatch):
+@pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
+def test_sums_are_those_of_the_contributions(case, limit_mib):
+    assert_sums_fit(case, Workspace(limit_mib))
+
+
+def assert_sums_fit(case, workspace):
     kind, layer, x, delta = case
     each = per_example(kind, layer, x, delta)
-    monkeypatch.setattr("lightning_bayes.curvature.rules.registry.CHUNK_ELEMENTS", 1)  # one example at a time
-    for name, (grad, square) in sums(kind, layer, x, delta).items():
+    for name, (grad, square) in sums(kind, layer, x, delta, workspace).items():
         torch.testing.assert_close(grad, each[name].sum(0), rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(square, each[name].square().sum(0), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 100])
+@pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
+def test_sums_of_a_convolution_in_blocks_are_those_of_the_contributions(case, rows, limit_mib, monkeypatch):
+    """As if its weight were too large for one batched product."""
+    if not isinstance(case[1], nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return
+    monkeypatch.setattr(conv, "MAX_BATCHED_ELEMENTS", 0)
+    monkeypatch.setattr(conv, "MAX_PAIRED_POSITIONS", 0)
+    monkeypatch.setattr(conv, "BLOCK_ELEMENTS", rows * case[1].weight[0].numel())
+    assert_sums_fit(case, Workspace(limit_mib))
+
+
+def test_workspace_is_reused_and_keeps_results_apart(generator):
+    """Two layers after one another in one workspace: the first one's sums do not change."""
+    workspace, variants = (
+        Workspace(),
+        [(lambda: nn.Conv2d(4, 6, 3), (5, 4, 7, 7)), (lambda: nn.Conv2d(3, 9, 3), (5, 3, 6, 6))],
+    )
+    first, second = (build_case(variant, generator) for variant in variants)
+    found = sums(*first, workspace)
+    kept = {name: (grad.clone(), square.clone()) for name, (grad, square) in found.items()}
+    sums(*second, workspace)
+    assert all(torch.equal(new, old) for name in kept for new, old in zip(found[name], kept[name], strict=True))
+
+
+@pytest.mark.parametrize("limit_mib", [0, -1.0, float("nan")])
+def test_workspace_without_room_is_refused(limit_mib):
+    with pytest.raises(HyperparameterError, match=rf"workspace_mib={limit_mib!r} must be above 0"):
+        Workspace(limit_mib)
 
 
 def test_rule_leaves_its_arguments_alone(case):
     kind, layer, x, delta = case
     state = {name: value.clone() for name, value in layer.state_dict().items()}
     kept = x.clone(), delta.clone()
-    sums(kind, layer, x, delta)
+    sums(kind, layer, x, delta, Workspace())
     assert torch.equal(x, kept[0])
     assert torch.equal(delta, kept[1])
     assert all(torch.equal(value, state[name]) for name, value in layer.state_dict().items())
@@ -120,7 +157,7 @@ def test_rule_leaves_its_arguments_alone(case):
 
 def test_no_example_contributes_nothing(case):
     kind, layer, x, delta = case
-    for name, (grad, square) in sums(kind, layer, x[:0], delta[:0]).items():
+    for name, (grad, square) in sums(kind, layer, x[:0], delta[:0], Workspace()).items():
         assert not grad.any()
         assert not square.any()
         assert per_example(kind, layer, x[:0], delta[:0])[name].shape == (0, *grad.shape)

@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.rules import generic, registry
+from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
 
@@ -93,10 +94,10 @@ def test_memory_bound_changes_nothing(vectorised, sizes, generator, monkeypatch)
         registry.add_sums(total, name, part)
 
     monkeypatch.setattr(generic, "add_sums", add_sums)
-    monkeypatch.setattr(registry, "CHUNK_ELEMENTS", 2 * sum(p.numel() for p in model.parameters()))
     if not vectorised:
         monkeypatch.setattr(torch, "vmap", cannot)
-    parts = measure(model, lambda: model(x).square().mean())
+    two_examples = 2 * sum(4 * p.numel() for p in model.parameters()) / 2**20
+    parts = measure(model, lambda: model(x).square().mean(), workspace_mib=two_examples)
     assert set(held) == sizes
     assert relative_error(parts.grad, whole.grad) < 1e-12
     assert relative_error(parts.curvature, whole.curvature) < 1e-12
@@ -111,7 +112,7 @@ def test_module_called_twice_equals_the_loop_in_parts(generator, monkeypatch):
         def forward(self, x):
             return self.scaled(self.scaled(x).tanh())
 
-    monkeypatch.setattr(registry, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(Workspace, "examples_at_once", lambda self, elements: 1)
     assert_equals_loop(Twice().double(), normal(5, 4, generator=generator))
 
 

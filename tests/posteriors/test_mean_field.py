@@ -9,7 +9,7 @@ import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import MeanField, initial_curvature, noise_floor, precision
+from lightning_bayes.posteriors import MeanField, initial_curvature, noise_floor, precision, tensor_sizes
 
 F64 = torch.float64
 SHAPES = {"conv.weight": (3, 2, 2), "conv.bias": (3,), "scale": ()}
@@ -152,9 +152,11 @@ def test_an_initial_precision_below_prior_and_damping_is_refused():
 
 
 def test_the_noise_floor_keeps_the_std_below_its_share_of_the_size():
-    mean = torch.tensor([3.0, 4.0])  # root mean square √12.5
-    grown = noise_floor({"relative_noise": 0.3}, {"scale": torch.tensor(1.0)}, mean)
-    torch.testing.assert_close(grown.rsqrt(), torch.tensor(0.3 * math.sqrt(12.5)))
-    shrunk = noise_floor({"relative_noise": 0.3}, {"scale": torch.tensor(10.0)}, mean)
-    torch.testing.assert_close(shrunk.rsqrt(), torch.tensor(3.0))
-    assert noise_floor({"relative_noise": None}, {"scale": torch.tensor(1.0)}, mean) == 0.0
+    means = [
+        torch.tensor([3.0, 4.0]),
+        torch.tensor([[3.0], [4.0]]),
+    ]  # root mean square √12.5: one has grown, one shrunk
+    sizes = tensor_sizes(means, [torch.tensor(1.0), torch.tensor(10.0)])
+    found = noise_floor({"relative_noise": 0.3}, sizes)
+    torch.testing.assert_close(found.rsqrt(), torch.tensor([0.3 * math.sqrt(12.5), 3.0]))
+    assert not noise_floor({"relative_noise": None}, sizes).any()

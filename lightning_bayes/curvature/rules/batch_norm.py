@@ -9,12 +9,23 @@ statistics are the running ones and c_i is the gradient of example i alone.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums, per_example_rule, square_rule
+from lightning_bayes.curvature.rules.registry import (
+    PerExample,
+    Sums,
+    add_sums,
+    per_example_rule,
+    remembered,
+    square_rule,
+)
+from lightning_bayes.curvature.workspace import Workspace
 
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+Statistics: TypeAlias = tuple[Tensor, Tensor]  # mean and 1/√(var + eps), each [C]
 
 
 @per_example_rule(nn.BatchNorm1d)
@@ -22,26 +33,48 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 @per_example_rule(nn.BatchNorm3d, input_dims=5)
 def batch_norm(layer: BatchNorm, x: Tensor, grad_output: Tensor) -> PerExample:
     """Per-example contributions; ``x`` and ``grad_output`` are ``[B, C, …]``."""
-    mean, variance = _statistics(layer, x)
-    delta_sum = grad_output.flatten(2).sum(2) if x.dim() > 2 else grad_output
-    delta_x = (grad_output * x).flatten(2).sum(2) if x.dim() > 2 else grad_output * x
-    return {"weight": (delta_x - delta_sum * mean) * torch.rsqrt(variance + layer.eps), "bias": delta_sum.clone()}
+    return _terms(x, grad_output, _statistics(layer, x), torch.empty_like(x))
 
 
 @square_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-def batch_norm_sums(layer: BatchNorm, x: Tensor, grad_output: Tensor) -> Sums:
-    """Sums over the whole batch at once: chunks would each see statistics of their own."""
+def batch_norm_sums(
+    layer: BatchNorm, x: Tensor, grad_output: Tensor, workspace: Workspace, memory: Statistics | None = None
+) -> Sums:
+    """Sums over the whole batch at once: parts would each see statistics of their own."""
     total: Sums = {}
-    for name, part in batch_norm(layer, x, grad_output).items():
+    products = workspace.empty("products", x.shape, x)
+    for name, part in _terms(x, grad_output, memory or _statistics(layer, x), products).items():
         add_sums(total, name, part)
     return total
 
 
-def _statistics(layer: BatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+@remembered(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def batch_statistics(layer: BatchNorm, output: Tensor) -> Statistics | None:
+    """The statistics that the forward has computed and autograd has saved; None if it has not, or in half precision."""
+    mean = getattr(output.grad_fn, "_saved_result1", None)
+    inverse_std = getattr(output.grad_fn, "_saved_result2", None)
+    if not uses_batch_statistics(layer) or mean is None or inverse_std is None or mean.dtype != layer.weight.dtype:
+        return None
+    return mean, inverse_std
+
+
+def _terms(x: Tensor, grad_output: Tensor, statistics: Statistics, products: Tensor) -> PerExample:
+    mean, inverse_std = statistics
+    torch.mul(grad_output, x, out=products)
+    delta_sum, delta_x = _over_positions(grad_output), _over_positions(products)
+    return {"weight": (delta_x - delta_sum * mean) * inverse_std, "bias": delta_sum}
+
+
+def _over_positions(values: Tensor) -> Tensor:
+    return values.flatten(2).sum(2) if values.dim() > 2 else values.clone()
+
+
+def _statistics(layer: BatchNorm, x: Tensor) -> Statistics:
     if layer.training or layer.running_mean is None or layer.running_var is None:
-        variance, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
-        return mean, variance
-    return layer.running_mean, layer.running_var
+        # Faster than torch.var_mean, which is four times slower over these dimensions.
+        _, mean, inverse_std = torch.native_batch_norm(x, None, None, None, None, True, 0.0, layer.eps)
+        return mean, inverse_std
+    return layer.running_mean, torch.rsqrt(layer.running_var + layer.eps)
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.conv import input_patches
+from lightning_bayes.curvature.rules.patches import input_patches
 from lightning_bayes.curvature.rules.registry import PerExample, per_example_rule
 
 ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule
+from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import UnsupportedLayerError
 
 
@@ -23,7 +24,7 @@ def embedding(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> PerExample
 
 
 @square_rule(nn.Embedding)
-def embedding_sums(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> Sums:
+def embedding_sums(layer: nn.Embedding, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Sums:
     """Sums of contributions and of their squares, over the (example, row) pairs that occur."""
     keys, delta = _keys(layer, x, grad_output)
     pairs, position = torch.unique(keys, return_inverse=True)

@@ -3,7 +3,7 @@
     c_i = (∂ f(x_i; θ) / ∂θ)ᵀ δ_i
 
 Each example is put through the module again as a batch of one, with the buffers and random numbers of the forward. It
-costs a second forward, holds as many c_i at once as fit `registry.CHUNK_ELEMENTS`, and is right wherever examples do not
+costs a second forward, holds as many c_i at once as fit the workspace, and is right wherever examples do not
 mix: BatchNorm on batch statistics inside the module is refused.
 """
 
@@ -21,7 +21,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
-from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums, examples_at_once
+from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums
+from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
 
@@ -32,13 +33,16 @@ class Call:
         module: The module; it is called with detached parameters.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
+        workspace: Says how many examples are taken at once.
 
     Raises:
         UnsupportedLayerError: If examples mix inside the module, or are packed.
     """
 
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.module = module
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], workspace: Workspace | None = None
+    ) -> None:
+        self.module, self.workspace = module, workspace or Workspace()
         self.batch_dim = 0 if getattr(module, "batch_first", True) else 1
         self.leaves, self.spec = tree_flatten((args, kwargs))
         tensors = (leaf for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim)
@@ -165,7 +169,7 @@ class Call:
             found = _with_rng(self.rng_state, one, cotangents, self.leaves)
             return visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
         dims = self._output_dims(params, cotangents, used)
-        size = examples_at_once(sum(p.numel() for p in params.values()))
+        size = self.workspace.examples_at_once(sum(p.numel() for p in params.values()))
         if self.rng_state is not None or not self._vectorised(one, cotangents, dims, size, visit):
             _with_rng(self.rng_state, self._looped, one, cotangents, dims, visit)
         return None

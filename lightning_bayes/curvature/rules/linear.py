@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule, sums_in_chunks
+from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule, sums_in_parts
+from lightning_bayes.curvature.workspace import Workspace
 
 
 @per_example_rule(nn.Linear)
@@ -21,10 +22,10 @@ def linear(layer: nn.Linear, x: Tensor, grad_output: Tensor) -> PerExample:
 
 
 @square_rule(nn.Linear)
-def linear_sums(layer: nn.Linear, x: Tensor, grad_output: Tensor) -> Sums:
+def linear_sums(layer: nn.Linear, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Sums:
     """Sums of contributions and of their squares; the rank-one identity where there are no positions."""
     if x.dim() > 2:
-        return sums_in_chunks(linear, layer, x, grad_output)
+        return sums_in_parts(linear, layer, x, grad_output, workspace)
     delta_square, x_square = grad_output.square(), x.square()
     return {
         "weight": (grad_output.T @ x, delta_square.T @ x_square),

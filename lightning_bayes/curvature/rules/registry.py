@@ -5,8 +5,12 @@ contribution of every example, by parameter name:
 
     rule(layer, input [B, …], grad_output [B, …]) → {"weight": [B, *weight.shape], "bias": [B, *bias.shape]}
 
-A layer type may add a *square rule*, which reaches (Σ_i c_i, Σ_i c_i²) without ever holding all c_i. Both engines use
-the same rules.
+A layer type may add a *square rule*, which reaches (Σ_i c_i, Σ_i c_i²) faster than through all c_i, in the memory of a
+`Workspace`:
+
+    square_rule(layer, input, grad_output, workspace) → {"weight": (Σ_i c_i, Σ_i c_i²), "bias": …}
+
+Both engines use the same rules.
 """
 
 from __future__ import annotations
@@ -17,17 +21,20 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.workspace import Workspace
+
 PerExample: TypeAlias = dict[str, Tensor]  # parameter name → [B, *shape]
 Sums: TypeAlias = dict[str, tuple[Tensor, Tensor]]  # parameter name → (Σ_i c_i, Σ_i c_i²)
 Rule: TypeAlias = Callable[[Any, Tensor, Tensor], PerExample]
-SquareRule: TypeAlias = Callable[[Any, Tensor, Tensor], Sums]
+SquareRule: TypeAlias = Callable[..., Sums]
 InputDims: TypeAlias = int | Callable[[Any], int]
 
-# Largest number of elements that a per-example gradient may hold at once: 64 MiB of float32.
-CHUNK_ELEMENTS = 2**24
+# (layer, its output) → what the square rule would otherwise compute again from the input; None if nothing.
+Memory: TypeAlias = Callable[[Any, Tensor], Any]
 
 _RULES: dict[type[nn.Module], Rule] = {}
 _SQUARE_RULES: dict[type[nn.Module], SquareRule] = {}
+_MEMORIES: dict[type[nn.Module], Memory] = {}
 _INPUT_DIMS: dict[type[nn.Module], InputDims] = {}
 
 
@@ -58,6 +65,21 @@ def square_rule(*layers: type[nn.Module]) -> Callable[[SquareRule], SquareRule]:
         return rule
 
     return register
+
+
+def remembered(*layers: type[nn.Module]) -> Callable[[Memory], Memory]:
+    """Register the decorated function: what it returns of a forward is the square rule's argument ``memory``."""
+
+    def register(memory: Memory) -> Memory:
+        _MEMORIES.update(dict.fromkeys(layers, memory))
+        return memory
+
+    return register
+
+
+def memory_of(kind: type[nn.Module], layer: nn.Module, output: Tensor) -> Any:
+    """What the square rule of `layer` wants to keep of a forward; None if nothing."""
+    return _MEMORIES[kind](layer, output) if kind in _MEMORIES else None
 
 
 def rule_type(layer: nn.Module) -> type[nn.Module] | None:
@@ -94,28 +116,27 @@ def per_example(kind: type[nn.Module], layer: nn.Module, x: Tensor, grad_output:
     return _RULES[kind](layer, x, grad_output)
 
 
-def sums(kind: type[nn.Module], layer: nn.Module, x: Tensor, grad_output: Tensor) -> Sums:
+def sums(
+    kind: type[nn.Module], layer: nn.Module, x: Tensor, grad_output: Tensor, workspace: Workspace, memory: Any = None
+) -> Sums:
     """Σ_i c_i and Σ_i c_i² of every parameter of `layer`."""
     if not len(x):
         return {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in layer.named_parameters()}
+    if memory is not None:
+        return _SQUARE_RULES[kind](layer, x, grad_output, workspace, memory)
     if kind in _SQUARE_RULES:
-        return _SQUARE_RULES[kind](layer, x, grad_output)
-    return sums_in_chunks(_RULES[kind], layer, x, grad_output)
+        return _SQUARE_RULES[kind](layer, x, grad_output, workspace)
+    return sums_in_parts(_RULES[kind], layer, x, grad_output, workspace)
 
 
-def sums_in_chunks(rule: Rule, layer: nn.Module, x: Tensor, grad_output: Tensor) -> Sums:
-    """Σ_i c_i and Σ_i c_i² from per-example contributions, so many examples at a time as fit `CHUNK_ELEMENTS`."""
-    size = examples_at_once(sum(p.numel() for p in layer.parameters()))
+def sums_in_parts(rule: Rule, layer: nn.Module, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Sums:
+    """Σ_i c_i and Σ_i c_i² from per-example contributions, so many examples at a time as fit the workspace."""
+    size = workspace.examples_at_once(sum(p.numel() for p in layer.parameters()))
     total: Sums = {}
     for x_part, grad_part in zip(torch.split(x, size), torch.split(grad_output, size), strict=True):
         for name, part in rule(layer, x_part, grad_part).items():
             add_sums(total, name, part)
     return total
-
-
-def examples_at_once(num_params: int) -> int:
-    """How many examples' gradients of `num_params` elements fit `CHUNK_ELEMENTS`; at least one."""
-    return max(1, CHUNK_ELEMENTS // max(1, num_params))
 
 
 def add_sums(total: Sums, name: str, part: Tensor) -> None:
