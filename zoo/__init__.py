@@ -8,11 +8,13 @@ Example:
 from __future__ import annotations
 
 from lightning_bayes.zoo.data import CIFAR10DataModule, DigitsDataModule, FashionMNISTDataModule, MNISTDataModule
-from lightning_bayes.zoo.models import MLP, LeNet5
+from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, LeNet5, ResNet18
 from lightning_bayes.zoo.tasks import BayesClassifier, BayesRegressor
 
 __all__ = [
     "MLP",
+    "VGG16",
+    "AlexNet",
     "BayesClassifier",
     "BayesRegressor",
     "CIFAR10DataModule",
@@ -20,4 +22,5 @@ __all__ = [
     "FashionMNISTDataModule",
     "LeNet5",
     "MNISTDataModule",
+    "ResNet18",
 ]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, final
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.zoo.models.images import require_counts, require_images, require_size
 
 
 class _Geometry(NamedTuple):
@@ -36,9 +36,6 @@ class LeNet5(nn.Module):
         in_channels: Channels of the images.
         image_size: Height and width of the images in pixels: 8, 28 or 32.
 
-    Raises:
-        HyperparameterError: If ``image_size`` is another size, or a count is not positive.
-
     Example:
         >>> import torch
         >>> LeNet5(num_classes=10, in_channels=3, image_size=32)(torch.zeros(2, 3, 32, 32)).shape
@@ -46,18 +43,11 @@ class LeNet5(nn.Module):
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> None:
-        if image_size not in _GEOMETRIES:
-            allowed = ", ".join(map(str, _GEOMETRIES))
-            raise HyperparameterError(
-                f"LeNet5 got image_size={image_size}, but is laid out for {allowed}. Resize the images to one of these."
-            )
-        if num_classes < 1 or in_channels < 1:
-            raise HyperparameterError(
-                f"LeNet5 got num_classes={num_classes} and in_channels={in_channels}; both must be at least 1."
-            )
+        require_size("LeNet5", image_size, _GEOMETRIES)
+        require_counts("LeNet5", num_classes, in_channels)
         super().__init__()
         geometry = _GEOMETRIES[image_size]
-        self.input_shape = (in_channels, image_size, image_size)
+        self.in_channels, self.image_size = in_channels, image_size
         self.conv1 = nn.Conv2d(in_channels, 6, kernel_size=5, padding=geometry.padding1)
         self.conv2 = nn.Conv2d(6, 16, kernel_size=5, padding=geometry.padding2)
         self.fc1 = nn.Linear(geometry.features, 120)
@@ -72,15 +62,8 @@ class LeNet5(nn.Module):
 
         Returns:
             Unnormalised log-probabilities, ``[batch, num_classes]``.
-
-        Raises:
-            ShapeError: If the images have another shape than the network was built for.
         """
-        if images.ndim != 4 or images.shape[1:] != self.input_shape:
-            raise ShapeError(
-                f"LeNet5 was built for images [batch, {', '.join(map(str, self.input_shape))}] but got "
-                f"{list(images.shape)}. Set in_channels and image_size to those of the data."
-            )
+        require_images(images, "LeNet5", self.in_channels, self.image_size)
         hidden = F.max_pool2d(F.relu(self.conv1(images)), 2)
         hidden = F.max_pool2d(F.relu(self.conv2(hidden)), 2)
         hidden = F.relu(self.fc1(hidden.flatten(1)))

@@ -1,0 +1,84 @@
+"""AlexNet, in the form of the VOGN experiments on CIFAR-10 and in torchvision's form for ImageNet.
+
+    32 × 32:    conv(·, 64, 11, stride 4, padding 5) → ReLU → max-pool 2 → conv(64, 192, 5) → ReLU → max-pool 2
+                → conv(192, 384, 3) → ReLU → conv(384, 256, 3) → ReLU → conv(256, 256, 3) → ReLU → max-pool 2 → classes
+    224 × 224:  as "One weird trick" (Krizhevsky 2014, https://arxiv.org/abs/1404.5997): the same five convolutions with
+                padding 2 on the first, max-pools 3 with stride 2, then 9216 → 4096 → 4096 → classes with dropout
+
+The first is that of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506). Biases everywhere, no normalisation. Parameters
+of the second are named as in torchvision, whose published weights it loads.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor, nn
+
+from lightning_bayes.zoo.models.images import require_counts, require_images, require_size
+
+
+@final
+class AlexNet(nn.Module):
+    """AlexNet: images ``[batch, in_channels, image_size, image_size]`` to logits.
+
+    Args:
+        num_classes: Number of classes C; the output is ``[batch, C]``.
+        in_channels: Channels of the images.
+        image_size: 32 for the form of the CIFAR experiments, 224 for that of ImageNet.
+        dropout: Probability of dropping an input of the two hidden linear layers, which only the 224 form has.
+
+    Example:
+        >>> import torch
+        >>> AlexNet(num_classes=10)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, image_size: int = 32, dropout: float = 0.5) -> None:
+        require_size("AlexNet", image_size, (32, 224))
+        require_counts("AlexNet", num_classes, in_channels)
+        super().__init__()
+        self.in_channels, self.image_size = in_channels, image_size
+        small = image_size == 32
+        pool = 2 if small else 3
+        self.features = nn.Sequential(
+            nn.Conv2d(in_channels, 64, 11, stride=4, padding=5 if small else 2),
+            nn.ReLU(),
+            nn.MaxPool2d(pool, stride=2),
+            nn.Conv2d(64, 192, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(pool, stride=2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(pool, stride=2),
+        )
+        self.classifier = nn.Linear(256, num_classes) if small else _imagenet_classifier(num_classes, dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images.
+
+        Args:
+            images: ``[batch, in_channels, image_size, image_size]``.
+
+        Returns:
+            Unnormalised log-probabilities, ``[batch, num_classes]``.
+        """
+        require_images(images, "AlexNet", self.in_channels, self.image_size)
+        logits: Tensor = self.classifier(self.features(images).flatten(1))
+        return logits
+
+
+def _imagenet_classifier(num_classes: int, dropout: float) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Dropout(dropout),
+        nn.Linear(256 * 6 * 6, 4096),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, num_classes),
+    )

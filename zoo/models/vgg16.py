@@ -1,0 +1,117 @@
+"""VGG16 (Simonyan & Zisserman 2015, configuration D, https://arxiv.org/abs/1409.1556).
+
+Thirteen 3 × 3 convolutions with bias, 64, 64, M, 128, 128, M, 256 × 3, M, 512 × 3, M, 512 × 3, M filters, where M is a
+max-pool 2; each followed by an optional normalisation and ReLU. Then
+
+    32 × 32:    512 → classes
+    224 × 224:  512 · 7 · 7 → 4096 → 4096 → classes with dropout, as torchvision, whose published weights it loads
+
+``width=0.5`` has half the filters, the network of Zhang et al. 2018 (https://arxiv.org/abs/1712.02390); they keep scale
+and shift of BatchNorm at 1 and 0, which freezing these parameters does. Weights start as in torchvision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, final
+
+from torch import Tensor, nn
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.zoo.models.images import require_counts, require_images, require_size
+from lightning_bayes.zoo.models.norms import NormName, make_norm
+
+_STAGES: Final = ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3)  # a max-pool ends each
+
+
+@final
+class VGG16(nn.Module):
+    """VGG16: images ``[batch, in_channels, image_size, image_size]`` to logits.
+
+    Args:
+        num_classes: Number of classes C; the output is ``[batch, C]``.
+        in_channels: Channels of the images.
+        image_size: 32, with one linear layer, or 224, with three.
+        norm: What stands between each convolution and its ReLU, see `lightning_bayes.zoo.models.norms`.
+        width: Factor of the numbers of filters: 1 is the standard network, 0.5 that of Zhang et al.
+        dropout: Probability of dropping an output of the two hidden linear layers, which only the 224 form has.
+
+    Raises:
+        HyperparameterError: If ``width`` leaves no filter.
+
+    Example:
+        >>> import torch
+        >>> VGG16(num_classes=10, norm="batch", width=0.5)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        image_size: int = 32,
+        norm: NormName = "none",
+        width: float = 1.0,
+        dropout: float = 0.5,
+    ) -> None:
+        require_size("VGG16", image_size, (32, 224))
+        require_counts("VGG16", num_classes, in_channels)
+        if not round(64 * width) >= 1:
+            raise HyperparameterError(f"VGG16 got width={width!r}, which leaves no filter. Use 1.0 or 0.5.")
+        super().__init__()
+        self.in_channels, self.image_size = in_channels, image_size
+        self.features = nn.Sequential(*_feature_layers(in_channels, norm, width))
+        features = round(512 * width)
+        self.classifier = (
+            nn.Linear(features, num_classes)
+            if image_size == 32
+            else _imagenet_classifier(features * 7 * 7, num_classes, dropout)
+        )
+        self.apply(_initialise_)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch of images.
+
+        Args:
+            images: ``[batch, in_channels, image_size, image_size]``.
+
+        Returns:
+            Unnormalised log-probabilities, ``[batch, num_classes]``.
+        """
+        require_images(images, "VGG16", self.in_channels, self.image_size)
+        logits: Tensor = self.classifier(self.features(images).flatten(1))
+        return logits
+
+
+def _feature_layers(in_channels: int, norm: NormName, width: float) -> Iterator[nn.Module]:
+    channels = in_channels
+    for stage in _STAGES:
+        for standard in stage:
+            filters = round(standard * width)
+            yield nn.Conv2d(channels, filters, 3, padding=1)
+            if norm != "none":  # no identity in its place: torchvision counts the layers
+                yield make_norm(norm, filters)
+            yield nn.ReLU()
+            channels = filters
+        yield nn.MaxPool2d(2)
+
+
+def _imagenet_classifier(features: int, num_classes: int, dropout: float) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(features, 4096),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(4096, num_classes),
+    )
+
+
+def _initialise_(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d):
+        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    elif isinstance(layer, nn.Linear):
+        nn.init.normal_(layer.weight, std=0.01)
+    if isinstance(layer, (nn.Conv2d, nn.Linear)) and layer.bias is not None:
+        nn.init.zeros_(layer.bias)
