@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,3 +29,40 @@ def relative_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
     """Largest relative error over parameters: |found - truth|_2 / |truth|_2."""
     assert found.keys() == truth.keys()
     return max(float((found[k] - truth[k]).norm() / truth[k].norm().clamp_min(1e-30)) for k in truth)
+
+
+def terms_of_the_batch(model: nn.Module, loss: Callable[[], Tensor], batch: int) -> dict[str, Tensor]:
+    """Example i's term of the gradient of a whole batch, by giving each example parameters of its own.
+
+    Also true where the model normalises over the batch, and examples have no gradient of their own. Changes the model.
+
+    Args:
+        model: A model whose parameters lie in layers that take one input, ``[batch, ...]``.
+        loss: Computes the loss.
+        batch: Number of examples.
+
+    Returns:
+        Terms by parameter name, ``[batch, *shape]``; their sum is the gradient of the loss.
+    """
+    own = {p: [p.detach().clone().requires_grad_() for _ in range(batch)] for p in model.parameters()}
+    for module in model.modules():
+        if any(p is not None for p in module._parameters.values()):
+            module.forward = partial(_with_own_parameters, module, own)
+    named = {name: own[p] for name, p in model.named_parameters() if p.requires_grad}
+    grads = iter(torch.autograd.grad(loss(), [copy for copies in named.values() for copy in copies]))
+    return {name: torch.stack([next(grads) for _ in copies]) for name, copies in named.items()}
+
+
+def _with_own_parameters(module: nn.Module, own: dict[nn.Parameter, list[Tensor]], x: Tensor) -> Tensor:
+    names = dict(module.named_parameters(recurse=False))
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+        x = nn.functional.batch_norm(x, None, None, training=True, eps=module.eps)
+        weight, bias = (torch.stack(own[names[name]]) for name in ("weight", "bias"))
+        places = (*weight.shape, *[1] * (x.dim() - 2))
+        return weight.reshape(places) * x + bias.reshape(places)
+    own_forward = type(module).forward
+    outputs = []
+    for i, one in enumerate(x):
+        with torch.nn.utils.stateless._reparametrize_module(module, {name: own[p][i] for name, p in names.items()}):
+            outputs.append(own_forward(module, one[None]))
+    return torch.cat(outputs)

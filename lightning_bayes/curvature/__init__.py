@@ -8,7 +8,7 @@ from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood
 from lightning_bayes.curvature.loss import LossReduction, loss_functions
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
-from lightning_bayes.curvature.workspace import DEFAULT_MIB
+from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 
 __all__ = [
     "DEFAULT_MIB",
@@ -23,6 +23,7 @@ __all__ = [
     "Measurement",
     "Quantity",
     "Softmax",
+    "Workspace",
     "check_names",
     "loss_functions",
     "make_engine",

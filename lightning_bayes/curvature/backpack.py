@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from backpack import backpack
 from backpack.extensions import SumGradSquared
 from backpack.extensions.module_extension import ModuleExtension
@@ -31,13 +32,16 @@ from lightning_bayes.curvature.hooks import (
     out_of_place,
     refuse,
     tied_parameters,
+    without_compiler,
 )
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.registry import sums
 from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
+from lightning_bayes.errors import UnsupportedTrainingError
 
+_HALF = {torch.float16, torch.bfloat16}
 _FUSED_INSTEAD = "Use engine='fused', which measures it."
 
 
@@ -74,6 +78,7 @@ class BackpackEngine(AbstractEngine):
         captured, extension = Capture(self.loss_reduction), self._extension(units)
         try:
             with ExitStack() as undo:
+                undo.enter_context(without_compiler())
                 undo.enter_context(out_of_place(self.model))
                 undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
                 undo.enter_context(extended([unit.module for unit in units]))
@@ -117,7 +122,14 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
 
     def __call__(self, extension: SumGradSquared, module: Any, g_inp: Any, g_out: tuple[Tensor, ...]) -> None:
         assert self.kind is not None
-        totals = sums(self.kind, module, module.input0.detach(), g_out[0], self.workspace)
+        if not hasattr(module, "input0"):  # the first backward of a pass uses BackPACK's record of the forward up
+            raise UnsupportedTrainingError(
+                f"A second backward reached a {type(module).__name__}, whose input BackPACK has dropped. Add the losses and "
+                "call backward once, or open one pass for each backward."
+            )
+        # Half precision cannot hold squares of gradients.
+        x, delta = (t.float() if t.dtype in _HALF else t for t in (module.input0.detach(), g_out[0]))
+        totals = sums(self.kind, module, x, delta, self.workspace)
         for name, param in module.named_parameters(recurse=False):
             if param.requires_grad:
                 setattr(param, extension.savefield, totals[name][1])

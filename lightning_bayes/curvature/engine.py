@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.loss import BackwardWatch, LossReduction, LossScale, read_loss_scale
+from lightning_bayes.curvature.parameters import require_real_and_separate
+from lightning_bayes.curvature.units import find_units
+from lightning_bayes.curvature.uses import count_uses
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
-from lightning_bayes.errors import ExampleDimensionError, NoMeasurementError, UnsupportedLayerError
+from lightning_bayes.errors import (
+    ExampleDimensionError,
+    NoMeasurementError,
+    UnsupportedLayerError,
+    UnsupportedTrainingError,
+)
 
 EngineName: TypeAlias = Literal["fused", "backpack"]
 
@@ -25,6 +35,8 @@ class Capture:
     Attributes:
         squares: Σ_i c_i² by parameter, in the scale of the loss that was differentiated.
         sizes: Number of examples that each unit saw, by the unit's label.
+        calls_of: Number of calls of each unit, by the unit's label.
+        uses: How often each parameter enters the observed loss.
         loss: The observed loss, detached; None if nobody showed it.
     """
 
@@ -32,6 +44,8 @@ class Capture:
         self.loss_reduction = loss_reduction
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
+        self.calls_of: Counter[str] = Counter()
+        self.uses: Counter[Tensor] = Counter()
         self.scale = LossScale()
         self.loss: Tensor | None = None
 
@@ -41,12 +55,24 @@ class Capture:
         Args:
             loss: The loss, with its graph.
             divided_by_host: Whether the last operation on it is a division that its author did not write.
+
+        Raises:
+            UnsupportedTrainingError: If an earlier loss of the pass was reduced in another way.
         """
-        self.scale = read_loss_scale(loss, self.loss_reduction, divided_by_host)
+        sizes = set().union(*self.sizes.values())
+        batch_size = next(iter(sizes)) if len(sizes) == 1 else None
+        before, self.scale = self.scale, read_loss_scale(loss, self.loss_reduction, divided_by_host, batch_size)
+        if self.loss is not None and self.scale.reduction != before.reduction:
+            raise UnsupportedTrainingError(
+                "One pass has a backward of a loss reduced by 'sum' and one of a loss reduced by 'mean'. Use one reduction, "
+                "or open one pass for each."
+            )
+        self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
 
     def saw(self, label: str, size: int) -> None:
         """Note that the unit `label` was called with `size` examples."""
+        self.calls_of[label] += 1
         self.sizes.setdefault(label, set()).add(size)
 
     @property
@@ -75,11 +101,11 @@ class Capture:
         """Factor from the gradient that backward left to the mean gradient."""
         return 1.0 if self.scale.reduction == "mean" else 1.0 / self.num_examples
 
-    def mean_squares(self) -> dict[nn.Parameter, Tensor]:
+    def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
         """(1/n) Σ_i g_i² by parameter, without the loss scale of mixed precision."""
         n = self.num_examples
-        factor = n if self.scale.reduction == "mean" else 1 / n
-        return {param: square.mul_(factor) for param, square in self.squares.items()}
+        torch._foreach_mul_(list(self.squares.values()), float(n) if self.scale.reduction == "mean" else 1 / n)
+        return dict(self.squares)
 
 
 class AbstractEngine(ABC):
@@ -97,6 +123,7 @@ class AbstractEngine(ABC):
         self.model = model
         self.loss_reduction = loss_reduction
         self.workspace = Workspace(workspace_mib)
+        require_real_and_separate(model)
 
     @abstractmethod
     def capture(self) -> AbstractContextManager[Capture]:
@@ -123,7 +150,10 @@ class AbstractEngine(ABC):
             NoMeasurementError: If no layer was called at all.
         """
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        missed = [name for name, p in trainable.items() if p.grad is not None and p not in captured.squares]
+        beside = self._used_beside_layers(captured)
+        missed = [
+            name for name, p in trainable.items() if p.grad is not None and (p not in captured.squares or p in beside)
+        ]
         if missed:
             raise UnsupportedLayerError(
                 f"These parameters get a gradient outside of their module's forward, where no curvature rule reaches "
@@ -135,3 +165,13 @@ class AbstractEngine(ABC):
                 "No trainable layer was called with gradients on, so there is nothing to measure. Run forward and "
                 "backward inside the pass, on the model the engine was built for."
             )
+
+    def _used_beside_layers(self, captured: Capture) -> set[Tensor]:
+        """Parameters that the loss uses more often than their layers were called."""
+        often = {param for param, count in captured.uses.items() if count > 1}
+        if not often:
+            return often
+        calls: Counter[Tensor] = Counter()
+        for unit in find_units(self.model):
+            calls.update(dict.fromkeys(unit.module.parameters(), captured.calls_of[unit.label]))
+        return {param for param in often if captured.uses[param] > calls[param]}

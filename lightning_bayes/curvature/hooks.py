@@ -5,9 +5,10 @@ BackPACK's `extend` has no counterpart that undoes it, and its refusals name nei
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,17 @@ def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 def _is_backpacks(attribute: str) -> bool:
     return attribute in {"_backpack_extend", "output"} or attribute.removeprefix("input").isdecimal()
+
+
+def without_compiler() -> AbstractContextManager[None]:
+    """Run compiled models eagerly: code that was compiled without hooks would not call them, nor forget them later.
+
+    Returns:
+        A context manager; it does nothing in torch 2.5, which cannot switch.
+    """
+    has_switch = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
+    switch: AbstractContextManager[None] = torch.compiler.set_stance("force_eager") if has_switch else nullcontext()
+    return switch
 
 
 @contextmanager

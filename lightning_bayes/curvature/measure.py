@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture, EngineName
 from lightning_bayes.curvature.fused import FusedEngine
+from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import (
     DiagonalQuantity,
@@ -25,7 +26,13 @@ _QUANTITIES: tuple[str, ...] = get_args(Quantity)
 
 
 def make_engine(
-    name: EngineName, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
+    name: EngineName,
+    model: nn.Module,
+    loss_reduction: LossReduction = "auto",
+    workspace_mib: float = DEFAULT_MIB,
+    *,
+    quantity: Quantity | Literal["gradient"] = "squared_gradients",
+    mc_samples: int = 1,
 ) -> AbstractEngine:
     """Build the engine called `name` for `model`.
 
@@ -34,16 +41,22 @@ def make_engine(
         model: The model whose passes will be measured.
         loss_reduction: ``"auto"`` reads from the loss's graph how it reduces its examples; or declare it.
         workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
+        quantity: What passes are asked for, see `measure`; ``"gradient"`` for no curvature, which needs no rules.
+        mc_samples: As in `measure`.
 
     Returns:
         The engine.
     """
     check_names(name, loss_reduction)
+    if quantity == "gradient":
+        return GradientEngine(model, loss_reduction)
+    if quantity != "squared_gradients":
+        from lightning_bayes.curvature.second_order import SecondOrderEngine  # loads BackPACK only where it is used
+
+        return SecondOrderEngine(model, quantity, loss_reduction, mc_samples)
     if name == "fused":
         return FusedEngine(model, loss_reduction, workspace_mib)
-    from lightning_bayes.curvature.backpack import (
-        BackpackEngine,  # here, so that BackPACK is loaded only where it is used
-    )
+    from lightning_bayes.curvature.backpack import BackpackEngine
 
     return BackpackEngine(model, loss_reduction, workspace_mib=workspace_mib)
 
@@ -140,13 +153,11 @@ def measure(
     if quantity not in _QUANTITIES:
         raise HyperparameterError(f"quantity={quantity!r} is unknown; use one of {', '.join(_QUANTITIES)}.")
     with _own_gradients(model):
-        if quantity == "squared_gradients":
-            captured, curvature = _squares(make_engine(engine, model, loss_reduction, workspace_mib), closure)
-        else:
+        if quantity != "squared_gradients":
             _check_second_order(quantity, engine, mc_samples)
-            from lightning_bayes.curvature.second_order import measure_second_order  # loads BackPACK only where used
-
-            captured, curvature = measure_second_order(model, closure, quantity, loss_reduction, mc_samples)
+        captured, curvature = _measured(
+            make_engine(engine, model, loss_reduction, workspace_mib, quantity=quantity, mc_samples=mc_samples), closure
+        )
         return _by_name(model, captured, curvature)
 
 
@@ -157,13 +168,13 @@ def _check_second_order(quantity: str, engine: str, mc_samples: int) -> None:
         raise HyperparameterError(f"mc_samples={mc_samples} must be at least 1.")
 
 
-def _squares(engine: AbstractEngine, closure: Callable[[], Tensor]) -> tuple[Capture, dict[nn.Parameter, Tensor]]:
+def _measured(engine: AbstractEngine, closure: Callable[[], Tensor]) -> tuple[Capture, dict[nn.Parameter, Tensor]]:
     with engine.capture() as captured:
         loss = closure()
         captured.observe(loss)
         loss.backward()  # type: ignore[no-untyped-call]
     engine.check_reached(captured)
-    return captured, captured.mean_squares()
+    return captured, captured.mean_curvature()
 
 
 def _by_name(model: nn.Module, captured: Capture, curvature: dict[nn.Parameter, Any]) -> Measurement[Any]:

@@ -6,16 +6,18 @@ model as modules; `AsModules` shows them to it. What it does not know is refused
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from backpack import backpack, extensions
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.hooks import (
     calls_checked,
     collect,
@@ -42,48 +44,69 @@ _LOSS = (
 )
 
 
-def measure_second_order(
-    model: nn.Module,
-    closure: Callable[[], Tensor],
-    quantity: SecondOrderQuantity,
-    loss_reduction: LossReduction,
-    mc_samples: int,
-) -> tuple[Capture, dict[nn.Parameter, Any]]:
-    """Run one forward and backward pass under BackPACK.
+class SecondOrderEngine(AbstractEngine):
+    """Measures one of BackPACK's second-order quantities.
 
     Args:
-        model: The model; gradients are left in its parameters.
-        closure: Computes the loss.
+        model: The model.
         quantity: What to measure.
-        loss_reduction: How the loss reduces its examples.
+        loss_reduction: How losses reduce their examples.
         mc_samples: Draws per example of ``"diag_ggn_mc"``.
-
-    Returns:
-        The finished capture, and for each parameter a tensor shaped like it, or its `KroneckerFactors`.
     """
-    extension = _extension(quantity, mc_samples)
-    units = find_units(model)
-    known = _known_layers(extension)
-    _check_supported(units, known, quantity)
-    layers = _layers(model, known)
-    captured, as_modules = Capture(loss_reduction), AsModules(quantity)
-    with ExitStack() as undo:
-        undo.callback(collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
-        undo.enter_context(out_of_place(model))
-        undo.enter_context(calls_checked(layers, captured, _ONE_CALL))
-        for layer in layers:
-            hook = partial(_check_source, layer, as_modules)
-            undo.callback(layer.module.register_forward_pre_hook(hook).remove)
-        undo.enter_context(extended([layer.module for layer in layers]))
-        undo.enter_context(backpack(extension))
-        undo.enter_context(in_place_refused(_ADVICE))
-        with as_modules:
-            loss = closure()
-        captured.observe(loss)
-        _check_loss(loss, as_modules)
-        _backward(loss, quantity)
-        found, factor = collect(units, extension.savefield), captured.gradient_factor()
-    return captured, {param: _scaled(value, factor) for param, value in found.items()}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        quantity: SecondOrderQuantity,
+        loss_reduction: LossReduction = "auto",
+        mc_samples: int = 1,
+    ) -> None:
+        super().__init__(model, loss_reduction)
+        self.quantity, self.mc_samples = quantity, mc_samples
+
+    @contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Measure the one pass inside the context.
+
+        Yields:
+            The capture; its curvature is complete on exit. Show it the loss before backward.
+        """
+        extension = _extension(self.quantity, self.mc_samples)
+        units, known = find_units(self.model), _known_layers(extension)
+        _check_supported(units, known, self.quantity)
+        layers = _layers(self.model, known)
+        as_modules = AsModules(self.quantity)
+        captured = _SecondOrderCapture(self.loss_reduction, as_modules)
+        with ExitStack() as undo:
+            undo.callback(collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
+            undo.enter_context(out_of_place(self.model))
+            undo.enter_context(calls_checked(layers, captured, _ONE_CALL))
+            for layer in layers:
+                hook = partial(_check_source, layer, as_modules)
+                undo.callback(layer.module.register_forward_pre_hook(hook).remove)
+            undo.enter_context(extended([layer.module for layer in layers]))
+            undo.enter_context(backpack(extension))
+            undo.enter_context(in_place_refused(_ADVICE))
+            undo.enter_context(as_modules)
+            undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+            undo.enter_context(_backpack_errors_named(self.quantity))
+            yield captured
+            captured.squares.update(collect(units, extension.savefield))
+
+
+class _SecondOrderCapture(Capture):
+    def __init__(self, loss_reduction: LossReduction, as_modules: AsModules) -> None:
+        super().__init__(loss_reduction)
+        self.as_modules = as_modules
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        super().observe(loss, divided_by_host)
+        torch.set_default_dtype(loss.dtype)  # BackPACK builds the kernels of its pooling in the default dtype
+        _check_loss(loss.grad_fn, divided_by_host, self.as_modules)
+
+    def mean_curvature(self) -> dict[nn.Parameter, Any]:
+        factor = self.gradient_factor()
+        return {param: _scaled(value, factor) for param, value in self.squares.items()}
 
 
 def _extension(quantity: SecondOrderQuantity, mc_samples: int) -> Any:
@@ -134,26 +157,28 @@ def _check_source(layer: Unit, as_modules: AsModules, module: nn.Module, args: t
         as_modules.require_known(args[0], layer.label)
 
 
-def _check_loss(loss: Tensor, as_modules: AsModules) -> None:
+def _check_loss(node: Any, divided_by_host: bool, as_modules: AsModules) -> None:
     if not as_modules.losses:
         raise UnsupportedTrainingError(f"BackPACK needs the loss as one function that it knows. {_LOSS}")
-    if not any(loss is known for known in as_modules.losses):
+    if divided_by_host and node is not None:
+        node = node.next_functions[0][0]
+    if not any(node is known.grad_fn for known in as_modules.losses):
         raise UnsupportedTrainingError(
             f"The loss is not the result of one loss function alone, so BackPACK would miss the rest of it. {_LOSS}"
         )
 
 
-def _backward(loss: Tensor, quantity: str) -> None:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(loss.dtype)  # BackPACK builds the kernels of its pooling in the default dtype
+@contextmanager
+def _backpack_errors_named(quantity: str) -> Iterator[None]:
     try:
-        loss.backward()  # type: ignore[no-untyped-call]
+        yield
     except (NotImplementedError, AssertionError, ValueError) as error:
+        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        if not any("backpack" in Path(name).parts for name in frames):
+            raise
         raise UnsupportedLayerError(
             f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {_ADVICE}"
         ) from error
-    finally:
-        torch.set_default_dtype(default)
 
 
 def _scaled(value: Tensor | list[Tensor], factor: float) -> Tensor | KroneckerFactors:

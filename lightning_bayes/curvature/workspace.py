@@ -7,12 +7,15 @@ says how many.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
 
 DEFAULT_MIB = 64.0
+MIN_REUSED_ELEMENTS = 2**14  # smaller ones come from the allocator's own store, already mapped
 
 
 class Workspace:
@@ -31,6 +34,7 @@ class Workspace:
             raise HyperparameterError(f"workspace_mib={limit_mib!r} must be above 0.")
         self.elements = int(limit_mib * 2**20 / 4)
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._results: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
 
     def examples_at_once(self, elements_per_example: int) -> int:
         """How many examples of `elements_per_example` elements fit; at least one."""
@@ -52,3 +56,26 @@ class Workspace:
         if key not in self._buffers or self._buffers[key].numel() < size:
             self._buffers[key] = torch.empty(size, dtype=like.dtype, device=like.device)
         return self._buffers[key][:size].view(shape)
+
+    def result(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
+        """A contiguous tensor with arbitrary content for a result; one that was given back if there is one.
+
+        Args:
+            shape: Shape.
+            like: Gives dtype and device.
+
+        Returns:
+            The tensor; nobody else holds it.
+        """
+        known = self._results.get((torch.Size(shape).numel(), like.dtype, like.device))
+        return known.pop().view(shape) if known else like.new_empty(shape)
+
+    def give_back(self, results: Iterable[Tensor]) -> None:
+        """Take results for reuse.
+
+        Args:
+            results: Tensors that nobody needs any more.
+        """
+        for tensor in results:
+            if tensor.is_contiguous() and tensor.numel() >= MIN_REUSED_ELEMENTS:
+                self._results.setdefault((tensor.numel(), tensor.dtype, tensor.device), []).append(tensor)

@@ -50,7 +50,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.skipped_steps = self.skipped_in_a_row = 0
         self.samples_in_closure = False  # True where the host's closure opens the passes itself
         self._mean: dict[nn.Parameter, Tensor] | None = None
-        self._passes, self._opened, self._skip = PassCollector(), 0, False
+        self._passes, self._opened, self._skip = PassCollector(engine.workspace), 0, False
         self._shown = False  # whether a host has seen what was measured
         self._buffers: list[tuple[Tensor, Tensor]] = []
         super().__init__(params, defaults)
@@ -122,9 +122,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         try:
             for param in before:
                 param.grad = None
-            with self._perturbed(index), (capture or self.engine.capture)() as captured:
-                yield captured
-            self._collect(captured, before, loss_scale)
+            with self._perturbed(index):
+                with (capture or self.engine.capture)() as captured:
+                    yield captured
+                self._collect(captured, before, loss_scale, index)
         except BaseException:
             for param, grad in before.items():
                 param.grad = grad
@@ -149,13 +150,23 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         if not self._passes.examples:
             self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
 
-    def _collect(self, captured: Capture, before: dict[nn.Parameter, Tensor | None], loss_scale: float) -> None:
+    @torch.no_grad()
+    def _collect(
+        self, captured: Capture, before: dict[nn.Parameter, Tensor | None], loss_scale: float, sample: int
+    ) -> None:
         if not captured.squares and all(param.grad is None for param in before):  # sampled, not differentiated
             for param, grad in before.items():
                 param.grad = grad
             return
         self.engine.check_reached(captured)
-        self._passes.add(captured, before, loss_scale)
+        self._passes.add(captured, before, self._curvature_of_pass(captured, loss_scale, sample))
+
+    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
+        """ĥ of the pass that has just ended, while the weights are still its sample and ``.grad`` its own gradient."""
+        squares = captured.mean_curvature()
+        if loss_scale != 1:
+            torch._foreach_div_(list(squares.values()), loss_scale**2)
+        return squares
 
     def measured(self) -> tuple[list[Tensor], float]:
         """What the open update has measured, for hosts that average it over processes before `step`.

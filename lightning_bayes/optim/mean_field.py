@@ -12,12 +12,20 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction, make_engine
+from lightning_bayes.curvature import (
+    DEFAULT_MIB,
+    Capture,
+    EngineName,
+    LossReduction,
+    make_engine,
+)
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.optim import hyper, trust_region
 from lightning_bayes.optim.base import NoisyOptimizer
 from lightning_bayes.optim.blocks import blocks
+from lightning_bayes.optim.measures import FROM_GRADIENT, BatchSquares, Measure, engine_quantity, reparameterised
 from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.parameters import reference_weights, require_sizes, trainable
 from lightning_bayes.optim.state import MeanFieldState, debiased
 from lightning_bayes.posteriors import (
     MeanField,
@@ -34,7 +42,14 @@ StepRule: TypeAlias = Literal["natural", "trust_region"]
 
 
 class MeanFieldOptimizer(NoisyOptimizer):
-    """A mean-field variational optimizer; subclasses fill in `noisy` and `natural_update`.
+    """A mean-field variational optimizer; subclasses fill in the class attributes.
+
+    Class attributes:
+        noisy: Whether gradients are taken at samples; False leaves a point, no posterior.
+        natural_update: The algorithm's pure, elementwise update.
+        measures: What it asks of a pass, see `optim.measures`.
+        state_type: Its state: mean, curvature, momentum, and what else the algorithm keeps.
+        own_hyperparameters: Names of further group entries that `natural_update` takes.
 
     Args:
         model: The model whose passes are measured; its layers must be reached by a curvature rule.
@@ -66,11 +81,15 @@ class MeanFieldOptimizer(NoisyOptimizer):
 
     Raises:
         HyperparameterError: If a value lies outside of its range, or no parameter is trainable.
+        UnsupportedLayerError: If a lazy layer has no size yet.
         UnsupportedTrainingError: If parameters are stored in half precision.
     """
 
     noisy: ClassVar[bool]
-    natural_update: ClassVar[Callable[..., MeanFieldState]]
+    natural_update: ClassVar[Callable[..., Any]]
+    measures: ClassVar[Measure] = "squared_gradients"
+    state_type: ClassVar[Any] = MeanFieldState
+    own_hyperparameters: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -122,12 +141,14 @@ class MeanFieldOptimizer(NoisyOptimizer):
             "step": 0,
         }
         hyper.check({**defaults, "mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps})
-        self._reference = _reference_weights(model)
+        require_sizes(model)
+        self._reference = reference_weights(model)
         self._scratch: dict[nn.Parameter, Tensor] = {}
+        self._batch_squares = BatchSquares()
         super().__init__(
             model,
-            make_engine(engine, model, loss_reduction, workspace_mib),
-            _trainable(model) if params is None else params,
+            make_engine(engine, model, loss_reduction, workspace_mib, quantity=engine_quantity(self.measures)),
+            trainable(model) if params is None else params,
             defaults,
             mc_samples=mc_samples,
             max_nonfinite_steps=max_nonfinite_steps,
@@ -159,8 +180,8 @@ class MeanFieldOptimizer(NoisyOptimizer):
         if not state:
             size = root_mean_squares([self._reference.get(param, param).detach()])[0]
             state["step"] = 0
-            state["curvature"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            state["momentum"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            for name in self.state_type._fields[1:]:
+                state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["scale"] = torch.where(size > 0, size, torch.ones_like(size))
         return state
 
@@ -172,10 +193,11 @@ class MeanFieldOptimizer(NoisyOptimizer):
                 mean.update(zip(params, kept, strict=True))
                 curvatures = [self.state[param]["curvature"] for param in params]
                 floors = noise_floor(group, tensor_sizes(kept, [self.state[param]["scale"] for param in params]))
+                noise.fill_([param.detach() for param in params])
                 for block in blocks(params):
                     inverse_variance = precision(block.join(curvatures), **group_arguments(group))
                     std = inverse_variance.add_(block.spread(floors, params)).rsqrt_()
-                    block.write_(params, torch.addcmul(block.join(params), noise.like(std), std))
+                    block.write_(params, torch.addcmul(block.join(kept), block.join(params), std))
 
     def _noisy_cohorts(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
         """Cohorts of the parameters that have noise now, their curvature started."""
@@ -246,6 +268,7 @@ class MeanFieldOptimizer(NoisyOptimizer):
             "prior": prior["prior_precision"] * prior["kl_weight"] / prior["num_data"],  # δ̃
             "damping": group["damping"],
             "step": step,
+            **{name: group[name] for name in self.own_hyperparameters},
         }
 
     def _natural_step(
@@ -257,9 +280,9 @@ class MeanFieldOptimizer(NoisyOptimizer):
     ) -> None:
         """The algorithm's own update; with `steps` the means stay, and their changes are written there."""
         grads = [param.grad.contiguous() for param in params if param.grad is not None]
-        fields = {name: [self.state[param][name] for param in params] for name in MeanFieldState._fields[1:]}
+        fields = {name: [self.state[param][name] for param in params] for name in self.state_type._fields[1:]}
         for block in blocks(params):
-            old = MeanFieldState(block.join(params), *(block.join(field) for field in fields.values()))
+            old = self.state_type(block.join(params), *(block.join(field) for field in fields.values()))
             new = type(self).natural_update(old, block.join(grads), block.join(measured), **hyper)
             if steps is None:
                 block.write_(params, new.mean)
@@ -280,6 +303,39 @@ class MeanFieldOptimizer(NoisyOptimizer):
             sizes = root_mean_squares([self.state[param]["momentum"] for param in params])
             radius = trust_region.sgd_radius(lr, group["momentum"], debiased(sizes, beta1, hyper["step"]))
         trust_region.bounded_step_(params, steps, radius)
+
+    # -- what a pass measures ------------------------------------------------------------------------------------------
+
+    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
+        if self.measures == "squared_gradients":
+            return super()._curvature_of_pass(captured, loss_scale, sample)
+        if self.measures not in FROM_GRADIENT:
+            return captured.mean_curvature()  # second-order quantities do not see the loss's scale
+        factor = captured.gradient_factor() / loss_scale
+        grads = {param: param.grad * factor for _, param in self._trained() if param.grad is not None}
+        if self.measures == "reparameterised":
+            return {param: self._reparameterised(param, grad, captured.num_examples) for param, grad in grads.items()}
+        self._batch_squares.add(sample, captured.num_examples, grads)
+        return {}
+
+    def _reparameterised(self, param: nn.Parameter, grad: Tensor, num_examples: float) -> Tensor:
+        mean = self.sampled_mean().get(param)
+        if mean is None:  # a pass without noise says nothing of the curvature: its magnitude, as if from one example
+            return grad.square_().mul_(num_examples)
+        group = next(group for group, other in self._trained() if other is param)
+        precision_of_pass = state_precision(group, self.state[param], mean)
+        assert precision_of_pass is not None
+        return reparameterised(grad, param.detach(), mean, precision_of_pass)
+
+    def _measured(self) -> list[Tensor]:
+        if self.measures == "batch_square":
+            self._passes.curvature.update(self._batch_squares.mean())
+            self._batch_squares.clear()
+        return super()._measured()
+
+    def _forget_passes(self) -> None:
+        super()._forget_passes()
+        self._batch_squares.clear()
 
     # -- posterior ----------------------------------------------------------------------------------------------------
 
@@ -322,23 +378,3 @@ class MeanFieldOptimizer(NoisyOptimizer):
                 floored.append((precision(state["curvature"], **group_arguments(group)) < floor).sum())
                 total += param.numel()
         return torch.stack(floored).sum() / total if floored else torch.zeros(())
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    params = [param for param in model.parameters() if param.requires_grad]
-    if not params:
-        raise HyperparameterError(
-            f"{type(model).__name__} has no trainable parameter. Set requires_grad_(True) on what should be learned."
-        )
-    return params
-
-
-def _reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
-    """The tensor that tells a parameter's size: a bias starts at zero and takes its layer's weight."""
-    weights = ((module, module._parameters.get("weight")) for module in model.modules())
-    return {
-        param: weight
-        for module, weight in weights
-        for param in module._parameters.values()
-        if weight is not None and param is not None and param is not weight
-    }

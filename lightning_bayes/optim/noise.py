@@ -6,7 +6,13 @@ global random number generator is never touched.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
+from torch import Tensor
+
+PART_ELEMENTS = 2**18
 
 _MASK = (1 << 64) - 1
 
@@ -41,19 +47,46 @@ def _finalise(x: int) -> int:
 
 
 class CounterNoise:
-    """Standard normal draws for one pass, tensor after tensor.
+    """Standard normal draws for one pass.
 
     Args:
         *key: The pass's counter.
     """
 
     def __init__(self, *key: int) -> None:
-        self._seed = counter_seed(*key)
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._key = key
+        self._filled = 0
 
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Draw ε ~ N(0, I), shaped like `tensor`, on its device, in its dtype."""
-        device = tensor.device
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return torch.empty_like(tensor).normal_(generator=self._generators[device])
+    def fill_(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors with draws of ε ~ N(0, I), other ones at every call.
+
+        Large tensors are drawn in parts, each with a counter of its own: a generator draws one number after the other, so
+        several of them use several cores, and the draws do not depend on how many.
+
+        Args:
+            tensors: Tensors of one device, which share no memory.
+        """
+        parts = [part for tensor in tensors if tensor.numel() > PART_ELEMENTS for part in _parts(tensor)]
+        jobs = [[tensor for tensor in tensors if tensor.numel() <= PART_ELEMENTS], *([part] for part in parts)]
+        generators = [self._generator(tensors[0].device, i) for i in range(len(jobs))]
+        self._filled += 1
+        if len(jobs) > 2 and tensors[0].is_cpu:
+            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+                list(pool.map(_draw_, jobs, generators))
+        else:
+            list(map(_draw_, jobs, generators))
+
+    def _generator(self, device: torch.device, job: int) -> torch.Generator:
+        return torch.Generator(device).manual_seed(counter_seed(*self._key, self._filled, job))
+
+
+def _draw_(tensors: Sequence[Tensor], generator: torch.Generator) -> None:
+    with torch.no_grad():  # which is off in a new thread
+        for tensor in tensors:
+            tensor.normal_(generator=generator)
+
+
+def _parts(tensor: Tensor) -> Sequence[Tensor]:
+    if not (tensor.is_cpu and tensor.is_contiguous()):
+        return [tensor]
+    return torch.split(tensor.view(-1), PART_ELEMENTS)

@@ -14,11 +14,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import Capture
+from lightning_bayes.curvature import Capture, Workspace
 
 
 class PassCollector:
     """Running means over the passes of one update.
+
+    Args:
+        workspace: Gets back the memory of ĥ.
 
     Attributes:
         examples: Σ_p n_p, 0 before the first pass.
@@ -26,28 +29,29 @@ class PassCollector:
         loss: Mean loss, a scalar; None before the first pass that showed its loss.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
         self.examples = 0.0
         self.curvature: dict[nn.Parameter, Tensor] = {}
         self.loss: Tensor | None = None
 
-    def add(self, captured: Capture, grads: dict[nn.Parameter, Tensor | None], loss_scale: float) -> None:
+    def add(
+        self, captured: Capture, grads: dict[nn.Parameter, Tensor | None], curvature: dict[nn.Parameter, Tensor]
+    ) -> None:
         """Fold one pass in; afterwards each ``param.grad`` is ĝ.
 
         Args:
             captured: The finished pass; the parameters' ``.grad`` is its own gradient.
             grads: ĝ before this pass by parameter.
-            loss_scale: Factor between the loss that was differentiated and the loss. The gradient keeps it (a
-                GradScaler divides later), the curvature loses its square.
+            curvature: ĥ of this pass. (The gradient may still be scaled for mixed precision: a GradScaler divides later.)
         """
         n = captured.num_examples
         share = n / (self.examples + n)
         factor = captured.gradient_factor()
         for param, before in grads.items():
             param.grad = _mean(before if self.examples else None, param.grad, share, factor)
-        squares = captured.mean_squares()
         for param in grads:
-            new = _mean(self.curvature.get(param), squares.get(param), share, 1 / loss_scale**2)
+            new = _mean(self.curvature.get(param), curvature.get(param), share, 1.0)
             if new is not None:
                 self.curvature[param] = new
         self.loss = _mean(self.loss, captured.loss, share, factor)
@@ -75,6 +79,7 @@ class PassCollector:
 
     def clear(self) -> None:
         """Forget all passes."""
+        self._workspace.give_back(self.curvature.values())
         self.examples = 0.0
         self.curvature, self.loss = {}, None
 

@@ -26,7 +26,7 @@ def squares(model, loss, own_rules=True):
         captured.observe(value)
         value.backward()
     engine.check_reached(captured)
-    found = captured.mean_squares()
+    found = captured.mean_curvature()
     return {name: found[p] for name, p in model.named_parameters() if p in found}
 
 

@@ -12,18 +12,32 @@ from torch import nn
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.units import find_units
-from lightning_bayes.zoo.models import MLP, LeNet5
+from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.zoo import models
 
-ZOO = {
-    "LeNet5 at 8": (lambda: LeNet5(image_size=8), (1, 8, 8)),
-    "LeNet5 at 28": (lambda: LeNet5(image_size=28), (1, 28, 28)),
-    "LeNet5 at 32": (lambda: LeNet5(image_size=32, in_channels=3), (3, 32, 32)),
-    "MLP": (lambda: MLP(in_features=12, out_features=10), (12,)),
+ZOO = {  # options and the shape of one example, for each name in lightning_bayes.zoo.models
+    "LeNet5": [
+        ({"image_size": 8}, (1, 8, 8)),
+        ({"image_size": 28}, (1, 28, 28)),
+        ({"image_size": 32, "in_channels": 3}, (3, 32, 32)),
+    ],
+    "MLP": [({"in_features": 12, "out_features": 10}, (12,))],
+    "AlexNet": [({}, (3, 32, 32))],
+    "VGG16": [({"width": 0.125}, (3, 32, 32)), ({"width": 0.125, "norm": "batch"}, (3, 32, 32))],
+    "ResNet18": [({}, (3, 8, 8)), ({"norm": "group", "stem": "imagenet"}, (3, 32, 32))],
 }
+ZOO_CASES = [
+    pytest.param(name, options, shape, id=f"{name}-{number}")
+    for name, cases in ZOO.items()
+    for number, (options, shape) in enumerate(cases)
+]
 
 
-def from_torchvision(name, size=32):
-    return pytest.param(lambda: torchvision.models.get_model(name, num_classes=10), (3, size, size), id=name)
+def from_torchvision(name, size=32, slow=False):
+    marks = [pytest.mark.slow] if slow else []
+    return pytest.param(
+        lambda: torchvision.models.get_model(name, num_classes=10), (3, size, size), id=name, marks=marks
+    )
 
 
 def from_timm(name, size=32, **options):
@@ -31,6 +45,7 @@ def from_timm(name, size=32, **options):
 
 
 LIBRARIES = [
+    from_torchvision("resnet18"),
     from_torchvision("resnet50"),
     from_torchvision("mobilenet_v3_small"),
     from_torchvision("mobilenet_v3_large"),
@@ -38,12 +53,8 @@ LIBRARIES = [
     from_timm("vit_tiny_patch16_224", img_size=32, patch_size=8),
     from_timm("resnet18"),
     from_timm("convnext_atto", size=64),
-    pytest.param(
-        lambda: torchvision.models.vgg16_bn(num_classes=10),
-        (3, 32, 32),
-        id="vgg16_bn",
-        marks=pytest.mark.slow,  # 134 million parameters
-    ),
+    from_torchvision("alexnet", size=64, slow=True),  # 57 million parameters
+    from_torchvision("vgg16_bn", slow=True),  # 134 million
 ]
 OWN_PARAMETERS = {"VisionTransformer", "ConvNeXtBlock", "LayerNorm2d"}  # LayerNorm2d changes LayerNorm's forward
 
@@ -76,10 +87,15 @@ def assert_equal(measured, truth):
     assert relative_error(measured.curvature, square) < 1e-5
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_zoo_model_equals_the_loop_and_torch_func(name, generator):
-    model, x, y = build_batch(*ZOO[name], generator)
-    measured = measure(model, lambda: F.cross_entropy(model(x), y))
+def test_every_zoo_model_has_a_case():
+    assert set(ZOO) == set(models.__all__)
+
+
+@pytest.mark.parametrize("engine", ["fused", "backpack"])
+@pytest.mark.parametrize(("name", "options", "shape"), ZOO_CASES)
+def test_zoo_model_equals_the_loop_and_torch_func(name, options, shape, engine, generator):
+    model, x, y = build_batch(lambda: getattr(models, name)(**options), shape, generator)
+    measured = measure(model, lambda: F.cross_entropy(model(x), y), engine=engine)
     assert_equal(measured, one_example_at_a_time(model, list(zip(x, y, strict=True)), classify))
     assert_equal(measured, by_torch_func(model, x, y))
 
@@ -94,7 +110,28 @@ def test_library_model_equals_the_loop_and_torch_func(build, shape, generator):
     assert_equal(measured, by_torch_func(model, x, y))
 
 
-@pytest.mark.parametrize(("build", "shape"), LIBRARIES[:-1])
+IN_PLACE = r"changed in place \(such as `out \+= x`\).*Use engine='fused'"
+BACKPACK_CANNOT = {  # what it refuses, in words
+    **dict.fromkeys(("resnet18", "resnet50", "mobilenet_v3_small", "mobilenet_v3_large"), IN_PLACE),
+    **dict.fromkeys(("densenet121", "timm resnet18"), IN_PLACE),
+    "timm vit_tiny_patch16_224": r"no rule for the model itself \(VisionTransformer\)",
+    "timm convnext_atto": r"no rule for stem\.1 \(LayerNorm2d\)",
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id, marks=case.marks) for case in LIBRARIES])
+def test_library_model_with_backpack_equals_the_loop_or_is_refused(case, generator):
+    (build, shape), message = case.values, BACKPACK_CANNOT.get(case.id)
+    model, x, y = build_batch(build, shape, generator, batch=2)
+    if message:
+        with pytest.raises((UnsupportedLayerError, UnsupportedTrainingError), match=message):
+            measure(model, lambda: F.cross_entropy(model(x), y), engine="backpack")
+        return
+    measured = measure(model, lambda: F.cross_entropy(model(x), y), engine="backpack")
+    assert_equal(measured, one_example_at_a_time(model, list(zip(x, y, strict=True)), classify))
+
+
+@pytest.mark.parametrize(("build", "shape"), LIBRARIES)
 def test_only_modules_that_hold_parameters_of_their_own_fall_to_the_generic_rule(build, shape):
     generic = {type(unit.module).__name__ for unit in find_units(build()) if unit.kind is None}
     assert generic <= OWN_PARAMETERS

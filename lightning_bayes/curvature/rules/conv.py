@@ -20,7 +20,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.patches import Conv, assembled, input_patches, padded, patch_elements, patch_parts
+from lightning_bayes.curvature.rules.patches import (
+    Conv,
+    assembled,
+    input_patches,
+    padded,
+    patch_elements,
+    patch_parts,
+    positions_first,
+)
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule
 from lightning_bayes.curvature.workspace import Workspace
 
@@ -42,8 +50,8 @@ def conv(layer: Conv, x: Tensor, grad_output: Tensor) -> PerExample:
 @square_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def conv_sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Sums:
     """Sums of contributions and of their squares."""
-    if grad_output.shape[2:].numel() <= MAX_PAIRED_POSITIONS:
-        grad, square = _by_pairs(layer, x, grad_output)
+    if grad_output.shape[2:].numel() <= MAX_PAIRED_POSITIONS and layer.groups == 1:
+        grad, square = _by_pairs(layer, x, grad_output, workspace)
     else:
         grad, square = _by_contributions(layer, x, grad_output, workspace)
     totals = {"weight": (grad, square)}
@@ -53,19 +61,24 @@ def conv_sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace)
     return totals
 
 
-def _by_pairs(layer: Conv, x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-    delta, patches = _delta(layer, grad_output), _patches(layer, x, grad_output)
-    t, u = torch.triu_indices(delta.shape[-1], delta.shape[-1], device=x.device)
-    pairs = delta[..., t] * delta[..., u] * torch.where(t == u, 1, 2)
-    square = _over_examples(pairs, patches[..., t] * patches[..., u]).clamp_min_(0)  # rounding may end below zero
-    return _over_examples(delta, patches).reshape(layer.weight.shape), square.reshape(layer.weight.shape)
-
-
-def _over_examples(delta: Tensor, patches: Tensor) -> Tensor:
-    """Σ_i Σ_t delta_it patches_itᵀ for each group, ``[groups, Cout / groups, K]``."""
-    left = delta.permute(1, 2, 0, 3).flatten(2)  # [groups, Cout / groups, B · T]
-    right = patches.permute(1, 0, 3, 2).flatten(1, 2)  # [groups, B · T, K]
-    return left @ right
+def _by_pairs(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    delta = grad_output.flatten(2).permute(2, 0, 1).contiguous()  # [T, B, Cout]
+    patches = positions_first(layer, x, grad_output, workspace)  # [T, B, K]
+    delta_pairs, patch_pairs = (
+        workspace.empty(purpose, (len(delta) * (len(delta) + 1) // 2, *values.shape[1:]), x)
+        for purpose, values in (("delta pairs", delta), ("products", patches))
+    )
+    first = 0
+    for t in range(len(delta)):
+        pairs = slice(first, first + len(delta) - t)
+        torch.mul(delta[t], delta[t:], out=delta_pairs[pairs])
+        torch.mul(patches[t], patches[t:], out=patch_pairs[pairs])
+        patch_pairs[first + 1 : pairs.stop] *= 2
+        first = pairs.stop
+    grad, square = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
+    torch.mm(delta.flatten(0, 1).T, patches.flatten(0, 1), out=grad.view(len(grad), -1))
+    torch.mm(delta_pairs.flatten(0, 1).T, patch_pairs.flatten(0, 1), out=square.view(len(grad), -1))
+    return grad, square.clamp_min_(0)  # rounding may end below zero
 
 
 def _by_contributions(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
@@ -78,7 +91,11 @@ def _by_contributions(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Wo
         grad, square = (_at_once if at_once else _by_blocks)(_delta(layer, grad_part), parts, workspace)
         known = total.get("weight")
         total["weight"] = (grad, square) if known is None else (known[0].add_(grad), known[1].add_(square))
-    return assembled(layer, total["weight"][0]), assembled(layer, total["weight"][1])
+    grad, square = (assembled(layer, values, workspace) for values in total["weight"])
+    workspace.give_back(
+        values for values in total["weight"] if values.data_ptr() not in {grad.data_ptr(), square.data_ptr()}
+    )
+    return grad, square
 
 
 def _at_once(delta: Tensor, parts: list[Tensor], workspace: Workspace) -> tuple[Tensor, Tensor]:
@@ -92,14 +109,15 @@ def _at_once(delta: Tensor, parts: list[Tensor], workspace: Workspace) -> tuple[
 def _by_blocks(delta: Tensor, parts: list[Tensor], workspace: Workspace) -> tuple[Tensor, Tensor]:
     """As `_at_once`, for one group."""
     shape = (len(parts), *delta.shape[1:3], parts[0].shape[2])
-    grad, square = delta.new_zeros(shape), delta.new_zeros(shape)
+    grad, square = workspace.result(shape, delta), workspace.result(shape, delta)
     rows = max(1, BLOCK_ELEMENTS // shape[3])
     for patches, *totals in zip(parts, grad[:, 0], square[:, 0], strict=True):
         for grad_rows, square_rows, delta_rows in _split(rows, *totals, delta[:, 0].transpose(0, 1)):
             product = workspace.empty("products", grad_rows.shape, delta)
-            for one_delta, one_patches in zip(
-                delta_rows.unbind(1), patches[:, 0].transpose(1, 2).unbind(), strict=True
-            ):
+            pairs = zip(delta_rows.unbind(1), patches[:, 0].transpose(1, 2).unbind(), strict=True)
+            torch.mm(*next(pairs), out=grad_rows)
+            torch.mul(grad_rows, grad_rows, out=square_rows)
+            for one_delta, one_patches in pairs:
                 torch.mm(one_delta, one_patches, out=product)
                 grad_rows += product
                 square_rows.addcmul_(product, product)

@@ -25,6 +25,19 @@ from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
+_TRANSPARENT = (
+    Tensor,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+)  # leaves of outputs
+
 
 class Call:
     """One call of a module: its inputs, taken apart into tensors that hold the examples and everything else.
@@ -165,13 +178,14 @@ class Call:
             contribution: PerExample = vjp(gradients)[0]
             return contribution
 
-        if self.batch_size == 1:  # nothing to take apart
-            found = _with_rng(self.rng_state, one, cotangents, self.leaves)
-            return visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
-        dims = self._output_dims(params, cotangents, used)
-        size = self.workspace.examples_at_once(sum(p.numel() for p in params.values()))
-        if self.rng_state is not None or not self._vectorised(one, cotangents, dims, size, visit):
-            _with_rng(self.rng_state, self._looped, one, cotangents, dims, visit)
+        with _refused_by_name(self.module):
+            if self.batch_size == 1:  # nothing to take apart
+                found = _with_rng(self.rng_state, one, cotangents, self.leaves)
+                return visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
+            dims = self._output_dims(params, cotangents, used)
+            size = self.workspace.examples_at_once(sum(p.numel() for p in params.values()))
+            if self.rng_state is not None or not self._vectorised(one, cotangents, dims, size, visit):
+                _with_rng(self.rng_state, self._looped, one, cotangents, dims, visit)
         return None
 
     def _vectorised(
@@ -282,8 +296,17 @@ def differentiable(output: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], 
 
     Returns:
         These tensors, and a function that puts replacements for them back.
+
+    Raises:
+        UnsupportedLayerError: If `output` holds an object that may hide tensors: their gradients would be lost.
     """
     leaves, spec = tree_flatten(output)
+    opaque = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _TRANSPARENT)})
+    if opaque:
+        raise UnsupportedLayerError(
+            f"A module without a rule of its own returns {', '.join(opaque)}, whose tensors cannot be found. Return tensors "
+            "in tuples, lists or dictionaries, or freeze the parameters of the module with requires_grad_(False)."
+        )
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
     def rebuild(replacements: list[Tensor]) -> Any:
@@ -291,6 +314,20 @@ def differentiable(output: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], 
         return tree_unflatten([new.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
 
     return [leaves[i] for i in places], rebuild
+
+
+@contextlib.contextmanager
+def _refused_by_name(module: nn.Module) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UnsupportedLayerError(
+            f"{type(module).__name__} has no rule of its own, and cannot be run for one example at a time: {error} Write a "
+            "rule for it (see curvature/rules/linear.py), move the parameters that it holds itself into a small module, or "
+            "freeze them with requires_grad_(False). Activation checkpointing belongs around such a module, not inside."
+        ) from error
 
 
 def _differing_dim(module: nn.Module, one: torch.Size, batch: torch.Size) -> int:

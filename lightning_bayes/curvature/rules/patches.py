@@ -42,19 +42,39 @@ def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspac
     return [unfolded[..., start : start + positions.numel()] for start in starts]
 
 
-def assembled(layer: Conv, values: Tensor) -> Tensor:
+def positions_first(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Tensor:
+    """Patches of all examples, ``[T, B, Cin · |kernel|]``; for one group.
+
+    Args:
+        layer: The convolution.
+        x: Its input, ``[B, Cin, *in]``.
+        grad_output: Shaped like its output, ``[B, Cout, *out]``.
+        workspace: Holds the copy.
+
+    Returns:
+        The copy.
+    """
+    patches = input_patches(layer, _padded_into(workspace, layer, x), grad_output.shape[2:])
+    axes = range(patches.dim())
+    patches = patches.permute(*axes[-x.dim() + 2 :], *axes[: -x.dim() + 2])  # [*out, B, Cin, *kernel]
+    return workspace.empty("patches", patches.shape, x).copy_(patches).view(-1, len(x), layer.weight[0].numel())
+
+
+def assembled(layer: Conv, values: Tensor, workspace: Workspace) -> Tensor:
     """Shape values of the parts like the layer's weight.
 
     Args:
         layer: The convolution.
-        values: ``[parts, groups, Cout / groups, K]``.
+        values: ``[parts, groups, Cout / groups, K]``, contiguous.
+        workspace: Gives memory for values that have to be rearranged.
 
     Returns:
         ``[Cout, Cin / groups, *kernel]``.
     """
-    if len(values) > 1:
-        values = torch.unflatten(values, 3, (-1, layer.kernel_size[1])).permute(1, 2, 3, 0, 4)
-    return values.reshape(layer.weight.shape).contiguous()
+    if len(values) == 1:
+        return values.view(layer.weight.shape)
+    by_rows = torch.unflatten(values, 3, (-1, layer.kernel_size[1])).permute(1, 2, 3, 0, 4)
+    return workspace.result(by_rows.shape, values).copy_(by_rows).view(layer.weight.shape)
 
 
 def patch_elements(layer: Conv, x: Tensor, grad_output: Tensor) -> int:

@@ -1,0 +1,63 @@
+"""The engine of methods that need no per-example information: it only counts examples.
+
+Their curvature comes from the batch's own gradient, so every layer is supported and a pass costs what plain training does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.errors import NoMeasurementError
+
+
+class GradientEngine(AbstractEngine):
+    """Leaves passes as they are, and notes their number of examples. Arguments as in `AbstractEngine`."""
+
+    @contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Count the examples of the passes inside the context.
+
+        Yields:
+            The capture, without curvature.
+        """
+        captured = _FirstCall(self.loss_reduction)
+        with ExitStack() as undo:
+            for name, module in self.model.named_modules():
+                label = f"{name or 'the model itself'} ({type(module).__name__})"
+                hook = module.register_forward_pre_hook(partial(captured.called, label), with_kwargs=True)
+                undo.callback(hook.remove)
+            yield captured
+
+    def check_reached(self, captured: Capture) -> None:
+        """Require a call of the model.
+
+        Args:
+            captured: A finished capture.
+
+        Raises:
+            NoMeasurementError: If no module was called with gradients on.
+        """
+        if not captured.sizes:
+            raise NoMeasurementError(
+                "No module of the model was called with gradients on, so there is nothing to measure. Run forward and "
+                "backward inside the pass, on the model the optimizer was built for."
+            )
+
+
+class _FirstCall(Capture):
+    """The examples are those of the first module that is called with a tensor."""
+
+    def called(self, label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.sizes or not torch.is_grad_enabled():
+            return
+        batched = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
+        if batched:
+            self.saw(label, len(batched[0]))

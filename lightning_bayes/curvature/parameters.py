@@ -1,0 +1,45 @@
+"""Which parameters can be measured at all."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lightning_bayes.errors import UnsupportedLayerError
+
+
+def require_real_and_separate(model: nn.Module) -> None:
+    """Refuse parameters that squares of gradients, or noise, would get wrong.
+
+    Args:
+        model: The model; frozen parameters may be anything.
+
+    Raises:
+        UnsupportedLayerError: If trainable parameters are complex, or are different views of the same memory.
+    """
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not is_lazy(p)]
+    complex_ones = [name for name, p in trained if p.is_complex()]
+    if complex_ones:
+        raise UnsupportedLayerError(
+            f"These parameters are complex: {', '.join(complex_ones)}. The square of a complex gradient is no curvature. "
+            "Hold the real and the imaginary part as two real parameters (see torch.view_as_complex), or freeze them."
+        )
+    shared = _views_of_the_same_memory(trained)
+    if shared:
+        raise UnsupportedLayerError(
+            f"These parameters are views of the same memory: {', '.join(shared)}. Each would be measured and sampled on its "
+            "own. Tie modules by the same nn.Parameter instead, reshaped in forward by a module that holds it."
+        )
+
+
+def _views_of_the_same_memory(named: list[tuple[str, nn.Parameter]]) -> list[str]:
+    spans = sorted((*_span(p), name) for name, p in named if p.numel() and p.device.type != "meta")
+    return [f"{first[-1]} and {second[-1]}" for first, second in pairwise(spans) if second[:2] < (first[0], first[2])]
+
+
+def _span(tensor: Tensor) -> tuple[str, int, int]:
+    """Device, first byte and end of the memory that `tensor` covers."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

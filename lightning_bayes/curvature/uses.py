@@ -1,0 +1,57 @@
+"""Which parameters a loss uses, and how often, read from its autograd graph.
+
+An engine measures what goes through the calls of layers. A weight that is also used beside them, as in
+``F.linear(hidden, self.embed.weight)``, gets a gradient there that nobody squares example by example.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+_MEASURED = ("_MeasuredBackward", "BackwardHookFunctionBackward")  # behind the layers of either engine
+
+
+def count_uses(loss: Tensor) -> Counter[Tensor]:
+    """How often each leaf tensor enters those parts of `loss` that come out of measured layers.
+
+    Args:
+        loss: Scalar with a graph. A term without any measured layer, such as a penalty on the weights, is left out.
+
+    Returns:
+        The count of each leaf that requires gradients.
+    """
+    uses: Counter[Tensor] = Counter()
+    roots = [root for root in _summands(loss.grad_fn) if enters_measured_layer(root)]
+    for node in _nodes(roots):
+        uses.update(leaf for child, _ in node.next_functions if (leaf := getattr(child, "variable", None)) is not None)
+    return uses
+
+
+def enters_measured_layer(node: Any) -> bool:
+    """Whether `node` was computed from the output of a layer that an engine measures."""
+    return any(found.name().startswith(_MEASURED) for found in _nodes([node]))
+
+
+def _summands(root: Any) -> list[Any]:
+    """The nodes that a final sum of scalars adds."""
+    if root is None:
+        return []
+    if not root.name().startswith(("AddBackward", "SubBackward", "MulBackward", "DivBackward")):
+        return [root]
+    return [part for child, _ in root.next_functions for part in _summands(child)]
+
+
+def _nodes(roots: list[Any]) -> Iterator[Any]:
+    """Yield every node that `roots` were computed from, themselves included, once."""
+    stack, seen = list(roots), set(roots)
+    while stack:
+        node = stack.pop()
+        yield node
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)

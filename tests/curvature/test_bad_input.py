@@ -1,0 +1,458 @@
+"""Unusual models, batches and passes: right against the loop, or refused by name before any update."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import warnings
+
+import pytest
+import timm.layers
+import torch
+import torch.nn.functional as F
+from oracles import one_example_at_a_time, relative_error
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_bayes.curvature import measure
+from lightning_bayes.errors import (
+    BayesError,
+    ExampleDimensionError,
+    NoMeasurementError,
+    UnsupportedLayerError,
+    UnsupportedTrainingError,
+)
+from lightning_bayes.optim.vogn import VOGN
+
+ENGINES = ["fused", "backpack"]
+every_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+def batch(generator, size=6, features=4):
+    return torch.randn(size, features, generator=generator), torch.randint(0, 3, (size,), generator=generator)
+
+
+def classify(model, example):
+    return F.cross_entropy(model(example[0][None]), example[1][None])
+
+
+def assert_right(model, x, y, engine="fused", called=None, one=classify):
+    measured = measure(model, lambda: F.cross_entropy((called or model)(x), y), engine=engine)
+    grad, square = one_example_at_a_time(model, list(zip(x, y, strict=True)), one)
+    assert relative_error(measured.grad, grad) < 1e-5
+    assert relative_error(measured.curvature, square) < 1e-5
+
+
+def assert_refused(model, loss, match, engine="fused", error=BayesError):
+    """By `measure`, and by an optimizer that leaves the weights as they were, bit for bit."""
+    with pytest.raises(error, match=match):
+        measure(model, loss, engine=engine)
+    kept = copy.deepcopy(model.state_dict())
+    with pytest.raises(error, match=match):
+        train(model, loss, engine)
+    assert all(torch.equal(kept[name], p) for name, p in model.named_parameters())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def train(model, loss, engine):
+    optimizer = VOGN(model, lr=0.1, num_data=10, init_precision=10.0, engine=engine)
+    with optimizer.sampled_params():
+        loss().backward()
+    optimizer.step()
+
+
+@every_engine
+def test_one_example_at_batch_statistics(engine, generator):
+    """Of vectors it has no variance, which torch refuses; of images the batch is its own truth."""
+    x, y = batch(generator, 1)
+    vectors = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    assert_refused(vectors, lambda: F.cross_entropy(vectors(x), y), "Expected more than 1 value", engine, ValueError)
+    images = nn.Sequential(nn.Conv2d(1, 2, 2, bias=False), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 3))
+    assert_right(images, torch.randn(1, 1, 4, 4, generator=generator), y, engine)
+
+
+@every_engine
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Bilinear(4, 4, 3)], ids=["rule", "generic"])
+def test_empty_batch_is_refused(layer, engine):
+    if engine == "backpack" and isinstance(layer, nn.Bilinear):
+        return  # it has no rule there
+    model, x = nn.ModuleList([layer]), torch.zeros(0, 4)
+    inputs = (x, x) if isinstance(layer, nn.Bilinear) else (x,)
+    assert_refused(model, lambda: model[0](*inputs).sum(), r"The batch holds no example \(seen by 0", engine)
+
+
+@every_engine
+def test_half_precision_parameters(engine, generator):
+    """Measured in single precision; an optimizer refuses them."""
+    x, y = batch(generator)
+    model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)).bfloat16()
+    x = x.bfloat16()
+    tiny = measure(model, lambda: 1e-15 * F.cross_entropy(model(x).float(), y), engine=engine)
+    exact = copy.deepcopy(model).float()
+    truth = measure(exact, lambda: 1e-15 * F.cross_entropy(exact(x.float()), y))
+    assert {value.dtype for value in tiny.curvature.values()} == {torch.float32}
+    assert relative_error(tiny.curvature, truth.curvature) < 0.05  # activations of 8 bits
+    with pytest.raises(UnsupportedTrainingError, match=r"Parameters are stored as torch\.bfloat16"):
+        VOGN(model, num_data=10, engine=engine)
+
+
+@every_engine
+def test_complex_parameters_are_refused(engine, generator):
+    model = nn.Sequential(nn.Linear(4, 3, dtype=torch.cfloat), nn.Linear(3, 3, dtype=torch.cfloat))
+    model[1].requires_grad_(False)
+    x = torch.randn(6, 4, generator=generator, dtype=torch.cfloat)
+    assert_refused(model, lambda: model(x).abs().mean(), r"are complex: 0\.weight, 0\.bias\. The square", engine)
+
+
+class TiedByView(nn.Module):
+    """One memory, two parameters: a linear weight and a 1x1 convolution's."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Conv1d(4, 4, 1), nn.Linear(4, 3)
+        self.second.weight = nn.Parameter(self.first.weight.detach().view(4, 4, 1))
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x)[..., None])[..., 0])
+
+
+@every_engine
+def test_views_of_the_same_memory_are_refused(engine, generator):
+    """Sampling one would move the other, and restoring both would leave one's noise."""
+    (x, y), model = batch(generator), TiedByView()
+    assert_refused(
+        model, lambda: F.cross_entropy(model(x), y), "first.weight and second.weight.*same nn.Parameter", engine
+    )
+
+
+def test_views_of_different_parts_of_one_memory_are_fine(generator):
+    (x, y), memory = batch(generator), torch.randn(24, generator=generator)
+    model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[0].weight = nn.Parameter(memory[:12].view(3, 4))
+    model[1].weight = nn.Parameter(memory[12:21].view(3, 3))
+    assert_right(model, x, y)
+
+
+class Vocabulary(nn.Module):
+    """A linear layer and an embedding with the same parameter: two rules."""
+
+    def __init__(self, functional):
+        super().__init__()
+        self.embed, self.out, self.functional = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False), functional
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens).mean(1).tanh()
+        return F.linear(hidden, self.embed.weight) if self.functional else self.out(hidden)
+
+
+def test_linear_weight_tied_to_an_embedding(generator):
+    x, y = torch.randint(0, 7, (6, 3), generator=generator), torch.randint(0, 7, (6,), generator=generator)
+    assert_right(Vocabulary(functional=False), x, y)
+    model = Vocabulary(functional=False)
+    assert_refused(model, lambda: F.cross_entropy(model(x), y), r"embed\.weight = out\.weight", "backpack")
+
+
+@every_engine
+def test_weight_used_beside_its_module_is_refused(engine, generator):
+    """Only the embedding's share would be squared, while the gradient is complete."""
+    model = Vocabulary(functional=True)
+    del model.out
+    x, y = torch.randint(0, 7, (6, 3), generator=generator), torch.randint(0, 7, (6,), generator=generator)
+    assert_refused(
+        model, lambda: F.cross_entropy(model(x), y), r"outside of their module's forward.*embed\.weight", engine
+    )
+
+
+@every_engine
+def test_penalty_on_the_weights_is_no_use_beside_the_module(engine, generator):
+    """It belongs to no example: the gradient has it, the curvature of the examples does not."""
+    (x, y), model = batch(generator), nn.Linear(4, 3)
+    plain = measure(model, lambda: F.cross_entropy(model(x), y), engine=engine)
+    found = measure(model, lambda: F.cross_entropy(model(x), y) + model.weight.square().sum(), engine=engine)
+    assert relative_error(found.curvature, plain.curvature) < 1e-6
+    torch.testing.assert_close(found.grad["weight"], plain.grad["weight"] + 2 * model.weight.detach())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks
+@every_engine
+@pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "one layer"])
+def test_compiled_model(how, engine, generator):
+    torch.compiler.reset()
+    (x, y), model = batch(generator), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    plain = copy.deepcopy(model)
+    if how == "torch.compile(model)":
+        model = torch.compile(model, backend="aot_eager")
+    elif how == "model.compile()":
+        model.compile(backend="aot_eager")
+    else:
+        model[0].compile(backend="aot_eager")
+    grad, square = one_example_at_a_time(plain, list(zip(x, y, strict=True)), classify)
+    for _ in range(3):  # plain, measured, plain, measured: each with its own code
+        torch.testing.assert_close(model(x), plain(x))
+        measured = measure(model, lambda: F.cross_entropy(model(x), y), engine=engine)
+        bare = {name.removeprefix("_orig_mod."): value for name, value in measured.curvature.items()}
+        assert relative_error(bare, square) < 1e-5
+        assert measured.grad.keys() == measured.curvature.keys()
+    assert grad.keys() == square.keys()
+
+
+class Outputs(nn.Module):
+    """A nest of outputs, from a module that holds a parameter itself, or from its layers."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(4)) if own else torch.ones(4)
+
+    def forward(self, x):
+        return {"logits": (self.first(self.scale * x), 3), "other": [None, self.second(x), "name"]}
+
+
+@pytest.mark.parametrize(("own", "engine"), [(True, "fused"), (False, "fused"), (False, "backpack")])
+def test_outputs_in_tuples_lists_and_dictionaries(own, engine, generator):
+    (x, y), model = batch(generator), Outputs(own)
+
+    def logits(found):
+        return found["logits"][0] + found["other"][1].tanh()
+
+    assert_right(
+        model, x, y, engine, lambda z: logits(model(z)), lambda m, e: F.cross_entropy(logits(m(e[0][None])), e[1][None])
+    )
+
+
+@dataclasses.dataclass
+class Logits:
+    logits: torch.Tensor
+
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return Logits(self.scale * x)
+
+
+def test_output_whose_tensors_cannot_be_found_is_refused(generator):
+    """Its parameters would get no gradient, unnoticed beside others that do."""
+    (x, y), model = batch(generator), nn.ModuleList([Hidden(), nn.Linear(4, 3)])
+    assert_refused(model, lambda: F.cross_entropy(model[1](model[0](x).logits), y), "returns Logits, whose tensors")
+
+
+def size_of(model):
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.save(model, file)
+    return file.tell()
+
+
+@every_engine
+def test_forward_without_backward_leaves_nothing(engine, generator):
+    x, y = batch(generator)
+    model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+    optimizer = VOGN(model, lr=0.1, num_data=10, init_precision=10.0, engine=engine)
+    before, mean = size_of(model), copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        with optimizer.sampled_params():
+            model(x)
+    assert all(torch.equal(mean[name], p) for name, p in model.named_parameters())
+    assert size_of(model) == before
+    assert size_of(copy.deepcopy(model)) == before
+    with pytest.raises(NoMeasurementError, match=r"without measured gradients.*inside"):
+        optimizer.step()
+    with optimizer.sampled_params():
+        F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert size_of(model.zero_grad() or model) == before
+    assert_right(model, x, y, engine)
+
+
+@every_engine
+def test_backward_without_forward_is_refused(engine, generator):
+    """A graph built outside of the pass, under other weights."""
+    (x, y), model = batch(generator), nn.Linear(4, 3)
+    loss = F.cross_entropy(model(x), y)
+    optimizer = VOGN(model, lr=0.1, num_data=10, init_precision=10.0, engine=engine)
+    mean = copy.deepcopy(model.state_dict())
+    with pytest.raises(BayesError, match="outside of their module's forward"), optimizer.sampled_params():
+        loss.backward()
+    assert all(torch.equal(mean[name], p) for name, p in model.named_parameters())
+
+
+@every_engine
+def test_second_backward_is_refused(engine, generator):
+    (x, y), model = batch(generator), nn.Linear(4, 3)
+    optimizer = VOGN(model, lr=0.1, num_data=10, init_precision=10.0, engine=engine)
+    mean = copy.deepcopy(model.state_dict())
+
+    def pass_with_two_backwards():
+        with optimizer.sampled_params():
+            loss = F.cross_entropy(model(x), y)
+            loss.backward(retain_graph=True)
+            loss.backward()
+
+    with pytest.raises(BayesError, match="second backward"):
+        pass_with_two_backwards()
+    assert all(torch.equal(mean[name], p) for name, p in model.named_parameters())
+
+
+@every_engine
+def test_backwards_of_differently_reduced_losses_are_refused(engine, generator):
+    """Each reaches layers of its own, but there is one scale for the pass."""
+    (x, y), model = batch(generator), nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+    optimizer = VOGN(model, lr=0.1, num_data=10, init_precision=10.0, engine=engine)
+
+    def pass_with_two_backwards():
+        with optimizer.sampled_params():
+            F.cross_entropy(model[0](x), y, reduction="sum").backward()
+            F.cross_entropy(model[1](x), y).backward()
+
+    with pytest.raises(UnsupportedTrainingError, match="One pass has a backward"):
+        pass_with_two_backwards()
+
+
+def replaced(module):
+    return nn.Sequential(nn.Linear(4, 4), module, nn.Linear(4, 3))
+
+
+PARAMETRIZED = {
+    "weight_norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+    "spectral_norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)).eval(),
+    "orthogonal": lambda: nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETRIZED)
+def test_parametrized_layers(name, generator):
+    (x, y), model = batch(generator), replaced(PARAMETRIZED[name]())
+    assert_right(model, x, y)
+    assert_refused(model, lambda: F.cross_entropy(model(x), y), r"no rule for 1 \(ParametrizedLinear\)", "backpack")
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(lambda: timm.layers.BatchNormAct2d(4), (6, 4, 1, 1)), (lambda: nn.SyncBatchNorm(4), (6, 4))],
+    ids=["timm BatchNormAct2d", "SyncBatchNorm"],
+)
+def test_other_batch_norms(layer, shape, generator):
+    """Refused at the batch's statistics, where examples cannot be taken one by one; right at the running ones."""
+    (x, y), model = batch(generator), nn.Sequential(layer(), nn.Flatten(), nn.Linear(4, 3))
+    x, name = x.reshape(shape), type(model[0]).__name__
+    assert_refused(model, lambda: F.cross_entropy(model(x), y), f"{name} has no rule of its own.*normalises over")
+    assert_refused(model, lambda: F.cross_entropy(model(x), y), rf"no rule for 0 \({name}\)", "backpack")
+    assert_right(model.eval(), x, y)
+
+
+@every_engine
+def test_lazy_layers(engine, generator):
+    """The first forward gives them their shape; an optimizer needs it before."""
+    (x, y), model = batch(generator), nn.Sequential(nn.LazyLinear(5), nn.ReLU(inplace=True), nn.LazyLinear(3))
+    with pytest.raises(
+        UnsupportedLayerError, match=r"0\.weight, 0\.bias, 2\.weight, 2\.bias have no size yet\. Call the model"
+    ):
+        VOGN(model, num_data=10, engine=engine)
+    assert_right(model, x, y, engine)
+
+
+class Checkpointing(nn.Module):
+    """It holds a parameter itself, and recomputes inside."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.scale, self.layer, self.reentrant = nn.Parameter(torch.ones(4)), nn.Linear(4, 3), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.layer, self.scale * x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch, as the first forward is detached
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_inside_of_a_module_without_a_rule_is_refused(reentrant, generator):
+    (x, y), model = batch(generator), nn.Sequential(Checkpointing(reentrant))
+    if reentrant:
+        x.requires_grad_()
+    assert_refused(model, lambda: F.cross_entropy(model(x), y), "Checkpointing has no rule.*Activation checkpointing")
+
+
+def test_examples_in_offsets_are_refused(generator):
+    model, tokens = nn.ModuleList([nn.EmbeddingBag(7, 3)]), torch.randint(0, 7, (12,), generator=generator)
+    y = torch.randint(0, 3, (6,), generator=generator)
+    bags = torch.arange(0, 12, 2)
+    assert_refused(model, lambda: F.cross_entropy(model[0](tokens, bags), y), "layers saw 12 examples")
+
+
+SQUARES = {  # a loss of outputs and targets, and example i's
+    "mean, then sum": (lambda v: v.mean(0).sum(), lambda v: v.sum()),
+    "sum, then mean": (lambda v: v.sum(0).mean(), lambda v: v.mean()),
+    "mean of sums": (lambda v: v.sum(-1).mean(), lambda v: v.sum()),
+    "sum of means": (lambda v: v.mean(1).sum(), lambda v: v.mean()),
+    "sum over examples and outputs": (lambda v: v.sum() / v.numel(), lambda v: v.mean()),
+    "half the sum": (lambda v: 0.5 * v.sum(), lambda v: 0.5 * v.sum()),
+}
+
+
+@every_engine
+@pytest.mark.parametrize("name", SQUARES)
+def test_reduction_over_examples_is_found(name, engine, generator):
+    model, (x, _) = nn.Linear(4, 3), batch(generator)
+    y, (whole, single) = torch.randn(6, 3, generator=generator), SQUARES[name]
+    measured = measure(model, lambda: whole((model(x) - y).square()), engine=engine)
+    one = lambda m, e: single((m(e[0]) - e[1]).square())  # noqa: E731
+    grad, square = one_example_at_a_time(model, list(zip(x, y, strict=True)), one)
+    # The gradient of the loss is what backward finds: the mean over examples of a sum's is the n-th part.
+    assert relative_error(measured.grad, grad) < 1e-5
+    assert relative_error(measured.curvature, square) < 1e-5
+
+
+@every_engine
+def test_sum_of_torchs_losses_divided_by_the_number_of_examples_is_a_mean(engine, generator):
+    (x, y), model = batch(generator), nn.Linear(4, 3)
+    measured = measure(model, lambda: F.cross_entropy(model(x), y, reduction="sum") / len(x), engine=engine)
+    truth = measure(model, lambda: F.cross_entropy(model(x), y), engine=engine)
+    assert relative_error(measured.grad, truth.grad) < 1e-6
+    assert relative_error(measured.curvature, truth.curvature) < 1e-6
+
+
+@every_engine
+@pytest.mark.parametrize("factor", [1 / 6, 1 / 3])
+def test_sum_that_may_be_a_mean_is_refused_until_declared(factor, engine, generator):
+    """Six examples: a sixth of the sum is most likely their mean; divided by three it may be a noise variance."""
+    (x, y), model = batch(generator), nn.Linear(4, 3)
+
+    def loss():
+        total = F.cross_entropy(model(x), y, reduction="sum")
+        return factor * total if factor < 0.2 else total / 3
+
+    assert_refused(model, loss, "rescaled by .* in a batch of 6 examples.*Declare loss_reduction", engine)
+    measured = measure(model, loss, engine=engine, loss_reduction="sum")
+    grad, _ = one_example_at_a_time(model, list(zip(x, y, strict=True)), classify)
+    assert relative_error(measured.grad, {k: factor * g for k, g in grad.items()}) < 1e-5
+
+
+@every_engine
+def test_loss_of_some_of_the_examples_is_refused(engine, generator):
+    """Its mean is over four, and the layers saw six."""
+    (x, y), model = batch(generator), nn.Linear(4, 3)
+    assert_refused(
+        model,
+        lambda: F.cross_entropy(model(x)[:4], y[:4]),
+        r"shape \[4, 3\], but the layers saw 6.*ignore_index",
+        engine,
+    )
+    measured = measure(model, lambda: F.cross_entropy(model(x), y.where(torch.arange(6) < 4, -100)), engine=engine)
+    _, square = one_example_at_a_time(model, list(zip(x, y, strict=True))[:4], classify)
+    assert relative_error(measured.curvature, square) < 1e-5
+
+
+def test_examples_without_a_dimension_for_them_are_refused(generator):
+    model, x = nn.Linear(4, 3), torch.randn(4, generator=generator)
+    assert_refused(model, lambda: model(x).sum(), "without a dimension for examples", error=ExampleDimensionError)
+
+
+def test_layer_error_names_what_to_freeze():
+    with pytest.raises(UnsupportedLayerError, match="or freeze them"):
+        measure(nn.Linear(2, 2, dtype=torch.cdouble), lambda: None)
