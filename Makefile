@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python 3.10 or newer and make; everything else goes into .venv.
-# One environment holds two sets of extras, each with its own stamp, so that `make demo` installs no test tools and a
+# One environment holds three sets of extras, each with its own stamp, so that `make demo` installs no test tools and a
 # second call installs nothing. Installation is repeated when pyproject.toml changes.
 
 PYTHON ?= python3
@@ -10,9 +10,11 @@ ifeq ($(origin VENV),command line)
 # The caller's environment is used as it is (offline, a container, a cluster): nothing is installed into it.
 STAMP_DEMO :=
 STAMP_TEST :=
+STAMP_BENCH :=
 else
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_TEST := $(VENV)/.stamp-test
+STAMP_BENCH := $(VENV)/.stamp-bench
 endif
 
 RUN := $(VENV)/bin/python -m
@@ -49,7 +51,7 @@ type: $(STAMP_TEST)  ## mypy, strict
 	@echo "make: mypy"
 	@$(RUN) mypy
 
-bench: $(STAMP_DEMO)  ## time a training step against Adam
+bench: $(STAMP_BENCH)  ## time a training step against Adam and the peers
 	@$(RUN) benchmarks.speed.step
 
 clean:  ## remove builds and caches; .venv and runs/ stay

@@ -1,112 +1,166 @@
-"""Seconds of a full training step of VOGN against torch's Adam, interleaved in one process.
+"""Seconds and peak added memory of a full training step of every method, beside torch's Adam in one process.
 
-    python -m benchmarks.speed.step [--models lenet resnet18] [--batch 32] [--rounds 15] [--threads 2] [--json FILE]
+    python -m benchmarks.speed.step [--models lenet resnet18] [--methods vogn-fused opacus] [--batch 32 128]
+        [--rounds 15] [--threads 2] [--device cpu|cuda] [--precision 32|bf16-mixed] [--json FILE]
 
-A step is everything between two batches: noise, forward, backward, curvature, update. Rounds visit every method once, so a
-busy machine slows all of them; the ratio is the median over rounds of the ratio within a round.
+A step is everything between two batches: noise, forward, backward, curvature, update. Rounds visit every method once; the
+ratio to Adam is the median over rounds of the ratio within a round. A method that cannot run is listed with the reason.
+Peak memory is taken in a process of its own for each method. The extra `bench` holds the peers.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-import torchvision
-from torch import Tensor, nn
 
 from benchmarks.provenance import provenance
-from lightning_bayes import VOGN
-from lightning_bayes.zoo.models import LeNet5
+from benchmarks.speed.memory import measure_apart
+from benchmarks.speed.methods import METHODS, Step, obstacle, silence_known_warnings
+from benchmarks.speed.models import MODELS, make_task
+from benchmarks.speed.rounds import Times, interleave, stopwatch, words
+from benchmarks.speed.setting import Setting, add_arguments, read_setting
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "lenet": lambda: LeNet5(num_classes=10, in_channels=3, image_size=32),
-    "resnet18": lambda: torchvision.models.resnet18(num_classes=10),
-}
-
-
-def adam_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """A step of torch's Adam on a fixed batch."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
+BASELINE = "adam"
+PEERS = ("opacus", "ivon-opt")
+Row = dict[str, Any]
 
 
-def vogn_step(engine: str) -> Callable[[nn.Module, Tensor, Tensor], Callable[[], None]]:
-    """A step of VOGN with one weight sample, by the engine of that name."""
-
-    def build(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-        optimizer = VOGN(model, lr=1e-4, num_data=50_000, step_rule="trust_region", relative_noise=0.3, engine=engine)
-
-        def step() -> None:
-            with optimizer.sampled_params():
-                F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-        return step
-
-    return build
-
-
-METHODS = {"adam": adam_step, "vogn fused": vogn_step("fused"), "vogn backpack": vogn_step("backpack")}
-NOT_POSSIBLE = {("resnet18", "vogn backpack")}  # BackPACK refuses residuals that are added in place
-
-
-def measure_model(name: str, batch: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Time every method on one model.
+def measure_model(
+    model: str, batch: int, methods: list[str], rounds: int, setting: Setting, memory: bool = True
+) -> list[Row]:
+    """Time every method on one model and batch size, then measure the memory of those that ran.
 
     Args:
-        name: A key of `MODELS`.
-        batch: Examples per step, 3 × 32 × 32.
-        rounds: Interleaved rounds after two of warm-up.
+        model: Key of `MODELS`.
+        batch: Examples per step.
+        methods: Keys of `METHODS`; the baseline is always among them.
+        rounds: Interleaved rounds after the warm-up.
+        setting: Where to run.
+        memory: Whether to measure memory.
 
     Returns:
-        Median seconds and median ratio to Adam by method.
+        One row per method: seconds, ratio and rounds, or the reason why there are none.
     """
-    x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
-    steps = {m: build(MODELS[name](), x, y) for m, build in METHODS.items() if (name, m) not in NOT_POSSIBLE}
-    times: dict[str, list[float]] = {method: [] for method in steps}
-    for _ in range(rounds + 2):
-        for method, step in steps.items():
-            start = time.perf_counter()
-            step()
-            times[method].append(time.perf_counter() - start)
+    steps, reasons = _build(model, batch, methods, setting)
+    times = interleave(steps, rounds, BASELINE, stopwatch(setting.synchronise))
+    steps.clear()
+    _free(setting)
+    reasons |= times.failures
+    rows = [_row(method, times, reasons) for method in methods]
+    for row in rows:
+        row |= {"model": model, "batch": batch}
+        if memory and "reason" not in row:
+            row["added_mib"], row["memory_reason"] = measure_apart(model, batch, row["method"], setting)
+    return rows
+
+
+def _build(model: str, batch: int, methods: list[str], setting: Setting) -> tuple[dict[str, Step], dict[str, str]]:
+    steps: dict[str, Step] = {}
+    reasons: dict[str, str] = {}
+    for name in methods:
+        try:
+            task = make_task(MODELS[model], batch, setting)
+            reason = obstacle(METHODS[name], task)
+            if reason is None:
+                steps[name] = METHODS[name].build(task)
+        except Exception as error:  # whatever a library raises is a finding
+            reason = words(error)
+        if reason is not None:
+            reasons[name] = reason
+    return steps, reasons
+
+
+def _free(setting: Setting) -> None:
+    gc.collect()
+    if setting.device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _row(method: str, times: Times, reasons: dict[str, str]) -> Row:
+    if method in reasons:
+        return {"method": method, "reason": reasons[method]}
     return {
-        method: {
-            "seconds": statistics.median(seconds[2:]),
-            "ratio": statistics.median(s / a for s, a in zip(seconds[2:], times["adam"][2:], strict=True)),
-        }
-        for method, seconds in times.items()
+        "method": method,
+        "seconds": times.median_seconds(method),
+        "ratio": times.median_ratio(method, BASELINE),
+        "rounds": len(times.seconds[method]),
     }
 
 
-def main() -> None:
-    """Print a table, and write JSON where asked."""
+def in_words(row: Row, rounds: int) -> str:
+    """One printed line for a row."""
+    head = f"{row['model']:18} {row['batch']:4} {row['method']:15}"
+    if "reason" in row:
+        return f"{head} not run: {row['reason']}"
+    ratio = "   ?" if row["ratio"] is None else f"{row['ratio']:6.2f}"
+    line = f"{head} {row['seconds'] * 1e3:10.2f} ms {ratio} × Adam"
+    if row.get("added_mib") is not None:
+        line += f" {row['added_mib']:9.1f} MiB"
+    elif row.get("memory_reason"):
+        line += f"  no memory figure: {row['memory_reason']}"
+    return line if row["rounds"] == rounds else f"{line}  ({row['rounds']} of {rounds} rounds: slow)"
+
+
+def peer_versions() -> dict[str, str]:
+    """Versions of the peers, ``absent`` where one is not installed."""
+    found = {}
+    for name in PEERS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def run_all(options: argparse.Namespace, setting: Setting) -> Iterator[list[Row]]:
+    """Measure model after model, batch size after batch size.
+
+    Args:
+        options: Parsed options.
+        setting: Where to run.
+
+    Yields:
+        The rows of one model at one batch size.
+    """
+    methods = [BASELINE, *(name for name in options.methods if name != BASELINE)]
+    for model in options.models:
+        for batch in options.batch or MODELS[model].batches:
+            yield measure_model(model, batch, methods, options.rounds, setting, not options.no_memory)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--batch", type=int, nargs="+", help="default: 32 and 128; 16 for the ImageNet size")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    results = {name: measure_model(name, options.batch, options.rounds) for name in options.models}
-    for name, methods in results.items():
-        for method, found in methods.items():
-            print(f"{name:10} {method:14} {found['seconds'] * 1e3:9.2f} ms   {found['ratio']:5.2f} × Adam")
-    if options.json:
-        setting = {"threads": options.threads, "batch": options.batch, "rounds": options.rounds}
-        options.json.write_text(json.dumps({**provenance(), **setting, "results": results}, indent=1) + "\n")
+    parser.add_argument("--no-memory", action="store_true", help="measure time only")
+    parser.add_argument("--json", type=Path, help="written after every model and batch size")
+    add_arguments(parser)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print what was measured, and write JSON where asked."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    setting = read_setting(parser, options)
+    silence_known_warnings()
+    kept = {**provenance(), **peer_versions(), **setting.describe(), "rounds": options.rounds}
+    rows: list[Row] = []
+    for found in run_all(options, setting):
+        print("\n".join(in_words(row, options.rounds) for row in found), flush=True)
+        rows += found
+        if options.json:
+            options.json.write_text(json.dumps({**kept, "results": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

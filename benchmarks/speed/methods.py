@@ -1,0 +1,209 @@
+"""What is compared: for each method a short function from a task to its training step.
+
+A step is everything between two batches: noise, forward, backward, per-example squares, update. Peers do what their own
+documentation shows, bring the squares Σ_i g_i² where they have per-example gradients, and update the mean by torch's Adam.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.speed.memory import available_bytes
+from benchmarks.speed.models import Task
+from lightning_bayes import VOGN
+
+Step: TypeAlias = Callable[[], None]
+Build: TypeAlias = Callable[[Task], Step]
+LR = 1e-4
+NUM_DATA = 50_000
+GIB = 2**30
+
+
+def adam(task: Task) -> Step:
+    """Torch's Adam: the step that everything is compared with."""
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=LR)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        task.loss().backward()
+        optimizer.step()
+
+    return step
+
+
+def vogn(engine: str) -> Build:
+    """VOGN with one weight sample, measured by `engine`."""
+
+    def build(task: Task) -> Step:
+        limit = task.setting.workspace_mib
+        workspace: dict[str, Any] = {} if limit is None else {"workspace_mib": limit}
+        optimizer = VOGN(
+            task.model,
+            lr=LR,
+            num_data=NUM_DATA,
+            step_rule="trust_region",
+            relative_noise=0.3,
+            engine=engine,
+            **workspace,
+        )
+
+        def step() -> None:
+            with optimizer.sampled_params():
+                task.loss().backward()
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+def stock_backpack(task: Task) -> Step:
+    """BackPACK's own `SumGradSquared`, then Adam."""
+    from backpack import backpack, extend
+    from backpack.extensions import SumGradSquared
+
+    model = extend(task.model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with backpack(SumGradSquared()):
+            task.loss(model).backward()
+        optimizer.step()
+
+    return step
+
+
+def torch_func(task: Task) -> Step:
+    """Per-example gradients of the whole model by `torch.func`, their mean and squares, then Adam."""
+    model, params = task.model, dict(task.model.named_parameters())
+    optimizer = torch.optim.Adam(params.values(), lr=LR)
+
+    def loss_of_one(weights: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        with task.autocast():
+            logits = torch.func.functional_call(model, weights, (image[None],))
+            return F.cross_entropy(logits, label[None])
+
+    gradients_of_each = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0))
+
+    def step() -> None:
+        weights = {name: param.detach() for name, param in params.items()}
+        each = gradients_of_each(weights, task.images, task.labels)
+        for name, param in params.items():
+            param.grad = each[name].mean(0)
+        squares = {name: gradients.square_().mean(0) for name, gradients in each.items()}
+        optimizer.step()
+        del squares
+
+    return step
+
+
+def opacus(task: Task) -> Step:
+    """Per-example gradients by Opacus' `GradSampleModule`, their squares, then Adam."""
+    from opacus import GradSampleModule
+
+    model = GradSampleModule(task.model)
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=LR)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        task.loss(model).backward()
+        squares = [param.grad_sample.square_().mean(0) for param in task.model.parameters()]
+        for param in task.model.parameters():
+            param.grad_sample = None
+        optimizer.step()
+        del squares
+
+    return step
+
+
+def ivon(task: Task) -> Step:
+    """The package ivon-opt with one weight sample; its curvature comes from the noise, not from examples."""
+    from ivon import IVON
+
+    optimizer = IVON(task.model.parameters(), lr=LR, ess=NUM_DATA)
+
+    def step() -> None:
+        with optimizer.sampled_params(train=True):
+            optimizer.zero_grad()
+            task.loss().backward()
+        optimizer.step()
+
+    return step
+
+
+class Method(NamedTuple):
+    """A method of the comparison."""
+
+    title: str
+    build: Build
+    module: str = "torch"  # what must be importable
+    package: str = "torch"  # its name for pip
+    keeps_examples: bool = False  # whether the gradients of all examples are in memory at once
+    batch_norm: str | None = None  # why it cannot run on BatchNorm in training mode
+
+
+METHODS: dict[str, Method] = {
+    "adam": Method("Adam", adam),
+    "vogn-fused": Method("VOGN fused", vogn("fused")),
+    "vogn-backpack": Method("VOGN backpack", vogn("backpack"), "backpack", "backpack-for-pytorch"),
+    "backpack-stock": Method(
+        "BackPACK SumGradSquared",
+        stock_backpack,
+        "backpack",
+        "backpack-for-pytorch",
+        batch_norm="BackPACK's own rules raise NotImplementedError",
+    ),
+    "torch-func": Method(
+        "torch.func vmap(grad)",
+        torch_func,
+        keeps_examples=True,
+        batch_norm="torch.func sees one example at a time, which has no batch statistics",
+    ),
+    "opacus": Method("Opacus GradSampleModule", opacus, "opacus", "opacus", keeps_examples=True),
+    "ivon": Method("ivon-opt", ivon, "ivon", "ivon-opt"),
+}
+
+
+def obstacle(method: Method, task: Task) -> str | None:
+    """Why `method` cannot run on `task`, known before it is tried; None if nothing is known against it.
+
+    Args:
+        method: The method.
+        task: Model and batch.
+
+    Returns:
+        The reason in words.
+    """
+    if importlib.util.find_spec(method.module) is None:
+        return f"absent: pip install {method.package}"
+    if method.batch_norm and (layers := batch_norms_in_training(task.model)):
+        return f"BatchNorm in training mode ({len(layers)} layers, such as {layers[0]}): {method.batch_norm}"
+    return _memory_obstacle(task) if method.keeps_examples else None
+
+
+def batch_norms_in_training(model: nn.Module) -> list[str]:
+    """Names of the layers that take their statistics from the batch."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return [name for name, layer in model.named_modules() if isinstance(layer, kinds) and layer.training]
+
+
+def _memory_obstacle(task: Task) -> str | None:
+    needed = 4 * len(task.images) * sum(param.numel() for param in task.model.parameters())
+    available = available_bytes(task.setting.device)
+    if available is None or 2 * needed < available:  # twice: a library copies, and the other methods need some
+        return None
+    return f"memory: the gradients of all examples take {needed / GIB:.1f} GiB, too much for {available / GIB:.1f} GiB free"
+
+
+def silence_known_warnings() -> None:
+    """Drop the warnings of libraries that benchmarks provoke in every step."""
+    warnings.filterwarnings("ignore", "Full backward hook is firing")
+    warnings.filterwarnings("ignore", "Extension saving to .* does not have an extension for Module")

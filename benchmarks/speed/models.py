@@ -1,0 +1,78 @@
+"""The networks of the speed benchmarks, and one batch for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.speed.setting import Setting
+from lightning_bayes.zoo.models import VGG16, AlexNet, LeNet5, ResNet18
+
+
+class Case(NamedTuple):
+    """A network of the benchmark."""
+
+    title: str
+    build: Callable[[], nn.Module]
+    image_size: int = 32
+    num_classes: int = 10
+    batches: tuple[int, ...] = (32, 128)
+
+
+MODELS: dict[str, Case] = {
+    "lenet": Case("LeNet-5", lambda: LeNet5(num_classes=10, in_channels=3, image_size=32)),
+    "alexnet": Case("AlexNet", lambda: AlexNet(num_classes=10)),
+    "vgg16": Case("VGG16", lambda: VGG16(num_classes=10)),
+    "vgg16-bn": Case("VGG16-BN", lambda: VGG16(num_classes=10, norm="batch")),
+    "resnet18": Case("ResNet-18", lambda: ResNet18(num_classes=10)),
+    # Stock BackPACK and torch.func cannot run on BatchNorm in training mode, so here they can be compared.
+    "resnet18-eval": Case(
+        "ResNet-18, BatchNorm in evaluation mode", lambda: ResNet18(num_classes=10).eval(), batches=(32,)
+    ),
+    "resnet18-imagenet": Case(
+        "ResNet-18, ImageNet size", lambda: ResNet18(num_classes=1000, stem="imagenet"), 224, 1000, (16,)
+    ),
+}
+
+
+@dataclass
+class Task:
+    """A model and the batch that it is trained on, again and again."""
+
+    model: nn.Module
+    images: Tensor  # [batch, 3, size, size]
+    labels: Tensor  # [batch]
+    setting: Setting
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The precision that forward and loss run in."""
+        mixed = self.setting.precision == "bf16-mixed"
+        return torch.autocast(self.images.device.type, dtype=torch.bfloat16, enabled=mixed)
+
+    def loss(self, model: nn.Module | None = None) -> Tensor:
+        """Mean cross-entropy of the batch under `model`, by default the task's own."""
+        with self.autocast():
+            return F.cross_entropy((model or self.model)(self.images), self.labels)
+
+
+def make_task(case: Case, batch: int, setting: Setting) -> Task:
+    """Build the model and a batch of noise, the same for every method.
+
+    Args:
+        case: The network.
+        batch: Number of examples.
+        setting: Where they live.
+
+    Returns:
+        The task.
+    """
+    torch.manual_seed(0)
+    images = torch.randn(batch, 3, case.image_size, case.image_size)
+    labels = torch.randint(case.num_classes, (batch,))
+    return Task(case.build().to(setting.device), images.to(setting.device), labels.to(setting.device), setting)

@@ -1,0 +1,210 @@
+"""Where the time of a VOGN step goes, by phase and by layer.
+
+    python -m benchmarks.speed.profile [--model resnet18] [--batch 32] [--rounds 7] [--threads 2] [--device cpu|cuda]
+        [--precision 32|bf16-mixed] [--json FILE]
+
+Phases are taken from whole steps, interleaved with plain passes: curvature is what a measured pass takes beyond noise and a
+plain forward and backward. Layers are timed alone, on the input and output gradient that they have in the model; what
+all layers together lack of the whole pass are activations, pooling, additions and the loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.provenance import provenance
+from benchmarks.speed.methods import LR, NUM_DATA
+from benchmarks.speed.models import MODELS, Task, make_task
+from benchmarks.speed.rounds import WARM_UP, stopwatch
+from benchmarks.speed.setting import Setting, add_arguments, read_setting
+from lightning_bayes import VOGN
+from lightning_bayes.curvature import make_engine
+from lightning_bayes.curvature.units import Unit, find_units
+
+PHASES = ("noise", "forward", "backward without curvature", "curvature", "update")
+
+
+@dataclass
+class Call:
+    """What one layer saw and gave in a pass."""
+
+    unit: Unit
+    x: Tensor
+    grad_output: Tensor
+
+
+@dataclass
+class LayerTimes:
+    """Median seconds of one layer alone."""
+
+    layer: str
+    weight: list[int]
+    output: list[int]
+    plain: float  # forward and backward
+    measured: float  # the same with per-example squares
+
+    @property
+    def curvature(self) -> float:
+        """Seconds that the squares add."""
+        return self.measured - self.plain
+
+
+def profile_phases(task: Task, rounds: int) -> dict[str, float]:
+    """Median seconds of each phase of a step.
+
+    Args:
+        task: Model and batch.
+        rounds: Rounds after the warm-up.
+
+    Returns:
+        Seconds by the names in `PHASES`.
+    """
+    limit = task.setting.workspace_mib
+    workspace: dict[str, Any] = {} if limit is None else {"workspace_mib": limit}
+    optimizer = VOGN(task.model, lr=LR, num_data=NUM_DATA, step_rule="trust_region", relative_noise=0.3, **workspace)
+    timed = stopwatch(task.setting.synchronise)
+    found = [_phases_once(task, optimizer, timed) for _ in range(rounds + WARM_UP)][WARM_UP:]
+    return {phase: statistics.median(seconds[phase] for seconds in found) for phase in PHASES}
+
+
+def _phases_once(task: Task, optimizer: VOGN, timed: Callable[[Callable[[], None]], float]) -> dict[str, float]:
+    losses: list[Tensor] = []
+
+    def sample() -> None:
+        with torch.no_grad(), optimizer.sampled_params():
+            pass
+
+    def measured_pass() -> None:
+        with optimizer.sampled_params():
+            task.loss().backward()
+
+    seconds = {"noise": timed(sample)}
+    seconds["forward"] = timed(lambda: losses.append(task.loss()))
+    seconds["backward without curvature"] = timed(lambda: losses[0].backward())
+    optimizer.zero_grad()
+    seconds["curvature"] = timed(measured_pass) - sum(seconds.values())
+    seconds["update"] = timed(lambda: optimizer.step())
+    return seconds
+
+
+def record_calls(task: Task) -> list[Call]:
+    """Input and output gradient of every layer with parameters, from one plain pass.
+
+    Args:
+        task: Model and batch.
+
+    Returns:
+        One call per layer, in the order of the forward.
+    """
+    calls: list[Call] = []
+    handles = [unit.module.register_forward_hook(_recorder(unit, calls)) for unit in find_units(task.model)]
+    try:
+        task.loss().backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    task.model.zero_grad()
+    return calls
+
+
+def _recorder(unit: Unit, calls: list[Call]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    def record(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        x = inputs[0].detach().requires_grad_(inputs[0].requires_grad)
+        call = Call(unit, x, torch.empty(0))
+        calls.append(call)
+        output.register_hook(lambda grad: setattr(call, "grad_output", grad.detach()))
+
+    return record
+
+
+def profile_layer(call: Call, setting: Setting, rounds: int) -> LayerTimes:
+    """Time one layer alone, plain and measured in turn.
+
+    Args:
+        call: What it saw.
+        setting: Where to run.
+        rounds: Rounds after the warm-up.
+
+    Returns:
+        Median seconds.
+    """
+    module, workspace = call.unit.module, setting.workspace_mib
+    engine = make_engine("fused", module, **({} if workspace is None else {"workspace_mib": workspace}))
+    timed = stopwatch(setting.synchronise)
+    seconds: dict[str, list[float]] = {"plain": [], "measured": []}
+    for _ in range(rounds + WARM_UP):
+        seconds["plain"].append(timed(lambda: _run(call, setting, nullcontext())))
+        seconds["measured"].append(timed(lambda: _run(call, setting, engine.capture())))
+    plain, measured = (statistics.median(values[WARM_UP:]) for values in seconds.values())
+    weight = next(module.parameters())
+    return LayerTimes(call.unit.label, list(weight.shape), list(call.grad_output.shape), plain, measured)
+
+
+def _run(call: Call, setting: Setting, capture: AbstractContextManager[Any]) -> None:
+    call.x.grad = None
+    call.unit.module.zero_grad()
+    with capture:
+        with torch.autocast(setting.device, dtype=torch.bfloat16, enabled=setting.precision == "bf16-mixed"):
+            output = call.unit.module(call.x)
+        output.backward(call.grad_output)
+
+
+def phase_lines(phases: dict[str, float]) -> Iterator[str]:
+    """The table of phases."""
+    total = sum(phases.values())
+    yield f"{'phase':28} {'ms':>9} {'share':>7}"
+    for phase, seconds in phases.items():
+        yield f"{phase:28} {seconds * 1e3:9.2f} {seconds / total:7.1%}"
+    plain = phases["forward"] + phases["backward without curvature"]
+    yield f"{'sum':28} {total * 1e3:9.2f}   {total / plain:.2f} × a plain forward and backward"
+
+
+def layer_lines(layers: list[LayerTimes]) -> Iterator[str]:
+    """The table of layers."""
+    total = LayerTimes("all layers", [], [], sum(x.plain for x in layers), sum(x.measured for x in layers))
+    width = max(len(x.layer) for x in [*layers, total])
+    yield f"{'layer':{width}} {'weight':18} {'output':18} {'plain ms':>9} {'+ curvature':>11} {'ratio':>6}"
+    for x in [*layers, total]:
+        times = f"{x.plain * 1e3:9.3f} {x.curvature * 1e3:11.3f} {x.measured / x.plain:6.2f}"
+        yield f"{x.layer:{width}} {x.weight or ''!s:18} {x.output or ''!s:18} {times}"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet18", choices=MODELS)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    add_arguments(parser)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print both tables, and write JSON where asked."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    setting = read_setting(parser, options)
+    task = make_task(MODELS[options.model], options.batch, setting)
+    phases = profile_phases(task, options.rounds)
+    print("\n".join(phase_lines(phases)) + "\n", flush=True)
+    layers = [profile_layer(call, setting, options.rounds) for call in record_calls(task)]
+    print("\n".join(layer_lines(layers)))
+    if options.json:
+        kept = {**provenance(), **setting.describe(), "model": options.model, "batch": options.batch}
+        found = {"rounds": options.rounds, "phases": phases, "layers": [asdict(layer) for layer in layers]}
+        options.json.write_text(json.dumps({**kept, **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
