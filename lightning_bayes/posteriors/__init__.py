@@ -1,6 +1,12 @@
 """Posterior families over weights: sample, log_prob, entropy, kl, state_dict; and reading them from checkpoints."""
 
+from lightning_bayes.posteriors.base import AbstractPosterior
+from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
 from lightning_bayes.posteriors.checkpoint import CALLBACK_KEY, load_posterior, posterior_from_checkpoint
+from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_size
+from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
+from lightning_bayes.posteriors.linear_chain import linear_chain
+from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision
 from lightning_bayes.posteriors.mean_field import MeanField
 from lightning_bayes.posteriors.precision import (
     group_arguments,
@@ -15,10 +21,19 @@ from lightning_bayes.posteriors.precision import (
 
 __all__ = [
     "CALLBACK_KEY",
+    "AbstractPosterior",
+    "BlockTridiagonal",
+    "FullGaussian",
+    "MatrixGaussian",
     "MeanField",
+    "check_full_size",
     "group_arguments",
     "initial_curvature",
     "kl_weight_now",
+    "kronecker_precision",
+    "layer_matrix",
+    "layer_tensors",
+    "linear_chain",
     "load_posterior",
     "noise_floor",
     "posterior_from_checkpoint",

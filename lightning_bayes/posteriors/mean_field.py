@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -10,13 +9,12 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
-
-TensorDict = dict[str, Tensor]
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, cut
 
 
 @final
 @dataclass(frozen=True)
-class MeanField:
+class MeanField(AbstractPosterior):
     """A Gaussian posterior over named weights, independent across weights.
 
     Attributes:
@@ -58,80 +56,32 @@ class MeanField:
         """√Σ by parameter name."""
         return {name: precision.rsqrt() for name, precision in self.precision.items()}
 
-    def sample(self, generator: torch.Generator | None = None) -> TensorDict:
-        """Draw one set of weights.
+    def transform(self, noise: TensorDict) -> TensorDict:
+        """θ = μ + ε/√P; see `AbstractPosterior.transform`."""
+        return {name: mean + noise[name] * self.precision[name].rsqrt() for name, mean in self.mean.items()}
 
-        Args:
-            generator: Source of the noise, on the posterior's device; the global one by default.
+    def variance(self) -> TensorDict:
+        """1/P by parameter name."""
+        return {name: precision.reciprocal() for name, precision in self.precision.items()}
 
-        Returns:
-            θ = μ + ε/√P by parameter name, without `constants`.
-        """
-        return {
-            name: mean + torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype) * std
-            for (name, mean), std in zip(self.mean.items(), self.std.values(), strict=True)
-        }
+    def log_det_precision(self) -> Tensor:
+        """Σ_j log P_j."""
+        return torch.stack([precision.log().sum() for precision in self.precision.values()]).sum()
 
-    def log_prob(self, weights: TensorDict) -> Tensor:
-        """Log q(θ) in nats.
-
-        Args:
-            weights: θ by parameter name.
-
-        Returns:
-            A scalar.
-        """
-        terms = [
-            0.5 * (p.log() - math.log(2 * math.pi) - p * (weights[name] - self.mean[name]).square()).sum()
-            for name, p in self.precision.items()
-        ]
-        return torch.stack(terms).sum()
-
-    def entropy(self) -> Tensor:
-        """H[q] in nats: ½ Σ_j (1 + log 2π - log P_j), a scalar."""
-        terms = [0.5 * (1 + math.log(2 * math.pi) - p.log()).sum() for p in self.precision.values()]
-        return torch.stack(terms).sum()
-
-    def kl(self) -> Tensor:
-        """KL(q ‖ p) in nats: ½ Σ_j (δ/P_j + δ μ_j² - 1 + log P_j - log δ), a scalar."""
-        terms = []
-        for name, p in self.precision.items():
-            delta = self.prior_precision[name]
-            terms.append(0.5 * (delta / p + delta * self.mean[name].square() - 1 + p.log() - math.log(delta)).sum())
+    def squared_distance(self, weights: TensorDict) -> Tensor:
+        """Σ_j P_j (θ_j - μ_j)²."""
+        terms = [(p * (weights[name] - self.mean[name]).square()).sum() for name, p in self.precision.items()]
         return torch.stack(terms).sum()
 
     def select(self, prefix: str) -> MeanField:
-        """The posterior of a submodule.
-
-        Args:
-            prefix: Beginning of its parameters' names, such as ``"model."``.
-
-        Returns:
-            The same posterior without the prefix and without what does not begin with it.
-
-        Raises:
-            PosteriorError: If no parameter begins with the prefix.
-        """
-
-        def cut(values: dict[str, Any]) -> dict[str, Any]:
-            return {name[len(prefix) :]: v for name, v in values.items() if name.startswith(prefix)}
-
-        if not cut(self.mean):
-            raise PosteriorError(
-                f"No parameter of the posterior begins with {prefix!r}; it has {', '.join(self.mean)}."
-            )
+        """The posterior of a submodule; see `AbstractPosterior.select`."""
+        self._require_selected(prefix)
         return MeanField(
-            cut(self.mean), cut(self.precision), cut(self.prior_precision), self.num_data, cut(self.constants)
-        )
-
-    def to(self, device: torch.device | str) -> MeanField:
-        """The posterior on another device."""
-
-        def moved(values: TensorDict) -> TensorDict:
-            return {name: value.to(device) for name, value in values.items()}
-
-        return MeanField(
-            moved(self.mean), moved(self.precision), self.prior_precision, self.num_data, moved(self.constants)
+            cut(self.mean, prefix),
+            cut(self.precision, prefix),
+            cut(self.prior_precision, prefix),
+            self.num_data,
+            cut(self.constants, prefix),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,8 +93,3 @@ class MeanField:
             "num_data": self.num_data,
             "constants": self.constants,
         }
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> MeanField:
-        """Inverse of `state_dict`."""
-        return cls(**state)

@@ -1,0 +1,107 @@
+"""The two Kronecker factors of a layer's curvature: Martens & Grosse 2015, and Grosse & Martens 2016 for convolutions.
+
+    A = (1/B) Σ_i Σ_t ā_it ā_itᵀ        S = (1/(B T)) Σ_i Σ_t δ_it δ_itᵀ
+
+    S ⊗ A ≈ (1/B) Σ_i vec(g_i) vec(g_i)ᵀ        g_i = Σ_t δ_it ā_itᵀ        vec: row by row
+
+https://arxiv.org/abs/1503.05671, https://arxiv.org/abs/1602.01407. This is the one scale convention of the package: a mean
+over examples, for the mean loss without prior. δ_it is the gradient of example i's **own** loss; backward of a mean over B
+examples leaves 1/B of it. With labels that the model draws (`Likelihood.sampled_loss`) the product approximates the
+Fisher, with data labels the empirical Fisher. It is exact for one example with one position, and where inputs and
+gradients are independent, as in a deep linear network. The groups of a convolution have a pair of factors each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.factors.rows import input_rows, output_rows
+from lightning_bayes.curvature.rules.registry import rule_type
+from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
+from lightning_bayes.errors import ShapeError
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def has_factors(layer: nn.Module) -> bool:
+    """Whether the layer has Kronecker factors: it computes what ``nn.Linear`` or a convolution computes."""
+    return rule_type(layer) in _LAYERS
+
+
+def input_factor(layer: nn.Module, x: Tensor, *, bias: bool = True, workspace: Workspace | None = None) -> Tensor:
+    """A, the second moment of the layer's input, summed over positions and averaged over examples.
+
+    Args:
+        layer: A layer that `has_factors`.
+        x: Its input, ``[B, …]``.
+        bias: Whether the layer's bias, if it has one, is part of the matrix.
+        workspace: How many examples are unfolded at once; 64 MiB by default.
+
+    Returns:
+        ``[K, K]``, or ``[groups, K, K]`` for a convolution with groups; K = in / groups · |kernel|, and one more for the
+        bias.
+
+    Example:
+        >>> input_factor(nn.Linear(1, 5), torch.tensor([[1.0], [3.0]]))
+        tensor([[5., 2.],
+                [2., 1.]])
+    """
+    bias = bias and layer.bias is not None
+    one = input_rows(layer, x[:1], bias)
+    size = (workspace or Workspace(DEFAULT_MIB)).examples_at_once(one.numel())
+    total = _moment(one)
+    for part in torch.split(x[1:], size):
+        total = total + _moment(input_rows(layer, part, bias))
+    return total / max(1, len(x))
+
+
+def output_factor(layer: nn.Module, grad_output: Tensor) -> Tensor:
+    """S, the second moment of the layer's output gradient, averaged over positions and examples.
+
+    Args:
+        layer: A layer that `has_factors`.
+        grad_output: Gradient of every example's own loss with respect to the layer's output, ``[B, …]``: for backward
+            of a mean loss, B times what arrives.
+
+    Returns:
+        ``[out, out]``, or ``[groups, out / groups, out / groups]``.
+
+    Example:
+        >>> output_factor(nn.Linear(5, 1), torch.tensor([[1.0], [3.0]]))
+        tensor([[5.]])
+    """
+    rows = output_rows(layer, grad_output)
+    return _moment(rows) / max(1, rows.shape[-2])
+
+
+def link_factors(
+    layer: nn.Linear, x: Tensor, grad_output: Tensor, after: nn.Linear, next_x: Tensor, next_grad_output: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The block between two linear layers: (1/B) Σ_i δ_i δ'_iᵀ and (1/B) Σ_i ā_i ā'_iᵀ, Martens & Grosse 2015, sect. 4.3.
+
+    Args:
+        layer: The earlier layer.
+        x: Its input, ``[B, in]``.
+        grad_output: Its output gradient as in `output_factor`, ``[B, out]``.
+        after: The later layer.
+        next_x: Its input, ``[B, next in]``.
+        next_grad_output: Its output gradient, ``[B, next out]``.
+
+    Returns:
+        S ``[out, next out]`` and A ``[K, next K]``.
+
+    Raises:
+        ShapeError: If the inputs have positions, for which the block is not defined.
+    """
+    if x.dim() != 2 or next_x.dim() != 2:
+        raise ShapeError(
+            f"The curvature between two layers needs inputs [examples, features], but got {list(x.shape)} and "
+            f"{list(next_x.shape)}. Use Noisy K-FAC without links for layers with positions."
+        )
+    inputs = input_rows(layer, x, layer.bias is not None), input_rows(after, next_x, after.bias is not None)
+    return grad_output.mT @ next_grad_output / len(x), inputs[0].mT @ inputs[1] / len(x)
+
+
+def _moment(rows: Tensor) -> Tensor:
+    return rows.mT @ rows

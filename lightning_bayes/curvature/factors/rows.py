@@ -1,0 +1,67 @@
+"""What a layer's weight matrix sees at every position of every example, and the gradient it gets back there.
+
+A layer with weight sharing applies one matrix W (bias as last column) at T positions: s_it = W ā_it, where ā_it ends with
+a 1 if there is a bias. The gradient of example i is Σ_t δ_it ā_itᵀ. A linear layer's positions are the dimensions between
+the example and the features; a convolution's are its output positions, and ā_it is an input patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.rules.patches import Conv, input_patches, padded
+
+Rows: TypeAlias = Callable[[Any, Tensor], Tensor]
+
+
+def input_rows(layer: nn.Module, x: Tensor, bias: bool) -> Tensor:
+    """The vectors ā_it.
+
+    Args:
+        layer: ``nn.Linear`` or ``nn.Conv1d/2d/3d``.
+        x: Its input, ``[B, …]``.
+        bias: Whether ā ends with a 1.
+
+    Returns:
+        ``[B · T, K]``, or ``[groups, B · T, K]`` for a convolution with groups.
+    """
+    rows = _conv_input(layer, x) if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) else x.flatten(0, -2)
+    return torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1) if bias else rows
+
+
+def output_rows(layer: nn.Module, grad_output: Tensor) -> Tensor:
+    """The vectors δ_it.
+
+    Args:
+        layer: As in `input_rows`.
+        grad_output: Gradient with respect to its output, ``[B, …]``.
+
+    Returns:
+        ``[B · T, out]``, or ``[groups, B · T, out / groups]``.
+    """
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        grouped = torch.unflatten(grad_output.flatten(2), 1, (layer.groups, -1))  # [B, groups, out / groups, T]
+        return _as_rows(grouped)
+    return grad_output.flatten(0, -2)
+
+
+def _conv_input(layer: Conv, x: Tensor) -> Tensor:
+    x = padded(layer, x)
+    positions = torch.Size(
+        (size - dilation * (kernel - 1) - 1) // stride + 1
+        for size, kernel, stride, dilation in zip(
+            x.shape[2:], layer.kernel_size, layer.stride, layer.dilation, strict=True
+        )
+    )
+    patches = input_patches(layer, x, positions)
+    return _as_rows(patches.reshape(len(x), layer.groups, layer.weight[0].numel(), positions.numel()))
+
+
+def _as_rows(values: Tensor) -> Tensor:
+    """``[B, groups, K, T]`` to ``[groups, B · T, K]``, without the first dimension if it is 1."""
+    rows = values.permute(1, 0, 3, 2).flatten(1, 2)
+    return rows[0] if len(rows) == 1 else rows

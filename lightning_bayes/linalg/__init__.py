@@ -1,0 +1,22 @@
+"""Structured matrices: Kronecker products, their differences and chains, damping, Cholesky with a stated jitter ladder.
+
+Everything is a pure function of tensors; leading dimensions ``[..., n, n]`` are a batch of matrices.
+"""
+
+from lightning_bayes.linalg.block_tridiagonal import BlockTridiagonalInverse
+from lightning_bayes.linalg.cholesky import JITTER_LADDER, NotPositiveDefiniteError, cholesky, inverse_root
+from lightning_bayes.linalg.damping import pi_damped, pi_ratio
+from lightning_bayes.linalg.difference import DifferenceInverse
+from lightning_bayes.linalg.kronecker import KroneckerProduct
+
+__all__ = [
+    "JITTER_LADDER",
+    "BlockTridiagonalInverse",
+    "DifferenceInverse",
+    "KroneckerProduct",
+    "NotPositiveDefiniteError",
+    "cholesky",
+    "inverse_root",
+    "pi_damped",
+    "pi_ratio",
+]

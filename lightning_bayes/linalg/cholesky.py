@@ -1,0 +1,101 @@
+"""Cholesky factors of matrices that are positive definite up to rounding.
+
+A running average of outer products is positive semi-definite; rounding, or a dead unit without damping, may take the
+last bit. What is added to the diagonal then, in units of the mean of the diagonal, is stated by `JITTER_LADDER`: the
+first rung that factorises is taken, for each matrix of a batch on its own, and a matrix that none of them saves is an
+error.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.errors import BayesError, NonFiniteError, ShapeError
+
+JITTER_LADDER = (0.0, 1e-7, 1e-6, 1e-5, 1e-4)  # times the mean of the diagonal
+
+
+class NotPositiveDefiniteError(BayesError, ArithmeticError):
+    """A matrix has no Cholesky factor, also with jitter."""
+
+
+def cholesky(matrix: Tensor, name: str = "matrix") -> Tensor:
+    """Lower-triangular L with L Lᵀ = matrix + jitter · I; entries that are not finite are a `NonFiniteError`.
+
+    Args:
+        matrix: Symmetric positive definite up to rounding, ``[..., n, n]``.
+        name: What error messages call it, such as ``"factor S of layer 'fc1'"``.
+
+    Returns:
+        L, ``[..., n, n]``.
+
+    Raises:
+        ShapeError: If the matrix is not square.
+        NotPositiveDefiniteError: If the last rung of `JITTER_LADDER` does not suffice.
+
+    Example:
+        >>> cholesky(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))
+        tensor([[2., 0.],
+                [1., 1.]])
+    """
+    if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ShapeError(f"The {name} has shape {list(matrix.shape)}; a Cholesky factor needs square matrices.")
+    factor, failed = _attempt(matrix)
+    if not failed.any():  # the usual case costs one factorisation
+        return factor
+    _require_finite(matrix, name)
+    size = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    jitter = torch.zeros_like(size)
+    for rung in JITTER_LADDER[1:]:
+        jitter = torch.where(failed, rung * size, jitter)
+        factor, failed = _attempt(matrix + _times_identity(jitter, matrix))
+        if not failed.any():
+            return factor
+    raise NotPositiveDefiniteError(_not_positive_definite(matrix, name))
+
+
+def inverse_root(matrix: Tensor, name: str = "matrix") -> Tensor:
+    """R = L⁻ᵀ with R Rᵀ = matrix⁻¹: R ε with ε ~ N(0, I) has the covariance matrix⁻¹.
+
+    Args:
+        matrix: Symmetric positive definite, ``[..., n, n]``.
+        name: What error messages call it.
+
+    Returns:
+        R, upper triangular, ``[..., n, n]``.
+    """
+    factor = cholesky(matrix, name)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
+    root: Tensor = torch.linalg.solve_triangular(factor.mT, identity, upper=True)
+    return root
+
+
+def _attempt(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor, and whether there is none, ``[...]``."""
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    return factor, (info > 0) | ~factor.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)  # √∞ counts as a success
+
+
+def _times_identity(values: Tensor, like: Tensor) -> Tensor:
+    identity = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+    return values[..., None, None] * identity
+
+
+def _require_finite(matrix: Tensor, name: str) -> None:
+    wrong = int((~matrix.isfinite()).sum())
+    if wrong:
+        raise NonFiniteError(
+            f"The {name} {list(matrix.shape)} has {wrong} entries that are not finite. Look for an overflow in the "
+            "layer's input or output gradient; a smaller learning rate or float32 instead of half precision helps."
+        )
+
+
+def _not_positive_definite(matrix: Tensor, name: str) -> str:
+    eigenvalues = torch.linalg.eigvalsh(matrix.double())
+    least, largest = float(eigenvalues.min()), float(eigenvalues.max())
+    return (
+        f"The {name} {list(matrix.shape)} has no Cholesky factor: its eigenvalues reach from {least:.3g} to "
+        f"{largest:.3g}, and adding {JITTER_LADDER[-1]:g} of its mean diagonal did not help. Use a larger damping or "
+        "prior_precision; without either a singular curvature has no inverse."
+    )

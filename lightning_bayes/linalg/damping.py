@@ -1,0 +1,57 @@
+"""Damping of a Kronecker product that keeps it a Kronecker product, Martens & Grosse 2015, section 6.3.
+
+    S ⊗ A + γ I  ≈  (S + √γ/π I) ⊗ (A + π√γ I)        π = √( (tr A / dim A) / (tr S / dim S) )
+
+https://arxiv.org/abs/1503.05671. The right-hand side is larger by √γ (S π ⊗ I + I ⊗ A / π); this π makes the two excess
+terms equally large in trace norm, and the result the same for every split of a scale between A and S.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.linalg.kronecker import KroneckerProduct
+
+MAX_RATIO = 1e6
+
+
+def pi_ratio(product: KroneckerProduct) -> Tensor:
+    """π of a product S ⊗ A of positive semi-definite factors.
+
+    Args:
+        product: S and A, ``[..., n, n]``.
+
+    Returns:
+        π, ``[...]``, within [1e-6, 1e6]: where one factor vanishes (a dead layer) the bound makes the damped product
+        γ I, as it should be; where both do, π = 1.
+    """
+    left = product.left.diagonal(dim1=-2, dim2=-1).mean(-1)
+    right = product.right.diagonal(dim1=-2, dim2=-1).mean(-1)
+    ratio = (right.clamp_min(0) / left.clamp_min(0)).sqrt()
+    return torch.where((left <= 0) & (right <= 0), 1.0, ratio.clamp(1 / MAX_RATIO, MAX_RATIO))
+
+
+def pi_damped(product: KroneckerProduct, damping: float | Tensor) -> KroneckerProduct:
+    """(S + √γ/π I) ⊗ (A + π√γ I).
+
+    Args:
+        product: S and A, ``[..., n, n]``.
+        damping: γ, at least 0; one number or ``[...]``.
+
+    Returns:
+        The damped factors.
+
+    Example:
+        >>> damped = pi_damped(KroneckerProduct(4 * torch.eye(2), torch.eye(3)), 0.01)
+        >>> damped.left.diagonal(), damped.right.diagonal()
+        (tensor([4.2000, 4.2000]), tensor([1.0500, 1.0500, 1.0500]))
+    """
+    ratio = pi_ratio(product)
+    root = torch.as_tensor(damping, dtype=ratio.dtype, device=ratio.device).sqrt()
+    return KroneckerProduct(_shifted(product.left, root / ratio), _shifted(product.right, root * ratio))
+
+
+def _shifted(matrix: Tensor, amount: Tensor) -> Tensor:
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return matrix + amount[..., None, None] * identity

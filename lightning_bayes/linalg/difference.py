@@ -1,0 +1,94 @@
+"""(A ⊗ B - C ⊗ D)⁻¹ without forming it, Martens & Grosse 2015, appendix B (https://arxiv.org/abs/1503.05671).
+
+With A = L Lᵀ, L⁻¹ C L⁻ᵀ = E₁ diag(s₁) E₁ᵀ and K₁ = L⁻ᵀ E₁ both matrices are diagonal in K₁,
+
+    K₁ᵀ A K₁ = I        K₁ᵀ C K₁ = diag(s₁)        and so with K₂ of B and D
+
+    (A ⊗ B - C ⊗ D)⁻¹ = (K₁ ⊗ K₂) diag(1 / (1 - s₁ s₂ᵀ)) (K₁ ⊗ K₂)ᵀ
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.linalg.cholesky import cholesky
+from lightning_bayes.linalg.kronecker import KroneckerProduct
+
+SPECTRUM_FLOOR = 1e-4  # least 1 - s₁ s₂: rounding, and layers that determine each other, would make it zero
+
+
+class DifferenceInverse(NamedTuple):
+    """The inverse of A ⊗ B - C ⊗ D in factored form; build it with `of`.
+
+    Attributes:
+        basis: K₁ ⊗ K₂.
+        inverse_basis: K₁⁻¹ ⊗ K₂⁻¹.
+        spectrum: 1 - s₁ s₂ᵀ, ``[..., m, n]``, at least `SPECTRUM_FLOOR`.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> DifferenceInverse.of(KroneckerProduct(one, 4 * one), KroneckerProduct(one, 2 * one)).matvec(one)
+        tensor([[0.5000]])
+    """
+
+    basis: KroneckerProduct
+    inverse_basis: KroneckerProduct
+    spectrum: Tensor
+
+    @classmethod
+    def of(
+        cls, product: KroneckerProduct, subtracted: KroneckerProduct | None, name: str = "Kronecker product"
+    ) -> DifferenceInverse:
+        """Factorise.
+
+        Args:
+            product: A ⊗ B, symmetric positive definite factors.
+            subtracted: C ⊗ D, symmetric positive semi-definite and below A ⊗ B; None for nothing.
+            name: What error messages call A ⊗ B.
+
+        Returns:
+            The inverse of the difference.
+        """
+        others = (None, None) if subtracted is None else subtracted
+        left = _diagonalised(product.left, others[0], f"left factor S of {name}")
+        right = _diagonalised(product.right, others[1], f"right factor A of {name}")
+        spectrum = 1 - left[2][..., :, None] * right[2][..., None, :]
+        return cls(
+            KroneckerProduct(left[0], right[0]),
+            KroneckerProduct(left[1], right[1]),
+            spectrum.clamp_min(SPECTRUM_FLOOR),
+        )
+
+    def matvec(self, x: Tensor) -> Tensor:
+        """(A ⊗ B - C ⊗ D)⁻¹ vec(X) as a matrix ``[..., m, n]``."""
+        return self.basis.matvec(self.basis.transpose().matvec(x) / self.spectrum)
+
+    def root(self, noise: Tensor) -> Tensor:
+        """T vec(noise) with T Tᵀ = (A ⊗ B - C ⊗ D)⁻¹, for sampling."""
+        return self.basis.matvec(noise * self.spectrum.rsqrt())
+
+    def inverse_root(self, x: Tensor) -> Tensor:
+        """T⁻¹ vec(X), the inverse of `root`."""
+        return self.inverse_basis.matvec(x) * self.spectrum.sqrt()
+
+    def log_det(self) -> Tensor:
+        """Log det of the difference itself (not of its inverse), ``[...]``."""
+        rows, columns = self.spectrum.shape[-2:]
+        left: Tensor = torch.linalg.slogdet(self.inverse_basis.left).logabsdet
+        right: Tensor = torch.linalg.slogdet(self.inverse_basis.right).logabsdet
+        return 2 * (columns * left + rows * right) + self.spectrum.log().sum((-2, -1))
+
+
+def _diagonalised(matrix: Tensor, other: Tensor | None, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """K, K⁻¹ and s with Kᵀ matrix K = I and Kᵀ other K = diag(s)."""
+    factor = cholesky(matrix, name)
+    if other is None:
+        vectors, values = torch.eye(matrix.shape[-1]).to(matrix).expand_as(matrix), torch.zeros_like(matrix[..., 0])
+    else:
+        half = torch.linalg.solve_triangular(factor, other, upper=False)
+        whitened = torch.linalg.solve_triangular(factor, half.mT, upper=False)
+        values, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
+    return torch.linalg.solve_triangular(factor.mT, vectors, upper=True), vectors.mT @ factor.mT, values

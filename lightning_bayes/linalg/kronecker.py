@@ -1,0 +1,101 @@
+"""The Kronecker product of two matrices, without ever forming it.
+
+    (L ⊗ R) vec(X) = vec(L X Rᵀ)
+
+where vec flattens a matrix row by row, as ``X.flatten()`` does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.linalg.cholesky import cholesky, inverse_root
+
+
+class KroneckerProduct(NamedTuple):
+    """left ⊗ right, which acts on matrices ``[..., m, n]`` flattened row by row.
+
+    Attributes:
+        left: L, ``[..., p, m]``; for a layer's curvature S, from the output gradients.
+        right: R, ``[..., q, n]``; for a layer's curvature A, from the inputs.
+
+    Example:
+        >>> product = KroneckerProduct(2 * torch.eye(2), torch.tensor([[3.0]]))
+        >>> product.matvec(torch.ones(2, 1)).flatten(), round(product.log_det().item(), 4)
+        (tensor([6., 6.]), 3.5835)
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def matvec(self, x: Tensor) -> Tensor:
+        """(L ⊗ R) vec(X) as a matrix, L X Rᵀ; ``x [..., m, n]`` to ``[..., p, q]``."""
+        return self.left @ x @ self.right.mT
+
+    def transpose(self) -> KroneckerProduct:
+        """(L ⊗ R)ᵀ = Lᵀ ⊗ Rᵀ."""
+        return KroneckerProduct(self.left.mT, self.right.mT)
+
+    def compose(self, other: KroneckerProduct) -> KroneckerProduct:
+        """(L ⊗ R)(L' ⊗ R') = L L' ⊗ R R'."""
+        return KroneckerProduct(self.left @ other.left, self.right @ other.right)
+
+    def inverse_root(self, name: str = "Kronecker product") -> KroneckerProduct:
+        """T = T_L ⊗ T_R with T Tᵀ = (L ⊗ R)⁻¹, for symmetric positive definite factors.
+
+        Args:
+            name: What error messages call the product.
+
+        Returns:
+            Its two upper-triangular factors.
+        """
+        return KroneckerProduct(
+            inverse_root(self.left, f"left factor S of {name}"), inverse_root(self.right, f"right factor A of {name}")
+        )
+
+    def inverse(self, name: str = "Kronecker product") -> KroneckerProduct:
+        """(L ⊗ R)⁻¹ = L⁻¹ ⊗ R⁻¹, for symmetric positive definite factors; `name` for error messages."""
+        root = self.inverse_root(name)
+        return root.compose(root.transpose())
+
+    def log_det(self, name: str = "Kronecker product") -> Tensor:
+        """Log det (L ⊗ R) = n log det L + m log det R, ``[...]``; `name` for error messages."""
+        left = _log_det(self.left, f"left factor S of {name}")
+        return self.right.shape[-1] * left + self.left.shape[-1] * _log_det(self.right, f"right factor A of {name}")
+
+    def trace(self) -> Tensor:
+        """Tr (L ⊗ R) = tr L · tr R, ``[...]``."""
+        return _diagonal(self.left).sum(-1) * _diagonal(self.right).sum(-1)
+
+    def diagonal(self) -> Tensor:
+        """The diagonal as a matrix: diag(L) diag(R)ᵀ, ``[..., m, n]``."""
+        return _diagonal(self.left)[..., :, None] * _diagonal(self.right)[..., None, :]
+
+    def squared_rows(self, weights: Tensor | float = 1.0) -> Tensor:
+        """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix.
+
+        Args:
+            weights: Matrix ``[..., m, n]``, or one number for all.
+
+        Returns:
+            (L²) weights (R²)ᵀ with element-wise squares, ``[..., p, q]``.
+        """
+        shape = (*self.left.shape[:-2], self.left.shape[-1], self.right.shape[-1])
+        weights = torch.as_tensor(weights, dtype=self.left.dtype, device=self.left.device).expand(shape)
+        return self.left.square() @ weights @ self.right.square().mT
+
+    def dense(self) -> Tensor:
+        """The product itself, ``[..., p·q, m·n]``; for small matrices."""
+        blocks = self.left[..., :, None, :, None] * self.right[..., None, :, None, :]
+        return blocks.flatten(-4, -3).flatten(-2)
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1)
+
+
+def _log_det(matrix: Tensor, name: str) -> Tensor:
+    return 2 * _diagonal(cholesky(matrix, name)).log().sum(-1)

@@ -1,0 +1,50 @@
+"""When curvature is measured and inverted again: every T_stats and every T_inv updates, layers taking turns."""
+
+from __future__ import annotations
+
+from lightning_bayes.errors import HyperparameterError
+
+
+def is_due(step: int, interval: int, offset: int = 0) -> bool:
+    """Whether something that is done every `interval` updates is due; at the first update everything is.
+
+    Args:
+        step: Number of the update, from 1.
+        interval: T.
+        offset: Delay, such as the layer's number: spreads the work of many layers over the interval.
+
+    Returns:
+        Whether it is due.
+
+    Example:
+        >>> [step for step in range(1, 12) if is_due(step, 5)], [step for step in range(1, 12) if is_due(step, 5, 2)]
+        ([1, 6, 11], [1, 3, 8])
+    """
+    return step == 1 or (step - 1 - offset) % interval == 0
+
+
+def check_intervals(stats_interval: int, inverse_interval: int) -> None:
+    """Require whole numbers of at least 1, and no inverse without new statistics.
+
+    Args:
+        stats_interval: T_stats.
+        inverse_interval: T_inv.
+
+    Raises:
+        HyperparameterError: If they are not.
+    """
+    named = {"stats_interval": stats_interval, "inverse_interval": inverse_interval}
+    wrong = [
+        f"{name}={value!r} must be a whole number of at least 1" for name, value in named.items() if not _ok(value)
+    ]
+    if wrong:
+        raise HyperparameterError("; ".join(wrong) + ".")
+    if inverse_interval < stats_interval:
+        raise HyperparameterError(
+            f"inverse_interval={inverse_interval} is below stats_interval={stats_interval}: it would invert factors that "
+            f"have not changed. Use inverse_interval={stats_interval} or more."
+        )
+
+
+def _ok(value: object) -> bool:
+    return isinstance(value, int) and value >= 1

@@ -1,0 +1,159 @@
+"""What every Gaussian posterior over weights does, from five quantities that its family fills in.
+
+    θ = μ + T ε,  T Tᵀ = Σ        log det Σ⁻¹        (θ-μ)ᵀ Σ⁻¹ (θ-μ)        diag Σ        its state as tensors
+
+The prior is p(θ) = Π_j N(θ_j; 0, 1/δ_j), so that
+
+    log q(θ) = ½ (log det Σ⁻¹ - D log 2π - (θ-μ)ᵀ Σ⁻¹ (θ-μ))
+    H[q]     = ½ (D (1 + log 2π) - log det Σ⁻¹)
+    KL(q ‖ p) = ½ (Σ_j (δ_j (Σ_jj + μ_j²) - log δ_j) - D + log det Σ⁻¹)
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.errors import PosteriorError
+
+TensorDict: TypeAlias = dict[str, Tensor]
+ValueT = TypeVar("ValueT")
+PosteriorT = TypeVar("PosteriorT", bound="AbstractPosterior")
+
+
+class AbstractPosterior(ABC):
+    """A Gaussian posterior over named weights.
+
+    Attributes:
+        mean: μ by parameter name.
+        prior_precision: δ by parameter name.
+        num_data: N, the number of training examples the posterior has seen.
+        constants: Parameters without noise and buffers (BatchNorm statistics, say) by name: what else a prediction needs.
+    """
+
+    mean: TensorDict
+    prior_precision: dict[str, float]
+    num_data: float
+    constants: TensorDict
+
+    @abstractmethod
+    def transform(self, noise: TensorDict) -> TensorDict:
+        """Turn standard normal noise into weights.
+
+        Args:
+            noise: ε by parameter name, shaped like the mean.
+
+        Returns:
+            θ = μ + T ε with T Tᵀ = Σ, by parameter name.
+        """
+
+    @abstractmethod
+    def variance(self) -> TensorDict:
+        """Variances, diag Σ, by parameter name."""
+
+    @abstractmethod
+    def log_det_precision(self) -> Tensor:
+        """Log det Σ⁻¹, a scalar."""
+
+    @abstractmethod
+    def squared_distance(self, weights: TensorDict) -> Tensor:
+        """(θ-μ)ᵀ Σ⁻¹ (θ-μ), a scalar.
+
+        Args:
+            weights: θ by parameter name.
+        """
+
+    @abstractmethod
+    def select(self: PosteriorT, prefix: str) -> PosteriorT:
+        """The posterior of a submodule.
+
+        Args:
+            prefix: Beginning of its parameters' names, such as ``"model."``.
+
+        Returns:
+            The marginal of its weights, without the prefix.
+
+        Raises:
+            PosteriorError: If no parameter begins with the prefix.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``."""
+
+    def sample(self, generator: torch.Generator | None = None) -> TensorDict:
+        """Draw one set of weights.
+
+        Args:
+            generator: Source of the noise, on the posterior's device; the global one by default.
+
+        Returns:
+            θ by parameter name, without `constants`.
+        """
+        return self.transform(
+            {
+                name: torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+                for name, mean in self.mean.items()
+            }
+        )
+
+    def log_prob(self, weights: TensorDict) -> Tensor:
+        """Log q(θ) in nats.
+
+        Args:
+            weights: θ by parameter name.
+
+        Returns:
+            A scalar.
+        """
+        return 0.5 * (self.log_det_precision() - self._size * math.log(2 * math.pi) - self.squared_distance(weights))
+
+    def entropy(self) -> Tensor:
+        """H[q] in nats, a scalar."""
+        return 0.5 * (self._size * (1 + math.log(2 * math.pi)) - self.log_det_precision())
+
+    def kl(self) -> Tensor:
+        """KL(q ‖ p) in nats, a scalar."""
+        variances, terms = self.variance(), []
+        for name, mean in self.mean.items():
+            delta = self.prior_precision[name]
+            terms.append((delta * (variances[name] + mean.square()) - 1 - math.log(delta)).sum())
+        return 0.5 * (torch.stack(terms).sum() + self.log_det_precision())
+
+    def to(self: PosteriorT, device: torch.device | str) -> PosteriorT:
+        """The posterior on another device."""
+        return self.from_state_dict(moved(self.state_dict(), device))
+
+    @classmethod
+    def from_state_dict(cls: type[PosteriorT], state: dict[str, Any]) -> PosteriorT:
+        """Inverse of `state_dict`."""
+        return cls(**state)
+
+    @property
+    def _size(self) -> int:
+        return sum(mean.numel() for mean in self.mean.values())
+
+    def _require_selected(self, prefix: str) -> None:
+        if not cut(self.mean, prefix):
+            raise PosteriorError(
+                f"No parameter of the posterior begins with {prefix!r}; it has {', '.join(self.mean)}."
+            )
+
+
+def cut(values: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
+    """Keep what begins with `prefix`, without it."""
+    return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
+
+
+def moved(value: Any, device: torch.device | str) -> Any:
+    """Move all tensors inside dictionaries, tuples and lists to a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {name: moved(inner, device) for name, inner in value.items()}
+    return type(value)(moved(inner, device) for inner in value) if isinstance(value, (tuple, list)) else value

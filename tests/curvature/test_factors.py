@@ -1,0 +1,228 @@
+"""Kronecker factors against loops over examples, and against the exact Fisher where theory says they are equal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from random_matrices import F64, normal, seeded
+from torch import nn
+
+from lightning_bayes.curvature.factors import has_factors, input_factor, link_factors, output_factor
+from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.errors import ShapeError
+
+CASES = {
+    "linear": (nn.Linear(3, 4), (3,)),
+    "linear without bias": (nn.Linear(3, 4, bias=False), (3,)),
+    "linear with positions": (nn.Linear(3, 4), (2, 5, 3)),
+    "conv1d": (nn.Conv1d(2, 4, 3, stride=2, padding=1), (2, 9)),
+    "conv2d": (nn.Conv2d(2, 4, (3, 2), dilation=(1, 2), padding="valid"), (2, 6, 7)),
+    "conv2d same": (nn.Conv2d(2, 4, (3, 2), padding="same", dilation=(1, 2), bias=False), (2, 4, 5)),
+    "conv2d reflect": (nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), (2, 4, 5)),
+    "conv2d groups": (nn.Conv2d(4, 6, 3, groups=2, padding=1), (4, 5, 4)),
+    "conv2d depthwise": (nn.Conv2d(3, 3, 2, groups=3), (3, 4, 4)),
+    "conv3d": (nn.Conv3d(2, 3, 2, stride=(1, 2, 1)), (2, 3, 4, 3)),
+}
+
+
+def case(name, batch=5):
+    layer, shape = CASES[name]
+    layer, x = layer.double(), normal(batch, *shape, generator=seeded(0))
+    delta = normal(*layer(x).shape, generator=seeded(1))
+    return layer, x, delta
+
+
+def groups_of(layer):
+    return getattr(layer, "groups", 1)
+
+
+def per_example_gradients(layer, x, delta):
+    """[B, groups, out / groups, K], bias last, by one autograd call for each example."""
+    found = []
+    for one_x, one_delta in zip(x, delta, strict=True):
+        grads = torch.autograd.grad((layer(one_x[None]) * one_delta[None]).sum(), list(layer.parameters()))
+        matrix = torch.cat([g.flatten(1) if g.dim() > 1 else g[:, None] for g in grads], 1)
+        found.append(matrix.unflatten(0, (groups_of(layer), -1)))
+    return torch.stack(found)
+
+
+def vectors_by_position(layer, x, delta):
+    """Lists of (ā, δ) for each example and group, found by probing: δ of one position at a time recovers its ā."""
+    _, groups, rows, columns = per_example_gradients(layer, x[:1], delta[:1]).shape
+    conv = isinstance(layer, nn.modules.conv._ConvNd)
+    moved = delta.flatten(2) if conv else delta.flatten(1, -2).mT if delta.dim() > 2 else delta[..., None]
+    for i in range(len(x)):
+        for t in range(moved.shape[2]):
+            probe = torch.zeros_like(moved[:1])
+            probe[..., t] = 1
+            shaped = probe if conv else probe.mT
+            each = per_example_gradients(layer, x[i : i + 1], shaped.reshape(delta[:1].shape))[0]
+            yield each[:, 0], moved[i, :, t].view(groups, rows)
+    assert columns == each.shape[-1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_factors_are_means_over_examples_of_explicit_outer_products(name):
+    """A sums over the T positions, S averages over them (Grosse & Martens 2016): the scale table's KFC row."""
+    layer, x, delta = case(name, batch=3)
+    pairs = list(vectors_by_position(layer, x, delta))
+    inputs, outputs = (torch.stack(side, 1) for side in zip(*pairs, strict=True))  # [groups, B · T, …]
+    expected = inputs.mT @ inputs / len(x), outputs.mT @ outputs / len(pairs)
+    found = input_factor(layer, x), output_factor(layer, delta)
+    for ours, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, truth if groups_of(layer) > 1 else truth[0])
+
+
+@pytest.mark.parametrize("name", ["linear", "conv1d", "conv2d groups"])
+def test_the_workspace_changes_memory_and_nothing_else(name):
+    layer, x, _ = case(name, batch=7)
+    torch.testing.assert_close(input_factor(layer, x, workspace=Workspace(1e-5)), input_factor(layer, x))
+
+
+def test_the_bias_column_can_be_left_out():
+    layer, x, _ = case("conv2d")
+    torch.testing.assert_close(input_factor(layer, x, bias=False), input_factor(layer, x)[:-1, :-1])
+
+
+def dense(layer, x, delta):
+    left, right = output_factor(layer, delta), input_factor(layer, x)
+    return torch.kron(left, right) if left.dim() == 2 else torch.stack(list(map(torch.kron, left, right)))
+
+
+@pytest.mark.parametrize("name", ["linear", "linear without bias"])
+def test_one_example_is_exact(name):
+    layer, x, delta = case(name, batch=1)
+    grad = per_example_gradients(layer, x, delta)[0, 0].flatten()
+    torch.testing.assert_close(dense(layer, x, delta), torch.outer(grad, grad))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_one_example_of_a_convolution_with_one_position_is_exact(groups):
+    layer = nn.Conv2d(4, 6, 3, groups=groups).double()
+    x = normal(1, 4, 3, 3, generator=seeded(0))
+    delta = normal(1, 6, 1, 1, generator=seeded(1))
+    grads = per_example_gradients(layer, x, delta)[0].flatten(1)
+    expected = grads[:, :, None] * grads[:, None, :]
+    torch.testing.assert_close(dense(layer, x, delta), expected if groups > 1 else expected[0])
+
+
+def test_a_convolution_with_one_position_is_a_linear_layer():
+    conv = nn.Conv2d(2, 4, 3).double()
+    x, delta = normal(5, 2, 3, 3, generator=seeded(0)), normal(5, 4, 1, 1, generator=seeded(1))
+    linear = nn.Linear(18, 4)
+    torch.testing.assert_close(input_factor(conv, x), input_factor(linear, x.flatten(1)))
+    torch.testing.assert_close(output_factor(conv, delta), output_factor(linear, delta.flatten(1)))
+
+
+def test_a_deep_linear_network_with_gaussian_noise_is_exact():
+    """There δ depends on the noise of the label alone, a on the input alone, so E[S ⊗ A] factorises.
+
+    Every input meets every noise vector ±√d e_j, whose second moment is exactly the identity; std 1.
+    """
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(3, 2)).double()
+    noise = torch.cat([torch.eye(2, dtype=F64), -torch.eye(2, dtype=F64)]) * 2**0.5
+    x = normal(6, 3, generator=seeded(0)).repeat_interleave(4, 0)
+    kept = {}
+    for layer in net:
+        layer.register_forward_hook(lambda m, args, out: kept.__setitem__(m, (args[0], out)) or out.retain_grad())
+    outputs = net(x)
+    targets = outputs.detach() + noise.repeat(6, 1)
+    (0.5 * (outputs - targets).square().sum()).backward()  # a sum: every example's own gradient
+    for layer, (inputs, out) in kept.items():
+        grads = per_example_gradients(layer, inputs.detach(), out.grad).flatten(1)
+        fisher = grads.T @ grads / len(x)
+        torch.testing.assert_close(dense(layer, inputs.detach(), out.grad), fisher)
+
+
+def test_tanh_between_the_layers_breaks_the_equality():
+    """The factorisation is an approximation otherwise: the test above could fail."""
+    x, layer = normal(6, 3, generator=seeded(0)), nn.Linear(3, 2).double()
+    delta = x[:, :2] * 2  # depends on the input
+    grads = per_example_gradients(layer, x, delta).flatten(1)
+    assert (dense(layer, x, delta) - grads.T @ grads / 6).abs().max() > 0.1
+
+
+def test_the_scale_is_that_of_the_mean_over_examples():
+    """The trace of S ⊗ A of independent rows estimates mean_i |g_i|², whatever the batch size."""
+    layer = nn.Linear(3, 4).double()
+    x, delta = normal(20000, 3, generator=seeded(0)), normal(20000, 4, generator=seeded(1))
+    squares = per_example_norms(x, delta)
+    error = squares.std() / len(x) ** 0.5
+    found = output_factor(layer, delta).trace() * input_factor(layer, x).trace()
+    assert abs(found - squares.mean()) < 4 * error
+    repeated = output_factor(layer, delta.repeat(2, 1)), input_factor(layer, x.repeat(2, 1))
+    torch.testing.assert_close(repeated[0], output_factor(layer, delta))
+    torch.testing.assert_close(repeated[1], input_factor(layer, x))
+
+
+def per_example_norms(x, delta):
+    return delta.square().sum(1) * (x.square().sum(1) + 1)
+
+
+def test_gradients_of_a_mean_loss_come_back_with_the_batch_size():
+    layer, x = nn.Linear(3, 4).double(), normal(6, 3, generator=seeded(0))
+    y = torch.arange(6) % 4
+    out = layer(x)
+    (mean,) = torch.autograd.grad(F.cross_entropy(out, y), out, retain_graph=True)
+    (total,) = torch.autograd.grad(F.cross_entropy(out, y, reduction="sum"), out)
+    torch.testing.assert_close(output_factor(layer, 6 * mean), output_factor(layer, total))
+
+
+def test_links_are_means_of_outer_products_between_layers():
+    first, second = nn.Linear(3, 4).double(), nn.Linear(4, 2, bias=False).double()
+    x, after = normal(5, 3, generator=seeded(0)), normal(5, 4, generator=seeded(1))
+    delta, delta_after = normal(5, 4, generator=seeded(2)), normal(5, 2, generator=seeded(3))
+    left, right = link_factors(first, x, delta, second, after, delta_after)
+    rows = torch.cat([x, torch.ones(5, 1, dtype=F64)], 1)
+    torch.testing.assert_close(left, sum(map(torch.outer, delta, delta_after)) / 5)
+    torch.testing.assert_close(right, sum(map(torch.outer, rows, after)) / 5)
+
+
+def test_links_of_one_example_are_exact():
+    first, second = nn.Linear(3, 4).double(), nn.Linear(4, 2).double()
+    x, after = normal(1, 3, generator=seeded(0)), normal(1, 4, generator=seeded(1))
+    delta, delta_after = normal(1, 4, generator=seeded(2)), normal(1, 2, generator=seeded(3))
+    grads = [per_example_gradients(*of).flatten() for of in ((first, x, delta), (second, after, delta_after))]
+    torch.testing.assert_close(
+        torch.kron(*link_factors(first, x, delta, second, after, delta_after)), torch.outer(*grads)
+    )
+
+
+def test_links_with_positions_are_refused():
+    layer, x = nn.Linear(3, 3), torch.ones(2, 5, 3)
+    with pytest.raises(ShapeError, match=r"needs inputs \[examples, features\], but got \[2, 5, 3\]"):
+        link_factors(layer, x, x, layer, x, x)
+
+
+def test_layers_that_compute_something_else_have_no_factors():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    assert all(has_factors(layer) for layer, _ in CASES.values())
+    others = [Scaled(2, 3), nn.BatchNorm1d(3), nn.ConvTranspose1d(2, 2, 2), nn.Embedding(3, 2)]
+    assert not any(map(has_factors, others))
+
+
+def test_factors_agree_with_curvlinops():
+    pytest.importorskip("curvlinops", reason="the independent oracle curvlinops is not installed")
+    from curvlinops import KFACLinearOperator
+
+    model, x = nn.Sequential(nn.Linear(3, 4)).double(), normal(8, 3, generator=seeded(0))
+    y = torch.arange(8) % 4
+    operator = KFACLinearOperator(
+        model,
+        nn.CrossEntropyLoss(),
+        list(model.parameters()),
+        [(x, y)],
+        fisher_type="empirical",
+        separate_weight_and_bias=False,
+    )
+    out = model(x)
+    (delta,) = torch.autograd.grad(F.cross_entropy(out, y, reduction="sum"), out)
+    grads = normal(20, generator=seeded(1))
+    weight, bias = grads[:12], grads[12:]
+    matrix = torch.cat([weight.view(4, 3), bias[:, None]], 1)
+    ours = output_factor(model[0], delta) @ matrix @ input_factor(model[0], x)
+    torch.testing.assert_close(operator @ grads, torch.cat([ours[:, :-1].flatten(), ours[:, -1]]))
