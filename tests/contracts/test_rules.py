@@ -106,6 +106,14 @@ def test_sums_are_those_of_the_contributions(case, limit_mib):
     assert_sums_fit(case, Workspace(limit_mib))
 
 
+@pytest.mark.parametrize("examples", range(1, 7))
+def test_uneven_parts_of_a_batch_are_summed_alike(examples, generator, monkeypatch):
+    """Layouts of patches are chosen by the number of positions, of which the last part has fewer."""
+    case = build_case((lambda: nn.Conv2d(3, 8, 3, padding=1), (7, 3, 3, 3)), generator)
+    monkeypatch.setattr(Workspace, "examples_at_once", lambda self, elements: examples)
+    assert_sums_fit(case, Workspace())
+
+
 def assert_sums_fit(case, workspace):
     kind, layer, x, delta = case
     each = per_example(kind, layer, x, delta)

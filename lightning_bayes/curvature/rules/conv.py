@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.rules.patches import (
     Conv,
     assembled,
+    goes_by_rows,
     input_patches,
     padded,
     patch_elements,
@@ -84,10 +85,11 @@ def _by_pairs(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace)
 def _by_contributions(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     # An accelerator would wait for one small kernel after the other.
     at_once = layer.groups > 1 or layer.weight.numel() <= MAX_BATCHED_ELEMENTS or not x.is_cpu
-    elements = max(patch_elements(layer, x, grad_output), layer.weight.numel() if at_once else 0)
+    by_rows = goes_by_rows(layer, grad_output)
+    elements = max(patch_elements(layer, x, grad_output, by_rows), layer.weight.numel() if at_once else 0)
     total: Sums = {}
     for x_part, grad_part in _split(workspace.examples_at_once(elements), x, grad_output):
-        parts = patch_parts(layer, x_part, grad_part, workspace)
+        parts = patch_parts(layer, x_part, grad_part, by_rows, workspace)
         grad, square = (_at_once if at_once else _by_blocks)(_delta(layer, grad_part), parts, workspace)
         known = total.get("weight")
         total["weight"] = (grad, square) if known is None else (known[0].add_(grad), known[1].add_(square))

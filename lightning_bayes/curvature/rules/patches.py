@@ -19,19 +19,34 @@ from lightning_bayes.curvature.workspace import Workspace
 Conv: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> list[Tensor]:
+def goes_by_rows(layer: Conv, grad_output: Tensor) -> bool:
+    """Whether patches come in parts, one for each row of the kernel.
+
+    Args:
+        layer: The convolution.
+        grad_output: Shaped like its output for the whole batch, ``[B, Cout, *out]``.
+
+    Returns:
+        The choice, which must be the same for all examples whose values are added.
+    """
+    many_positions = len(grad_output) * grad_output.shape[2:].numel() >= 4 * layer.out_channels
+    return isinstance(layer, nn.Conv2d) and layer.stride[0] == 1 and layer.kernel_size[0] > 1 and many_positions
+
+
+def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, workspace: Workspace) -> list[Tensor]:
     """Patches of all examples, in parts whose values `assembled` puts together again.
 
     Args:
         layer: The convolution.
         x: Its input, ``[B, Cin, *in]``.
         grad_output: Shaped like its output, ``[B, Cout, *out]``.
+        by_rows: From `goes_by_rows`.
         workspace: Holds the copy.
 
     Returns:
         Each part ``[B, groups, K, T]``; K is Cin / groups times the kernel's columns, or times the whole kernel.
     """
-    positions, by_rows = grad_output.shape[2:], _by_rows(layer, grad_output)
+    positions = grad_output.shape[2:]
     x = _padded_into(workspace, layer, x)
     if not by_rows:
         patches = input_patches(layer, x, positions)
@@ -77,9 +92,9 @@ def assembled(layer: Conv, values: Tensor, workspace: Workspace) -> Tensor:
     return workspace.result(by_rows.shape, values).copy_(by_rows).view(layer.weight.shape)
 
 
-def patch_elements(layer: Conv, x: Tensor, grad_output: Tensor) -> int:
-    """Elements of one example's patches, about."""
-    if _by_rows(layer, grad_output):
+def patch_elements(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool) -> int:
+    """Elements of one example's patches, about; arguments as in `patch_parts`."""
+    if by_rows:
         return layer.in_channels * layer.kernel_size[1] * grad_output.shape[3] * (x.shape[2] + layer.kernel_size[0])
     return layer.groups * layer.weight[0].numel() * grad_output.shape[2:].numel()
 
@@ -128,11 +143,6 @@ def _padded_into(workspace: Workspace, layer: Conv, x: Tensor) -> Tensor:
         inside = inside.narrow(axis, before, size)
     inside.copy_(x)
     return whole
-
-
-def _by_rows(layer: Conv, grad_output: Tensor) -> bool:
-    many_positions = len(grad_output) * grad_output.shape[2:].numel() >= 4 * layer.out_channels
-    return isinstance(layer, nn.Conv2d) and layer.stride[0] == 1 and layer.kernel_size[0] > 1 and many_positions
 
 
 def _unfolded_columns(layer: Conv, x: Tensor, width: int, workspace: Workspace) -> Tensor:
