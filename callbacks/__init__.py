@@ -5,4 +5,9 @@ from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.vogn import VOGNCallback
 
-__all__ = ["OGNCallback", "PredictionWriter", "VOGNCallback", "VariationalCallback"]
+__all__ = [
+    "OGNCallback",
+    "PredictionWriter",
+    "VOGNCallback",
+    "VariationalCallback",
+]

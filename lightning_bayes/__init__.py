@@ -7,11 +7,18 @@ turns training of an unmodified LightningModule into variational inference. The 
 
 from importlib.metadata import PackageNotFoundError, version
 
-from lightning_bayes.callbacks import OGNCallback, VariationalCallback, VOGNCallback
+from lightning_bayes.callbacks import (
+    OGNCallback,
+    VariationalCallback,
+    VOGNCallback,
+)
 from lightning_bayes.curvature import Measurement, measure
 from lightning_bayes.errors import BayesError
-from lightning_bayes.optim import OGN, VOGN
-from lightning_bayes.posteriors import MeanField, load_posterior
+from lightning_bayes.optim import (
+    OGN,
+    VOGN,
+)
+from lightning_bayes.posteriors import MatrixGaussian, MeanField, load_posterior
 from lightning_bayes.predictive import Prediction, mc_predict
 
 try:
@@ -23,6 +30,7 @@ __all__ = [
     "OGN",
     "VOGN",
     "BayesError",
+    "MatrixGaussian",
     "MeanField",
     "Measurement",
     "OGNCallback",

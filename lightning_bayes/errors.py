@@ -38,6 +38,10 @@ class NonFiniteError(BayesError, ArithmeticError):
     """Too many updates in a row had a loss, gradient or curvature that is not finite."""
 
 
+class NotPositiveDefiniteError(BayesError, ArithmeticError):
+    """A matrix has no Cholesky factor, also with jitter."""
+
+
 class NoMeasurementError(BayesError, RuntimeError):
     """A step was asked for without gradients measured before it."""
 
@@ -46,5 +50,17 @@ class PosteriorError(BayesError):
     """A checkpoint holds no posterior, or a posterior of another model."""
 
 
+class WeightsError(BayesError):
+    """Weights do not fit the model, cannot be read without running code, or cannot be fetched."""
+
+
 class DatasetError(BayesError, FileNotFoundError):
     """A data set is not where it was looked for."""
+
+
+class DataError(BayesError, ValueError):
+    """Data are damaged, or have other classes or labels than they should."""
+
+
+class RunError(BayesError):
+    """A folder holds no run, or one that cannot be read."""

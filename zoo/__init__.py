@@ -7,7 +7,19 @@ Example:
 
 from __future__ import annotations
 
-from lightning_bayes.zoo.data import CIFAR10DataModule, DigitsDataModule, FashionMNISTDataModule, MNISTDataModule
+from lightning_bayes.zoo.data import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    Corruption,
+    DigitsDataModule,
+    FashionMNISTDataModule,
+    ImageFolderDataModule,
+    KMNISTDataModule,
+    MNISTDataModule,
+    SVHNDataModule,
+    UCIDataModule,
+    corruption_kinds,
+)
 from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, LeNet5, ResNet18
 from lightning_bayes.zoo.tasks import BayesClassifier, BayesRegressor
 
@@ -18,9 +30,16 @@ __all__ = [
     "BayesClassifier",
     "BayesRegressor",
     "CIFAR10DataModule",
+    "CIFAR100DataModule",
+    "Corruption",
     "DigitsDataModule",
     "FashionMNISTDataModule",
+    "ImageFolderDataModule",
+    "KMNISTDataModule",
     "LeNet5",
     "MNISTDataModule",
     "ResNet18",
+    "SVHNDataModule",
+    "UCIDataModule",
+    "corruption_kinds",
 ]

@@ -4,7 +4,7 @@ Everything is a pure function of tensors; leading dimensions ``[..., n, n]`` are
 """
 
 from lightning_bayes.linalg.block_tridiagonal import BlockTridiagonalInverse
-from lightning_bayes.linalg.cholesky import JITTER_LADDER, NotPositiveDefiniteError, cholesky, inverse_root
+from lightning_bayes.linalg.cholesky import JITTER_LADDER, cholesky, inverse_root
 from lightning_bayes.linalg.damping import pi_damped, pi_ratio
 from lightning_bayes.linalg.difference import DifferenceInverse
 from lightning_bayes.linalg.kronecker import KroneckerProduct
@@ -14,7 +14,6 @@ __all__ = [
     "BlockTridiagonalInverse",
     "DifferenceInverse",
     "KroneckerProduct",
-    "NotPositiveDefiniteError",
     "cholesky",
     "inverse_root",
     "pi_damped",

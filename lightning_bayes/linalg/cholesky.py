@@ -11,13 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_bayes.errors import BayesError, NonFiniteError, ShapeError
+from lightning_bayes.errors import NonFiniteError, NotPositiveDefiniteError, ShapeError
 
 JITTER_LADDER = (0.0, 1e-7, 1e-6, 1e-5, 1e-4)  # times the mean of the diagonal
-
-
-class NotPositiveDefiniteError(BayesError, ArithmeticError):
-    """A matrix has no Cholesky factor, also with jitter."""
 
 
 def cholesky(matrix: Tensor, name: str = "matrix") -> Tensor:

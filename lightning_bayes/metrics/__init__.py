@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from lightning_bayes.metrics.calibration import (
     AdaptiveCalibrationError,
+    ClasswiseCalibrationError,
     ExpectedCalibrationError,
     MaximumCalibrationError,
     ReliabilityBins,
     adaptive_calibration_error,
+    classwise_calibration_error,
     expected_calibration_error,
     maximum_calibration_error,
     reliability_bins,
 )
-from lightning_bayes.metrics.collections import classification_metrics, ood_metrics, regression_metrics
+from lightning_bayes.metrics.collections import (
+    classification_metrics,
+    ood_metrics,
+    regression_metrics,
+    sampled_regression_metrics,
+)
 from lightning_bayes.metrics.figure_certainty import certainty_sheet
 from lightning_bayes.metrics.figure_entropy import entropy_histogram
 from lightning_bayes.metrics.figure_reliability import reliability_diagram
 from lightning_bayes.metrics.ood import OODAUPR, OODAUROC, OODFPR95, ood_aupr, ood_auroc, ood_fpr95
-from lightning_bayes.metrics.regression import GaussianNLL, RootMeanSquaredError, gaussian_nll
+from lightning_bayes.metrics.regression import GaussianNLL, MixtureNLL, RootMeanSquaredError, gaussian_nll, mixture_nll
 from lightning_bayes.metrics.scoring import (
     Accuracy,
     BrierScore,
@@ -25,7 +32,16 @@ from lightning_bayes.metrics.scoring import (
     brier_per_example,
     nll_per_example,
 )
-from lightning_bayes.metrics.selective import AURC, aurc
+from lightning_bayes.metrics.selective import (
+    AURC,
+    CoverageAtRisk,
+    RiskAtCoverage,
+    RiskCoverage,
+    aurc,
+    coverage_at_risk,
+    risk_at_coverage,
+    risk_coverage,
+)
 
 __all__ = [
     "AURC",
@@ -35,21 +51,29 @@ __all__ = [
     "Accuracy",
     "AdaptiveCalibrationError",
     "BrierScore",
+    "ClasswiseCalibrationError",
+    "CoverageAtRisk",
     "ExpectedCalibrationError",
     "GaussianNLL",
     "MaximumCalibrationError",
+    "MixtureNLL",
     "NegativeLogLikelihood",
     "ReliabilityBins",
+    "RiskAtCoverage",
+    "RiskCoverage",
     "RootMeanSquaredError",
     "adaptive_calibration_error",
     "aurc",
     "brier_per_example",
     "certainty_sheet",
     "classification_metrics",
+    "classwise_calibration_error",
+    "coverage_at_risk",
     "entropy_histogram",
     "expected_calibration_error",
     "gaussian_nll",
     "maximum_calibration_error",
+    "mixture_nll",
     "nll_per_example",
     "ood_aupr",
     "ood_auroc",
@@ -58,4 +82,7 @@ __all__ = [
     "regression_metrics",
     "reliability_bins",
     "reliability_diagram",
+    "risk_at_coverage",
+    "risk_coverage",
+    "sampled_regression_metrics",
 ]

@@ -1,10 +1,19 @@
 """Variational optimizers: one algorithm per file, a pure `update` first, then the `torch.optim.Optimizer`."""
 
 from lightning_bayes.optim.base import NoisyOptimizer
-from lightning_bayes.optim.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.mean_field import MeanFieldOptimizer, PriorMean
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.ogn import OGN
 from lightning_bayes.optim.state import MeanFieldState
 from lightning_bayes.optim.vogn import VOGN
 
-__all__ = ["OGN", "VOGN", "CounterNoise", "MeanFieldOptimizer", "MeanFieldState", "NoisyOptimizer", "counter_seed"]
+__all__ = [
+    "OGN",
+    "VOGN",
+    "CounterNoise",
+    "MeanFieldOptimizer",
+    "MeanFieldState",
+    "NoisyOptimizer",
+    "PriorMean",
+    "counter_seed",
+]

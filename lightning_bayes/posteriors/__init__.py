@@ -2,12 +2,18 @@
 
 from lightning_bayes.posteriors.base import AbstractPosterior
 from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
-from lightning_bayes.posteriors.checkpoint import CALLBACK_KEY, load_posterior, posterior_from_checkpoint
+from lightning_bayes.posteriors.checkpoint import (
+    CALLBACK_KEY,
+    load_posterior,
+    posterior_from_checkpoint,
+    read_checkpoint,
+)
 from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_size
 from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 from lightning_bayes.posteriors.linear_chain import linear_chain
 from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision
 from lightning_bayes.posteriors.mean_field import MeanField
+from lightning_bayes.posteriors.memory import require_memory
 from lightning_bayes.posteriors.precision import (
     group_arguments,
     initial_curvature,
@@ -38,6 +44,8 @@ __all__ = [
     "noise_floor",
     "posterior_from_checkpoint",
     "precision",
+    "read_checkpoint",
+    "require_memory",
     "root_mean_squares",
     "state_precision",
     "tensor_sizes",

@@ -8,10 +8,9 @@ import pytest
 import torch
 from random_matrices import F64, normal, seeded, spd
 
-from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.errors import NonFiniteError, NotPositiveDefiniteError, ShapeError
 from lightning_bayes.linalg import (
     KroneckerProduct,
-    NotPositiveDefiniteError,
     cholesky,
     inverse_root,
     pi_damped,

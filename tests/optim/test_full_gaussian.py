@@ -6,7 +6,7 @@ import pytest
 import torch
 from random_matrices import F64, normal, seeded, spd
 
-from lightning_bayes.linalg import NotPositiveDefiniteError
+from lightning_bayes.errors import NotPositiveDefiniteError
 from lightning_bayes.optim.full_gaussian import FullState, outer_products, sample, update
 
 N, DELTA, NOISE_PRECISION = 40, 2.0, 4.0

@@ -6,8 +6,8 @@ import pytest
 import torch
 from random_matrices import F64, dense_damped, normal, seeded, spd
 
-from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.linalg import KroneckerProduct, NotPositiveDefiniteError
+from lightning_bayes.errors import HyperparameterError, NotPositiveDefiniteError
+from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim import kfac
 from lightning_bayes.optim.intervals import check_intervals, is_due
 from lightning_bayes.optim.kl_clip import clip_bound, clipped_lr, fisher_norm

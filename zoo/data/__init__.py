@@ -7,4 +7,9 @@ from lightning_bayes.zoo.data.digits import DigitsDataModule
 from lightning_bayes.zoo.data.fashion_mnist import FashionMNISTDataModule
 from lightning_bayes.zoo.data.mnist import MNISTDataModule
 
-__all__ = ["CIFAR10DataModule", "DigitsDataModule", "FashionMNISTDataModule", "MNISTDataModule"]
+__all__ = [
+    "CIFAR10DataModule",
+    "DigitsDataModule",
+    "FashionMNISTDataModule",
+    "MNISTDataModule",
+]
