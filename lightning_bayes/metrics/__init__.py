@@ -23,7 +23,19 @@ from lightning_bayes.metrics.collections import (
 from lightning_bayes.metrics.figure_certainty import certainty_sheet
 from lightning_bayes.metrics.figure_entropy import entropy_histogram
 from lightning_bayes.metrics.figure_reliability import reliability_diagram
+from lightning_bayes.metrics.figure_risk import risk_coverage_diagram
+from lightning_bayes.metrics.figure_scores import score_histograms
+from lightning_bayes.metrics.figure_shift import shift_curves
+from lightning_bayes.metrics.misclassification import (
+    MisclassificationAUPR,
+    MisclassificationAUROC,
+    MisclassificationFPR95,
+    misclassification_aupr,
+    misclassification_auroc,
+    misclassification_fpr95,
+)
 from lightning_bayes.metrics.ood import OODAUPR, OODAUROC, OODFPR95, ood_aupr, ood_auroc, ood_fpr95
+from lightning_bayes.metrics.ood_detection import OODDetection
 from lightning_bayes.metrics.regression import GaussianNLL, MixtureNLL, RootMeanSquaredError, gaussian_nll, mixture_nll
 from lightning_bayes.metrics.scoring import (
     Accuracy,
@@ -42,6 +54,7 @@ from lightning_bayes.metrics.selective import (
     risk_at_coverage,
     risk_coverage,
 )
+from lightning_bayes.metrics.shift import ShiftMetrics, by_severity
 
 __all__ = [
     "AURC",
@@ -56,15 +69,21 @@ __all__ = [
     "ExpectedCalibrationError",
     "GaussianNLL",
     "MaximumCalibrationError",
+    "MisclassificationAUPR",
+    "MisclassificationAUROC",
+    "MisclassificationFPR95",
     "MixtureNLL",
     "NegativeLogLikelihood",
+    "OODDetection",
     "ReliabilityBins",
     "RiskAtCoverage",
     "RiskCoverage",
     "RootMeanSquaredError",
+    "ShiftMetrics",
     "adaptive_calibration_error",
     "aurc",
     "brier_per_example",
+    "by_severity",
     "certainty_sheet",
     "classification_metrics",
     "classwise_calibration_error",
@@ -73,6 +92,9 @@ __all__ = [
     "expected_calibration_error",
     "gaussian_nll",
     "maximum_calibration_error",
+    "misclassification_aupr",
+    "misclassification_auroc",
+    "misclassification_fpr95",
     "mixture_nll",
     "nll_per_example",
     "ood_aupr",
@@ -84,5 +106,8 @@ __all__ = [
     "reliability_diagram",
     "risk_at_coverage",
     "risk_coverage",
+    "risk_coverage_diagram",
     "sampled_regression_metrics",
+    "score_histograms",
+    "shift_curves",
 ]

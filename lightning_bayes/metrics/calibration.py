@@ -4,22 +4,25 @@
 
 over bins b of the confidence max_c p_c (Guo et al. 2017, https://arxiv.org/abs/1706.04599, with their 15 bins). The
 adaptive ECE has bins of equal numbers of examples instead of equal width (Nguyen & O'Connor 2015,
-https://arxiv.org/abs/1508.05154), so that sparse bins do not decide. All values are fractions, not percent.
+https://arxiv.org/abs/1508.05154), so that sparse bins do not decide. The class-wise ECE (Kull et al. 2019,
+https://arxiv.org/abs/1910.12656) looks at the probability of every class c, and not of the most probable one alone:
+
+    cECE = 1/C Σ_c Σ_b n_cb/N |freq_cb - conf_cb|
+
+with bins b of p_c, and freq_cb the share of class c among the examples in bin b. All values are fractions, not percent.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, final
+from abc import ABC
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
-from torchmetrics.classification import MulticlassCalibrationError
-from torchmetrics.functional.classification import multiclass_calibration_error
+from torchmetrics import Metric
 
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.metrics.bins import DEFAULT_BINS, BinSums, bin_sums, check_bins
 from lightning_bayes.metrics.top_label import TopLabel, TopLabelMetric, checked_probs, mean_over_ties, top_label
-
-DEFAULT_BINS = 15  # Guo et al. 2017
 
 
 class ReliabilityBins(NamedTuple):
@@ -31,7 +34,7 @@ class ReliabilityBins(NamedTuple):
 
 
 def expected_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
-    """Top-label expected calibration error over bins of equal width, through torchmetrics.
+    """Top-label expected calibration error over bins of equal width.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -45,11 +48,11 @@ def expected_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAU
         >>> expected_calibration_error(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
         tensor(0.3000)
     """
-    return _calibration_error(probs, targets, bins, "l1")
+    return bin_sums(*top_label(probs, targets), bins).expected_error()[0]
 
 
 def maximum_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
-    """Largest gap between accuracy and confidence in any bin of equal width, through torchmetrics.
+    """Largest gap between accuracy and confidence in any bin of equal width.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -63,27 +66,7 @@ def maximum_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAUL
         >>> maximum_calibration_error(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]))
         tensor(0.6000)
     """
-    return _calibration_error(probs, targets, bins, "max")
-
-
-def _calibration_error(probs: Tensor, targets: Tensor, bins: int, norm: Literal["l1", "max"]) -> Tensor:
-    _check_bins(bins)
-    probs = _below_one(checked_probs(probs, targets))
-    num_classes = probs.shape[1]
-    return multiclass_calibration_error(probs, targets, num_classes, n_bins=bins, norm=norm, validate_args=False)
-
-
-def _below_one(probs: Tensor) -> Tensor:
-    # torchmetrics takes probabilities that rounding left above 1 for logits, and puts those of exactly 1 (a saturated
-    # softmax) in a bin of their own. It bins in float32, whose largest number below 1 is 6e-8 away.
-    return probs.float().clamp(max=1 - torch.finfo(torch.float32).eps / 2)
-
-
-def _check_bins(bins: int) -> None:
-    if bins < 1:
-        raise HyperparameterError(
-            f"A calibration metric needs at least one bin, got bins={bins}. The usual number is 15."
-        )
+    return bin_sums(*top_label(probs, targets), bins).largest_error()[0]
 
 
 def adaptive_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
@@ -108,7 +91,7 @@ def adaptive_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAU
 
 
 def _adaptive_error(seen: TopLabel, bins: int) -> Tensor:
-    _check_bins(bins)
+    check_bins(bins)
     gap = mean_over_ties(seen.confidence, seen.correct) - seen.confidence
     masses = gap[seen.confidence.argsort()].tensor_split(bins)
     return torch.stack([mass.sum().abs() for mass in masses]).sum() / len(gap)  # n_b |acc_b - conf_b| = |Σ gap|
@@ -131,27 +114,122 @@ def reliability_bins(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -
         >>> reliability_bins(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]), bins=2).accuracy
         tensor([   nan, 0.5000])
     """
-    _check_bins(bins)
-    confidence, correct = top_label(probs, targets)
-    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
-    index = (torch.bucketize(confidence, edges, right=True) - 1).clamp(max=bins - 1)
-    counts = torch.bincount(index, minlength=bins)
-    zeros = confidence.new_zeros(bins)
-    confidence_sum = zeros.index_add(0, index, confidence)
-    return ReliabilityBins(counts, confidence_sum / counts, zeros.index_add(0, index, correct) / counts)
+    sums = bin_sums(*top_label(probs, targets), bins)
+    count, confidence, correct = (column[0] for column in sums)
+    return ReliabilityBins(count.long(), confidence / count, correct / count)
 
 
-class CalibrationError(MulticlassCalibrationError):
-    """Base of the two metrics over bins of equal width: torchmetrics' metric, which here never guesses logits."""
+def classwise_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
+    """Calibration error of the probability of each class by itself, averaged over the classes.
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Remember a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
-        super().update(_below_one(checked_probs(preds, target)), target)
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+        bins: Number of bins of equal width, as in `expected_calibration_error`.
+
+    Returns:
+        A scalar between 0 and ``2 / classes``.
+
+    Example:
+        >>> classwise_calibration_error(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
+        tensor(0.3000)
+    """
+    return _classwise_sums(probs, targets, bins).expected_error().mean()
+
+
+def _classwise_sums(probs: Tensor, targets: Tensor, bins: int) -> BinSums:
+    probs = checked_probs(probs, targets)
+    num_classes = probs.shape[1]
+    is_class = torch.nn.functional.one_hot(targets.long(), num_classes)
+    classes = torch.arange(num_classes, device=probs.device).expand_as(probs)
+    return bin_sums(probs.flatten(), is_class.flatten(), bins, classes.flatten(), num_classes)
+
+
+class BinnedMetric(Metric, ABC):
+    """Base of errors over bins of equal width, whose one state is a sum; fill in ``update`` and ``compute``.
+
+    Args:
+        num_groups: Number of groups that have bins of their own.
+        bins: Number of bins.
+        **kwargs: Passed to `torchmetrics.Metric`.
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+
+    sums: Tensor  # [3, groups, bins]
+
+    def __init__(self, num_groups: int, bins: int, **kwargs: Any) -> None:
+        check_bins(bins)
+        super().__init__(**kwargs)
+        self.bins = bins
+        self.add_state("sums", torch.zeros(3, num_groups, bins), dist_reduce_fx="sum")
+
+    def add(self, sums: BinSums) -> None:
+        """Add the sums of a batch."""
+        self.sums = self.sums + torch.stack(sums).to(self.sums.dtype)
+
+    def seen(self) -> BinSums:
+        """Return the sums over all examples since the last reset, of all processes once synchronized."""
+        return BinSums(*self.sums)
 
 
 @final
-class ExpectedCalibrationError(CalibrationError):
+class ExpectedCalibrationError(BinnedMetric):
     """Top-label expected calibration error over bins of equal width (see `expected_calibration_error`).
+
+    Args:
+        bins: Number of bins.
+        **kwargs: Passed to `torchmetrics.Metric`.
+
+    Example:
+        >>> metric = ExpectedCalibrationError()
+        >>> metric(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
+        tensor(0.3000)
+    """
+
+    def __init__(self, bins: int = DEFAULT_BINS, **kwargs: Any) -> None:
+        super().__init__(1, bins, **kwargs)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        self.add(bin_sums(*top_label(preds, target), self.bins))
+
+    def compute(self) -> Tensor:
+        """Return the error over all examples since the last reset; ``nan`` if there were none."""
+        return self.seen().expected_error()[0]
+
+
+@final
+class MaximumCalibrationError(BinnedMetric):
+    """Largest gap between accuracy and confidence in any bin of equal width (see `maximum_calibration_error`).
+
+    Args:
+        bins: Number of bins.
+        **kwargs: Passed to `torchmetrics.Metric`.
+
+    Example:
+        >>> metric = MaximumCalibrationError()
+        >>> metric(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]))
+        tensor(0.6000)
+    """
+
+    def __init__(self, bins: int = DEFAULT_BINS, **kwargs: Any) -> None:
+        super().__init__(1, bins, **kwargs)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        self.add(bin_sums(*top_label(preds, target), self.bins))
+
+    def compute(self) -> Tensor:
+        """Return the gap over all examples since the last reset; ``nan`` if there were none."""
+        return self.seen().largest_error()[0]
+
+
+@final
+class ClasswiseCalibrationError(BinnedMetric):
+    """Calibration error of each class's probability, averaged over classes (see `classwise_calibration_error`).
 
     Args:
         num_classes: Number of classes.
@@ -159,34 +237,21 @@ class ExpectedCalibrationError(CalibrationError):
         **kwargs: Passed to `torchmetrics.Metric`.
 
     Example:
-        >>> metric = ExpectedCalibrationError(num_classes=2)
+        >>> metric = ClasswiseCalibrationError(num_classes=2)
         >>> metric(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
         tensor(0.3000)
     """
 
     def __init__(self, num_classes: int, bins: int = DEFAULT_BINS, **kwargs: Any) -> None:
-        _check_bins(bins)
-        super().__init__(num_classes, n_bins=bins, norm="l1", validate_args=False, **kwargs)
+        super().__init__(num_classes, bins, **kwargs)
 
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        self.add(_classwise_sums(preds, target, self.bins))
 
-@final
-class MaximumCalibrationError(CalibrationError):
-    """Largest gap between accuracy and confidence in any bin of equal width (see `maximum_calibration_error`).
-
-    Args:
-        num_classes: Number of classes.
-        bins: Number of bins.
-        **kwargs: Passed to `torchmetrics.Metric`.
-
-    Example:
-        >>> metric = MaximumCalibrationError(num_classes=2)
-        >>> metric(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]))
-        tensor(0.6000)
-    """
-
-    def __init__(self, num_classes: int, bins: int = DEFAULT_BINS, **kwargs: Any) -> None:
-        _check_bins(bins)
-        super().__init__(num_classes, n_bins=bins, norm="max", validate_args=False, **kwargs)
+    def compute(self) -> Tensor:
+        """Return the error over all examples since the last reset; ``nan`` if there were none."""
+        return self.seen().expected_error().mean()
 
 
 @final
@@ -206,7 +271,7 @@ class AdaptiveCalibrationError(TopLabelMetric):
     higher_is_better = False
 
     def __init__(self, bins: int = DEFAULT_BINS, **kwargs: Any) -> None:
-        _check_bins(bins)
+        check_bins(bins)
         super().__init__(**kwargs)
         self.bins = bins
 

@@ -15,17 +15,23 @@ from torchmetrics import MetricCollection
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics.calibration import (
     AdaptiveCalibrationError,
+    ClasswiseCalibrationError,
     ExpectedCalibrationError,
     MaximumCalibrationError,
 )
+from lightning_bayes.metrics.misclassification import (
+    MisclassificationAUPR,
+    MisclassificationAUROC,
+    MisclassificationFPR95,
+)
 from lightning_bayes.metrics.ood import OODAUPR, OODAUROC, OODFPR95
-from lightning_bayes.metrics.regression import GaussianNLL, RootMeanSquaredError
+from lightning_bayes.metrics.regression import GaussianNLL, MixtureNLL, RootMeanSquaredError
 from lightning_bayes.metrics.scoring import Accuracy, BrierScore, NegativeLogLikelihood
-from lightning_bayes.metrics.selective import AURC
+from lightning_bayes.metrics.selective import AURC, CoverageAtRisk, RiskAtCoverage
 
 
 def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
-    """Accuracy, NLL (nats), Brier score (sum over classes), ECE, MCE, adaptive ECE (15 bins each) and AURC.
+    """Accuracy and proper scores, calibration errors (15 bins), selective prediction, detection of the model's own errors.
 
     Update with ``(probs [batch, classes], targets [batch])``: probabilities, not logits.
 
@@ -34,7 +40,10 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
         prefix: Put in front of every key, with its slash: ``"val/"`` or ``"test/"``.
 
     Returns:
-        Metrics under ``cls/Acc, cls/NLL, cls/Brier, cal/ECE, cal/MCE, cal/aECE, sc/AURC``, each after the prefix.
+        Metrics, each after the prefix, under ``cls/Acc``, ``cls/NLL`` (nats), ``cls/Brier`` (sum over classes);
+        ``cal/ECE``, ``cal/MCE``, ``cal/aECE`` (adaptive), ``cal/cECE`` (class-wise); ``sc/AURC``, ``sc/Cov_5Risk`` and
+        ``sc/Risk_80Cov`` (coverage at a risk of 5 %, risk at a coverage of 80 %); and ``mis/AUROC, mis/AUPR, mis/FPR95``
+        of misclassifications, which are ``nan`` without an error.
 
     Raises:
         HyperparameterError: If there are fewer than two classes.
@@ -44,8 +53,9 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
         >>> metrics = classification_metrics(num_classes=2, prefix="test/")
         >>> metrics.update(torch.tensor([[0.75, 0.25], [0.25, 0.75]]), torch.tensor([0, 1]))
         >>> {key: round(value.item(), 4) for key, value in metrics.compute().items()}  # doctest: +NORMALIZE_WHITESPACE
-        {'test/cal/ECE': 0.25, 'test/cal/MCE': 0.25, 'test/cal/aECE': 0.25, 'test/cls/Acc': 1.0,
-         'test/cls/Brier': 0.125, 'test/cls/NLL': 0.2877, 'test/sc/AURC': 0.0}
+        {'test/cal/ECE': 0.25, 'test/cal/MCE': 0.25, 'test/cal/aECE': 0.25, 'test/cal/cECE': 0.25, 'test/cls/Acc': 1.0,
+         'test/cls/Brier': 0.125, 'test/cls/NLL': 0.2877, 'test/mis/AUPR': nan, 'test/mis/AUROC': nan,
+         'test/mis/FPR95': nan, 'test/sc/AURC': 0.0, 'test/sc/Cov_5Risk': 1.0, 'test/sc/Risk_80Cov': 0.0}
     """
     if num_classes < 2:
         raise HyperparameterError(
@@ -57,10 +67,16 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
             "cls/Acc": Accuracy(num_classes),
             "cls/NLL": NegativeLogLikelihood(),
             "cls/Brier": BrierScore(),
-            "cal/ECE": ExpectedCalibrationError(num_classes),
-            "cal/MCE": MaximumCalibrationError(num_classes),
+            "cal/ECE": ExpectedCalibrationError(),
+            "cal/MCE": MaximumCalibrationError(),
             "cal/aECE": AdaptiveCalibrationError(),
+            "cal/cECE": ClasswiseCalibrationError(num_classes),
             "sc/AURC": AURC(),
+            "sc/Cov_5Risk": CoverageAtRisk(0.05),
+            "sc/Risk_80Cov": RiskAtCoverage(0.8),
+            "mis/AUROC": MisclassificationAUROC(),
+            "mis/AUPR": MisclassificationAUPR(),
+            "mis/FPR95": MisclassificationFPR95(),
         },
         prefix=prefix,
         compute_groups=False,
@@ -112,6 +128,33 @@ def regression_metrics(prefix: str) -> MetricCollection:
     """
     return MetricCollection(
         {"reg/RMSE": RootMeanSquaredError(), "reg/NLL": GaussianNLL()},
+        prefix=prefix,
+        compute_groups=False,
+    )
+
+
+def sampled_regression_metrics(prefix: str) -> MetricCollection:
+    """The metrics of `regression_metrics` for a prediction that is a mixture over posterior samples.
+
+    Update by name with ``mean``, ``variance`` and ``target`` as there, and ``log_densities [samples, batch]`` of the
+    targets under each sample.
+
+    Args:
+        prefix: Put in front of every key, with its slash: ``"val/"`` or ``"test/"``.
+
+    Returns:
+        Metrics under ``reg/RMSE, reg/NLL``, each after the prefix; NLL is that of the mixture, point by point.
+
+    Example:
+        >>> import torch
+        >>> metrics = sampled_regression_metrics("test/")
+        >>> one = torch.ones(1)
+        >>> metrics.update(mean=one, variance=one, target=one, log_densities=torch.tensor([[0.5], [0.1]]).log())
+        >>> metrics.compute()
+        {'test/reg/NLL': tensor(1.2040), 'test/reg/RMSE': tensor(0.)}
+    """
+    return MetricCollection(
+        {"reg/RMSE": RootMeanSquaredError(), "reg/NLL": MixtureNLL()},
         prefix=prefix,
         compute_groups=False,
     )

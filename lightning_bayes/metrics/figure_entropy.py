@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
-from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, SERIES, check_not_empty, quiet_frame
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, check_not_empty, checked_values, draw_histograms
 
 
 def entropy_histogram(
@@ -47,7 +45,8 @@ def entropy_histogram(
     figure.suptitle(title)
     panels = figure.subplots(1, len(entropies), squeeze=False, sharex=True, sharey=True)[0]
     for axes, (name, sets) in zip(panels, entropies.items(), strict=True):
-        _draw_sets(axes, sets, edges)
+        draw_histograms(axes, sets, edges)  # the entropy of a certain prediction can be -1e-8
+        axes.legend(frameon=False)
         axes.set(title=name, xlabel="Entropy [nats]", xlim=(0, 1.03 * edges[-1].item()))
     panels[0].set_ylabel("Share of the set [%]")
     return figure
@@ -58,33 +57,5 @@ def _shared_edges(entropies: Mapping[str, Mapping[str, Tensor]], bins: int) -> T
     for model, sets in entropies.items():
         check_not_empty(sets, f"set of inputs for {model}")
         for name, values in sets.items():
-            largest = max(largest, _checked_maximum(values, f"{model}, {name}"))
+            largest = max(largest, float(checked_values(values, "Entropies", f"{model}, {name}").max()))
     return torch.linspace(0, largest or 1.0, bins + 1, dtype=torch.float64)
-
-
-def _checked_maximum(values: Tensor, where: str) -> float:
-    if values.ndim != 1 or len(values) == 0:
-        raise ShapeError(f"Entropies must be a non-empty vector [inputs]; those of {where} are {list(values.shape)}.")
-    if not bool(values.isfinite().all()):
-        bad = int((~values.isfinite()).sum())
-        raise NonFiniteError(f"{bad} of {len(values)} entropies of {where} are not finite; leave these inputs out.")
-    return float(values.max())
-
-
-def _draw_sets(axes: Axes, sets: Mapping[str, Tensor], edges: Tensor) -> None:
-    for index, (name, values) in enumerate(sets.items()):
-        # The entropy of a certain prediction can be -1e-8, and the largest one is an edge rounded from its own dtype.
-        inside = values.detach().cpu().double().clamp(0, edges[-1].item())
-        share = 100 * torch.histogram(inside, edges).hist / len(inside)
-        colour = SERIES[index % len(SERIES)]
-        axes.stairs(
-            share.numpy(),
-            edges.numpy(),
-            fill=True,
-            facecolor=to_rgba(colour, 0.35),
-            edgecolor=colour,
-            linewidth=1.5,
-            label=name,
-        )
-    axes.legend(frameon=False)
-    quiet_frame(axes)

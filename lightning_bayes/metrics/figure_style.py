@@ -6,11 +6,14 @@ process. Save one with ``figure.savefig(path)`` or hand it to a logger.
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 
+import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from torch import Tensor
 
-from lightning_bayes.errors import ShapeError
+from lightning_bayes.errors import NonFiniteError, ShapeError
 
 # Okabe & Ito's palette, which people with any of the common colour deficiencies can tell apart.
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
@@ -40,3 +43,52 @@ def quiet_frame(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def checked_values(values: Tensor, what: str, where: str) -> Tensor:
+    """Require a vector of finite numbers.
+
+    Args:
+        values: What would be drawn, ``[inputs]``.
+        what: What the values are, in words.
+        where: Whose they are, in words.
+
+    Returns:
+        The values on the CPU in float64.
+
+    Raises:
+        ShapeError: If it is no vector, or empty.
+        NonFiniteError: If a value is not finite.
+    """
+    if values.ndim != 1 or len(values) == 0:
+        raise ShapeError(f"{what} must be a non-empty vector [inputs]; those of {where} are {list(values.shape)}.")
+    if not bool(values.isfinite().all()):
+        bad = int((~values.isfinite()).sum())
+        raise NonFiniteError(
+            f"{bad} of {len(values)} {what.lower()} of {where} are not finite; leave these inputs out."
+        )
+    return values.detach().cpu().double()
+
+
+def draw_histograms(axes: Axes, sets: Mapping[str, Tensor], edges: Tensor) -> None:
+    """Draw a filled outline per set: the share of its own inputs in each bin, so that sets of different sizes compare.
+
+    Args:
+        axes: Where to draw.
+        sets: Values by the name of the set, ``[inputs]`` each; what lies outside of the edges counts in the end bins.
+        edges: Edges of the bins, increasing, float64.
+    """
+    for index, (name, values) in enumerate(sets.items()):
+        inside = values.detach().cpu().double().clamp(edges[0].item(), edges[-1].item())
+        share = 100 * torch.histogram(inside, edges).hist / len(inside)
+        colour = SERIES[index % len(SERIES)]
+        axes.stairs(
+            share.numpy(),
+            edges.numpy(),
+            fill=True,
+            facecolor=to_rgba(colour, 0.35),
+            edgecolor=colour,
+            linewidth=1.5,
+            label=name,
+        )
+    quiet_frame(axes)

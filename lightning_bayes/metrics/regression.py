@@ -1,8 +1,12 @@
-"""Scores of a Gaussian prediction for real-valued targets.
+"""Scores of predictions for real-valued targets, Gaussian or a mixture over posterior samples.
 
     RMSE = sqrt(mean_i (y_i - μ_i)²)           NLL = mean_i ½ [log(2π σ_i²) + (y_i - μ_i)² / σ_i²]  (nats)
 
-A point is one target value: for targets with several outputs, both means run over examples and outputs.
+    NLL of a mixture = -mean_i log (1/S) Σ_s p(y_i | x_i, θ_s)
+
+A point is one target value: for targets with several outputs, both means run over examples and outputs. The mixture is
+averaged point by point; the average of the density of all points together is another, more pessimistic number, which some
+published tables hold.
 """
 
 from __future__ import annotations
@@ -44,6 +48,29 @@ def gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
     return (math.log(2 * math.pi) + torch.log(variance) + (targets - mean).square() / variance) / 2
 
 
+def mixture_nll(log_densities: Tensor) -> Tensor:
+    """Negative log-density of each target under the average of the samples' predictive densities, in nats.
+
+    Args:
+        log_densities: log p(y | x, θ_s) of each point under each posterior sample, ``[samples, ...]``.
+
+    Returns:
+        One value per point, ``[...]``.
+
+    Raises:
+        ShapeError: If there is no sample.
+
+    Example:
+        >>> mixture_nll(torch.tensor([[0.5], [0.1]]).log())  # -log 0.3
+        tensor([1.2040])
+    """
+    if log_densities.dim() == 0 or len(log_densities) == 0:
+        raise ShapeError(
+            f"log_densities has shape {list(log_densities.shape)}, but needs [samples, ...] with at least one sample."
+        )
+    return math.log(len(log_densities)) - log_densities.logsumexp(0)
+
+
 def _check_same_shape(mean: Tensor, variance: Tensor, targets: Tensor) -> None:
     if not mean.shape == variance.shape == targets.shape:
         raise ShapeError(
@@ -65,6 +92,21 @@ class GaussianNLL(MeanOverExamples):
     def update(self, mean: Tensor, variance: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add a batch of means, variances and observed targets, all of one shape."""
         self.add(gaussian_nll(mean, variance, target))
+
+
+@final
+class MixtureNLL(MeanOverExamples):
+    """Mean negative log-likelihood of the samples' average per point, in nats (see `mixture_nll`).
+
+    Example:
+        >>> metric = MixtureNLL()
+        >>> metric(torch.tensor([[0.5], [0.1]]).log())
+        tensor(1.2040)
+    """
+
+    def update(self, log_densities: Tensor) -> None:  # type: ignore[override]
+        """Add a batch: log-densities of the observed targets under each sample, ``[samples, batch]``."""
+        self.add(mixture_nll(log_densities))
 
 
 @final

@@ -4,16 +4,106 @@
 
 the area under the risk-coverage curve (Geifman et al. 2019, https://arxiv.org/abs/1805.08206), as a mean over the N
 coverages 1/N … 1. Some libraries integrate the same curve by the trapezoid rule, which differs by O(1/N).
+
+Two points of the curve answer a user's questions (Geifman & El-Yaniv 2017, https://arxiv.org/abs/1705.08500): how many
+inputs can be answered at a risk of 5 %, and how wrong the answers are at a coverage of 80 %. A threshold of the confidence
+decides what is answered, so inputs of equal confidence are answered all or not at all.
 """
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics.top_label import TopLabel, TopLabelMetric, mean_over_ties, top_label
+
+DEFAULT_RISK = 0.05
+DEFAULT_COVERAGE = 0.8
+
+
+class RiskCoverage(NamedTuple):
+    """The risk-coverage curve, with one point for each distinct confidence as the threshold, ``[points]`` each."""
+
+    coverage: Tensor  # share of the examples that are at least as confident; increasing, the last one is 1
+    risk: Tensor  # share of errors among them
+
+
+def risk_coverage(probs: Tensor, targets: Tensor) -> RiskCoverage:
+    """Risk against coverage for every threshold of the largest probability.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+
+    Returns:
+        Two tensors ``[points]``, from the most confident examples alone to all of them.
+
+    Example:
+        >>> risk_coverage(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        RiskCoverage(coverage=tensor([0.5000, 1.0000]), risk=tensor([0.0000, 0.5000]))
+    """
+    return _curve(top_label(probs, targets))
+
+
+def _curve(seen: TopLabel) -> RiskCoverage:
+    distinct, group, count = torch.unique(seen.confidence, return_inverse=True, return_counts=True)
+    errors = torch.zeros_like(distinct).index_add_(0, group, 1 - seen.correct)
+    answered = count.flip(0).cumsum(0)
+    return RiskCoverage(answered / len(seen.confidence), errors.flip(0).cumsum(0) / answered)
+
+
+def coverage_at_risk(probs: Tensor, targets: Tensor, risk: float = DEFAULT_RISK) -> Tensor:
+    """Largest share of the inputs that can be answered with at most this share of errors among the answers.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+        risk: Tolerated share of errors, from 0 to 1.
+
+    Returns:
+        A scalar between 0 (no threshold is good enough) and 1 (all inputs can be answered).
+
+    Example:
+        >>> coverage_at_risk(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        tensor(0.5000)
+    """
+    _check_share("risk", risk)
+    return _coverage_at(_curve(top_label(probs, targets)), risk)
+
+
+def _coverage_at(curve: RiskCoverage, risk: float) -> Tensor:
+    return (curve.coverage * (curve.risk <= risk)).max()
+
+
+def risk_at_coverage(probs: Tensor, targets: Tensor, coverage: float = DEFAULT_COVERAGE) -> Tensor:
+    """Share of errors among the answers if at least this share of the inputs, the most confident ones, are answered.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+        coverage: Share of the inputs to answer, from 0 to 1.
+
+    Returns:
+        A scalar between 0 and 1.
+
+    Example:
+        >>> risk_at_coverage(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        tensor(0.5000)
+    """
+    _check_share("coverage", coverage)
+    return _risk_at(_curve(top_label(probs, targets)), coverage)
+
+
+def _risk_at(curve: RiskCoverage, coverage: float) -> Tensor:
+    return curve.risk[curve.coverage >= coverage][0]
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise HyperparameterError(f"{name}={value} must be a share between 0 and 1; 5 % is 0.05.")
 
 
 def aurc(probs: Tensor, targets: Tensor) -> Tensor:
@@ -58,3 +148,55 @@ class AURC(TopLabelMetric):
     def compute(self) -> Tensor:
         """Return the area over all examples since the last reset."""
         return _aurc(self.top_labels())
+
+
+@final
+class CoverageAtRisk(TopLabelMetric):
+    """Largest share of the inputs that can be answered at a tolerated risk (see `coverage_at_risk`).
+
+    Args:
+        risk: Tolerated share of errors, from 0 to 1.
+        **kwargs: Passed to `torchmetrics.Metric`.
+
+    Example:
+        >>> metric = CoverageAtRisk(risk=0.05)
+        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        tensor(0.5000)
+    """
+
+    higher_is_better = True
+
+    def __init__(self, risk: float = DEFAULT_RISK, **kwargs: Any) -> None:
+        _check_share("risk", risk)
+        super().__init__(**kwargs)
+        self.risk = risk
+
+    def compute(self) -> Tensor:
+        """Return the coverage over all examples since the last reset."""
+        return _coverage_at(_curve(self.top_labels()), self.risk)
+
+
+@final
+class RiskAtCoverage(TopLabelMetric):
+    """Share of errors among the answers at a given coverage (see `risk_at_coverage`).
+
+    Args:
+        coverage: Share of the inputs to answer, from 0 to 1.
+        **kwargs: Passed to `torchmetrics.Metric`.
+
+    Example:
+        >>> metric = RiskAtCoverage(coverage=0.8)
+        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        tensor(0.5000)
+    """
+
+    higher_is_better = False
+
+    def __init__(self, coverage: float = DEFAULT_COVERAGE, **kwargs: Any) -> None:
+        _check_share("coverage", coverage)
+        super().__init__(**kwargs)
+        self.coverage = coverage
+
+    def compute(self) -> Tensor:
+        """Return the risk over all examples since the last reset."""
+        return _risk_at(_curve(self.top_labels()), self.coverage)

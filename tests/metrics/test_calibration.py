@@ -9,9 +9,11 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.metrics.calibration import (
     AdaptiveCalibrationError,
+    ClasswiseCalibrationError,
     ExpectedCalibrationError,
     MaximumCalibrationError,
     adaptive_calibration_error,
+    classwise_calibration_error,
     expected_calibration_error,
     maximum_calibration_error,
     reliability_bins,
@@ -48,6 +50,43 @@ def test_a_probability_above_one_by_rounding_is_not_taken_for_a_logit():
     targets = torch.tensor([0, 0])
     assert multiclass_calibration_error(probs, targets, 2).item() > 0.2  # a softmax of both rows
     assert expected_calibration_error(probs, targets).item() == pytest.approx(0.1, abs=1e-6)
+
+
+@pytest.mark.parametrize(("norm", "function"), [("l1", expected_calibration_error), ("max", maximum_calibration_error)])
+def test_errors_equal_torchmetrics_where_no_probability_is_one(norm, function):
+    probs, targets = predictions(1000, sharpness=1.0)
+    expected = multiclass_calibration_error(probs, targets, num_classes=4, n_bins=15, norm=norm)
+    assert function(probs, targets).item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def classwise_by_loops(probs, targets, bins):
+    """As in netcal and Kull et al.: a reliability diagram for each class against the rest."""
+    errors = []
+    for label in range(probs.shape[1]):
+        error = 0.0
+        for number in range(bins):
+            below = probs[:, label] < (number + 1) / bins if number < bins - 1 else np.full(len(probs), True)
+            inside = (probs[:, label] >= number / bins) & below
+            if inside.any():
+                gap = (targets[inside] == label).mean() - probs[inside, label].mean()
+                error += inside.mean() * abs(gap)
+        errors.append(error)
+    return np.mean(errors)
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 20.0])  # the latter has probabilities of exactly zero and one
+def test_the_classwise_error_equals_a_loop_over_classes_and_bins(sharpness):
+    probs, targets = predictions(1000, sharpness=sharpness)
+    expected = classwise_by_loops(probs.double().numpy(), targets.numpy(), 15)
+    assert classwise_calibration_error(probs, targets).item() == pytest.approx(expected, abs=1e-6)
+    assert classwise_calibration_error(probs.double(), targets).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_classwise_error_sees_a_wrong_second_class():
+    probs = torch.tensor([[0.6, 0.4, 0.0]]).expand(10, 3)  # the top label is calibrated, the other four are class 2
+    targets = torch.tensor([0] * 6 + [2] * 4)
+    assert expected_calibration_error(probs, targets).item() == pytest.approx(0, abs=1e-6)
+    assert classwise_calibration_error(probs, targets).item() == pytest.approx((0 + 0.4 + 0.4) / 3)
 
 
 def test_reliability_bins_equal_scikit_learn():
@@ -93,9 +132,10 @@ def test_adaptive_error_does_not_depend_on_the_order_of_ties():
 @pytest.mark.parametrize(
     ("shell", "function"),
     [
-        (ExpectedCalibrationError(num_classes=4), expected_calibration_error),
-        (MaximumCalibrationError(num_classes=4), maximum_calibration_error),
+        (ExpectedCalibrationError(), expected_calibration_error),
+        (MaximumCalibrationError(), maximum_calibration_error),
         (AdaptiveCalibrationError(), adaptive_calibration_error),
+        (ClasswiseCalibrationError(num_classes=4), classwise_calibration_error),
     ],
 )
 def test_a_shell_equals_its_function_on_uneven_batches(shell, function):
@@ -111,14 +151,24 @@ def test_at_least_one_bin_is_needed():
     for function in (expected_calibration_error, adaptive_calibration_error, reliability_bins):
         with pytest.raises(HyperparameterError, match=message):
             function(probs, targets, bins=0)
-    for shell in (ExpectedCalibrationError, MaximumCalibrationError):
+    for shell in (ExpectedCalibrationError, MaximumCalibrationError, AdaptiveCalibrationError):
         with pytest.raises(HyperparameterError, match=message):
-            shell(num_classes=2, bins=0)
+            shell(bins=0)
     with pytest.raises(HyperparameterError, match=message):
-        AdaptiveCalibrationError(bins=0)
+        ClasswiseCalibrationError(num_classes=2, bins=0)
+
+
+@pytest.mark.parametrize(
+    "shell", [ExpectedCalibrationError(), MaximumCalibrationError(), ClasswiseCalibrationError(num_classes=4)]
+)
+def test_states_over_equal_bins_are_sums_whose_size_does_not_grow(shell):
+    before = {name: value.shape for name, value in shell.metric_state.items()}
+    shell.update(*predictions())
+    assert {name: value.shape for name, value in shell.metric_state.items()} == before
 
 
 def test_shells_refuse_logits():
-    for shell in (ExpectedCalibrationError(2), MaximumCalibrationError(2), AdaptiveCalibrationError()):
+    shells = (ExpectedCalibrationError(), MaximumCalibrationError(), AdaptiveCalibrationError())
+    for shell in (*shells, ClasswiseCalibrationError(2)):
         with pytest.raises(ShapeError, match="take probabilities, not logits"):
             shell.update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))

@@ -12,15 +12,22 @@ from lightning_bayes.metrics import (
     aurc,
     brier_per_example,
     classification_metrics,
+    classwise_calibration_error,
+    coverage_at_risk,
     expected_calibration_error,
     gaussian_nll,
     maximum_calibration_error,
+    misclassification_aupr,
+    misclassification_auroc,
+    misclassification_fpr95,
     nll_per_example,
     ood_aupr,
     ood_auroc,
     ood_fpr95,
     ood_metrics,
     regression_metrics,
+    risk_at_coverage,
+    sampled_regression_metrics,
 )
 
 CLASSES = 3
@@ -40,7 +47,13 @@ def classification_truth(prefix, probs, targets):
         f"{prefix}cal/ECE": expected_calibration_error(probs, targets),
         f"{prefix}cal/MCE": maximum_calibration_error(probs, targets),
         f"{prefix}cal/aECE": adaptive_calibration_error(probs, targets),
+        f"{prefix}cal/cECE": classwise_calibration_error(probs, targets),
         f"{prefix}sc/AURC": aurc(probs, targets),
+        f"{prefix}sc/Cov_5Risk": coverage_at_risk(probs, targets, 0.05),
+        f"{prefix}sc/Risk_80Cov": risk_at_coverage(probs, targets, 0.8),
+        f"{prefix}mis/AUROC": misclassification_auroc(probs, targets),
+        f"{prefix}mis/AUPR": misclassification_aupr(probs, targets),
+        f"{prefix}mis/FPR95": misclassification_fpr95(probs, targets),
     }
 
 
@@ -123,6 +136,16 @@ def test_a_collection_survives_pickling_and_cloning_in_the_middle(case):
     clone.update(*rest)
     assert_equal(restored.compute(), expected)
     assert_equal(clone.compute(), expected)
+
+
+def test_the_metrics_of_a_sampled_regression_take_their_own_arguments():
+    mean, variance, target = regression_data()
+    one_sample = -gaussian_nll(mean, variance, target)[None]
+    collection = sampled_regression_metrics("test/")
+    for part in (slice(0, 7), slice(7, 101)):
+        points = {"mean": mean[part], "variance": variance[part], "target": target[part]}
+        collection.update(**points, log_densities=one_sample[:, part])
+    assert_equal(collection.compute(), regression_truth("test/", mean, variance, target))
 
 
 def test_a_clone_with_another_prefix_has_the_other_keys():

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from sklearn.metrics import mean_squared_error
-from torch.distributions import Normal
+from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.metrics.regression import GaussianNLL, RootMeanSquaredError, gaussian_nll
+from lightning_bayes.metrics.regression import GaussianNLL, MixtureNLL, RootMeanSquaredError, gaussian_nll, mixture_nll
 
 
 def predictions(*shape):
@@ -45,3 +45,25 @@ def test_shapes_that_would_broadcast_are_refused(shell):
     mean, variance, target = predictions(4)
     with pytest.raises(ShapeError, match=r"Mean \[4, 1\], variance \[4\] and targets \[4\].*squeeze"):
         shell().update(mean.unsqueeze(-1), variance, target)
+
+
+def test_the_nll_of_a_mixture_equals_torchs_mixture_distribution():
+    means, noise, _ = predictions(7, 20)  # seven samples of twenty points
+    target = torch.linspace(-2, 2, 20, dtype=torch.float64)
+    mixture = MixtureSameFamily(Categorical(torch.ones(20, 7)), Normal(means.T, noise.T.sqrt()))
+    log_densities = Normal(means, noise.sqrt()).log_prob(target)
+    torch.testing.assert_close(mixture_nll(log_densities), -mixture.log_prob(target))
+    metric = MixtureNLL()
+    for part in (slice(0, 3), slice(3, 20)):
+        metric.update(log_densities[:, part])
+    assert metric.compute().item() == pytest.approx(-mixture.log_prob(target).mean().item(), rel=1e-6)
+
+
+def test_a_mixture_of_very_small_densities_stays_finite():
+    torch.testing.assert_close(mixture_nll(torch.tensor([[-1000.0], [-1000.0]])), torch.tensor([1000.0]))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 4)])
+def test_a_mixture_needs_a_sample(shape):
+    with pytest.raises(ShapeError, match=r"log_densities has shape \[.*needs \[samples, \.\.\.\] with at least one"):
+        mixture_nll(torch.zeros(shape))

@@ -5,8 +5,16 @@ import itertools
 import pytest
 import torch
 
-from lightning_bayes.errors import ShapeError
-from lightning_bayes.metrics.selective import AURC, aurc
+from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.metrics.selective import (
+    AURC,
+    CoverageAtRisk,
+    RiskAtCoverage,
+    aurc,
+    coverage_at_risk,
+    risk_at_coverage,
+    risk_coverage,
+)
 
 
 def confident(confidences, correct):
@@ -36,6 +44,89 @@ def test_ties_count_as_the_mean_over_their_orders():
         confidences = [(0.9, 0.9, 0.9, 0.6)[i] for i in order]
         probs, targets = confident(confidences, [correct[i] for i in order])
         assert aurc(probs, targets).item() == pytest.approx(sum(values) / len(values))
+
+
+def predictions(batch=400, rounded=False):
+    """Confidences that tell something about correctness, optionally with many ties."""
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.randn(batch, 4, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
+    targets = torch.multinomial(probs, 1, generator=generator).squeeze(1)
+    if rounded:
+        probs = (10 * probs).round() + 1e-3
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs, targets
+
+
+def thresholds(probs, targets):
+    """Coverage and risk of every rule "answer if the confidence is at least t", by counting."""
+    confidence, correct = probs.amax(-1), probs.argmax(-1) == targets
+    points = []
+    for t in sorted(set(confidence.tolist()), reverse=True):
+        answered = confidence >= t
+        points.append((answered.double().mean().item(), 1 - correct[answered].double().mean().item()))
+    return points
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_the_curve_equals_counting_at_every_threshold(rounded):
+    probs, targets = predictions(rounded=rounded)
+    expected = torch.tensor(thresholds(probs, targets), dtype=torch.float64)
+    coverage, risk = risk_coverage(probs, targets)
+    assert len(coverage) < 400 if rounded else len(coverage) == 400
+    torch.testing.assert_close(coverage.double(), expected[:, 0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(risk, expected[:, 1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.1, 0.3, 0.8, 1.0])
+def test_coverage_at_risk_and_risk_at_coverage_are_points_of_the_curve(share, rounded):
+    probs, targets = predictions(rounded=rounded)
+    points = thresholds(probs, targets)
+    best = max([coverage for coverage, risk in points if risk <= share + 1e-12], default=0.0)
+    first = next(risk for coverage, risk in points if coverage >= share - 1e-12)
+    assert coverage_at_risk(probs, targets, share).item() == pytest.approx(best, abs=1e-6)
+    assert risk_at_coverage(probs, targets, share).item() == pytest.approx(first, abs=1e-6)
+
+
+def test_a_risk_that_is_met_exactly_is_allowed():
+    probs, targets = confident([0.99 - 0.001 * i for i in range(100)], [1] * 71 + [0] * 29)
+    assert coverage_at_risk(probs, targets, 0.29).item() == 1  # in binary, 0.29 * 100 is below 29
+    assert coverage_at_risk(probs, targets, 0.28).item() == pytest.approx(0.98)  # 27 errors
+
+
+def test_without_a_good_threshold_nothing_is_covered():
+    probs, targets = confident([0.9, 0.8], [0, 0])
+    assert coverage_at_risk(probs, targets, 0.05).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("shell", "function"),
+    [
+        (CoverageAtRisk(), coverage_at_risk),
+        (CoverageAtRisk(risk=0.2), lambda *data: coverage_at_risk(*data, risk=0.2)),
+        (RiskAtCoverage(), risk_at_coverage),
+        (RiskAtCoverage(coverage=0.5), lambda *data: risk_at_coverage(*data, coverage=0.5)),
+    ],
+)
+def test_the_shells_of_points_equal_their_functions_on_uneven_batches(shell, function):
+    probs, targets = predictions(rounded=True)
+    probs = probs.float()  # which a shell keeps, and in which more of them tie
+    shell.update(probs[:3], targets[:3])
+    shell.update(probs[3:], targets[3:])
+    assert shell.compute().item() == pytest.approx(function(probs, targets).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [-0.1, 5.0])
+def test_what_is_no_share_is_refused(value):
+    probs, targets = predictions(4)
+    for refused in (
+        lambda: coverage_at_risk(probs, targets, value),
+        lambda: risk_at_coverage(probs, targets, value),
+        lambda: CoverageAtRisk(value),
+        lambda: RiskAtCoverage(value),
+    ):
+        with pytest.raises(HyperparameterError, match=rf"={value} must be a share between 0 and 1; 5 % is 0\.05"):
+            refused()
 
 
 def test_the_shell_equals_the_function_on_uneven_batches():

@@ -1,0 +1,56 @@
+"""Shift curves: how accuracy and calibration fall as the inputs are corrupted more and more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, SERIES, check_not_empty, quiet_frame
+
+# Key of a metric → label of its axis and factor from the metric to the axis.
+PANELS = {"cls/Acc": ("Accuracy [%]", 100.0), "cls/NLL": ("NLL [nats]", 1.0), "cal/ECE": ("ECE [%]", 100.0)}
+
+
+def shift_curves(models: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]) -> Figure:
+    """Draw accuracy, NLL and ECE against the severity of the shift, one line per model.
+
+    A line is the mean over the kinds of shift at a severity; the band around it goes from the lowest to the highest kind.
+    Severity 0 is the test set as it is.
+
+    Args:
+        models: For each model and each metric of ``cls/Acc``, ``cls/NLL`` and ``cal/ECE`` the values of all kinds by
+            severity, as from `lightning_bayes.metrics.by_severity`.
+
+    Returns:
+        A figure of three axes.
+
+    Example:
+        >>> curve = {0: [0.9], 1: [0.8, 0.6]}
+        >>> figure = shift_curves({"VOGN": {"cls/Acc": curve, "cls/NLL": curve, "cal/ECE": curve}})
+        >>> figure.axes[0].lines[0].get_ydata().round(1).tolist()
+        [90.0, 70.0]
+    """
+    check_not_empty(models, "model with its {metric: {severity: values}}")
+    figure = Figure(figsize=(PANEL_WIDTH * len(PANELS) + 0.4, 3.6), dpi=DPI, layout="constrained")
+    for axes, (metric, (label, factor)) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+        for index, (name, curves) in enumerate(models.items()):
+            _draw_curve(axes, name, curves[metric], factor, index)
+        axes.set(xlabel="Severity of the shift", ylabel=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylim(bottom=0)
+        quiet_frame(axes)
+    figure.axes[0].legend(frameon=False)
+    return figure
+
+
+def _draw_curve(axes: Axes, name: str, curve: Mapping[int, Sequence[float]], factor: float, index: int) -> None:
+    colour = SERIES[index % len(SERIES)]
+    severities = sorted(curve)
+    scaled = [[factor * value for value in curve[severity]] for severity in severities]
+    means = [sum(values) / len(values) for values in scaled]
+    style = ("-", "--")[index // len(SERIES) % 2]
+    axes.plot(severities, means, color=colour, linestyle=style, marker="o", markersize=4, label=name)
+    axes.fill_between(severities, [min(v) for v in scaled], [max(v) for v in scaled], color=colour, alpha=0.15, lw=0)

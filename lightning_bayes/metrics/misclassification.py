@@ -1,0 +1,132 @@
+"""Detection of the model's own errors: is it less sure where it is wrong?
+
+An error is the positive class, and ``1 - max_c p_c`` its score (Hendrycks & Gimpel 2017,
+https://arxiv.org/abs/1610.02136). This AUROC looks at in-distribution examples only; it is most likely the one of the tables
+of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), who do not say.
+
+Every value is ``nan`` if all predictions are right, or all are wrong, as it is undefined there.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor
+
+from lightning_bayes.metrics.ood import ood_aupr, ood_auroc, ood_fpr95
+from lightning_bayes.metrics.top_label import TopLabel, TopLabelMetric, top_label
+
+
+def misclassification_auroc(probs: Tensor, targets: Tensor) -> Tensor:
+    """Probability that an error is less confident than a correct prediction; a tie counts half.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+
+    Returns:
+        A scalar between 0 and 1; 0.5 for confidences that know nothing.
+
+    Example:
+        >>> import torch
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+        >>> misclassification_auroc(probs, torch.tensor([0, 1, 0, 1]))
+        tensor(0.7500)
+    """
+    return ood_auroc(*_scored(top_label(probs, targets)))
+
+
+def misclassification_aupr(probs: Tensor, targets: Tensor) -> Tensor:
+    """Average precision with errors as the positive class; the error rate for confidences that know nothing.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+
+    Returns:
+        A scalar between 0 and 1.
+
+    Example:
+        >>> import torch
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+        >>> misclassification_aupr(probs, torch.tensor([0, 1, 0, 1]))
+        tensor(0.8333)
+    """
+    return ood_aupr(*_scored(top_label(probs, targets)))
+
+
+def misclassification_fpr95(probs: Tensor, targets: Tensor) -> Tensor:
+    """Share of the correct predictions that are rejected by a threshold that rejects 95 % of the errors.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+
+    Returns:
+        A scalar between 0 and 1; lower is better.
+
+    Example:
+        >>> import torch
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+        >>> misclassification_fpr95(probs, torch.tensor([0, 1, 0, 1]))
+        tensor(0.5000)
+    """
+    return ood_fpr95(*_scored(top_label(probs, targets)))
+
+
+def _scored(seen: TopLabel) -> tuple[Tensor, Tensor]:
+    return -seen.confidence, 1 - seen.correct  # not 1 - confidence, which rounds small differences away
+
+
+@final
+class MisclassificationAUROC(TopLabelMetric):
+    """Area under the ROC curve with errors as the positive class (see `misclassification_auroc`).
+
+    Example:
+        >>> import torch
+        >>> metric = MisclassificationAUROC()
+        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        tensor(1.)
+    """
+
+    higher_is_better = True
+
+    def compute(self) -> Tensor:
+        """Return the area over all examples since the last reset."""
+        return ood_auroc(*_scored(self.top_labels()))
+
+
+@final
+class MisclassificationAUPR(TopLabelMetric):
+    """Average precision with errors as the positive class (see `misclassification_aupr`).
+
+    Example:
+        >>> import torch
+        >>> metric = MisclassificationAUPR()
+        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        tensor(1.)
+    """
+
+    higher_is_better = True
+
+    def compute(self) -> Tensor:
+        """Return the average precision over all examples since the last reset."""
+        return ood_aupr(*_scored(self.top_labels()))
+
+
+@final
+class MisclassificationFPR95(TopLabelMetric):
+    """False-positive rate at 95 % true-positive rate, errors positive (see `misclassification_fpr95`).
+
+    Example:
+        >>> import torch
+        >>> metric = MisclassificationFPR95()
+        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+        tensor(0.)
+    """
+
+    higher_is_better = False
+
+    def compute(self) -> Tensor:
+        """Return the rate over all examples since the last reset."""
+        return ood_fpr95(*_scored(self.top_labels()))

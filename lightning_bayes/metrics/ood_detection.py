@@ -1,0 +1,98 @@
+"""Several sets out of distribution, told from the test set by several scores, in one metric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.data import dim_zero_cat
+
+from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
+from lightning_bayes.metrics.ood import ood_aupr, ood_auroc, ood_fpr95
+
+_MEASURES = {"AUROC": ood_auroc, "AUPR": ood_aupr, "FPR95": ood_fpr95}
+
+
+@final
+class OODDetection(Metric):
+    """AUROC, AUPR and FPR95 of every score on every set; OOD is the positive class (see `ood`).
+
+    ``compute`` returns ``{set}/{score}/{measure}`` for each set against the test set; and by the first of the scores alone
+    ``{measure}`` for all sets together and, where there are several, ``{set}/{measure}`` for each.
+
+    Args:
+        sets: Names of the sets out of distribution, at least one.
+        scores: Names of the scores, at least one.
+        prefix: Put in front of every key, with its slash.
+        **kwargs: Passed to `torchmetrics.Metric`.
+
+    Raises:
+        HyperparameterError: If there is no set or no score, or a name occurs twice.
+
+    Example:
+        >>> metric = OODDetection(sets=["svhn"], scores=["entropy", "energy"])
+        >>> metric.update({"entropy": torch.tensor([0.1, 0.2]), "energy": torch.tensor([-9.0, -1.0])}, 0)
+        >>> metric.update({"entropy": torch.tensor([0.3]), "energy": torch.tensor([-5.0])}, 1)
+        >>> found = metric.compute()
+        >>> found["ood/AUROC"], found["ood/svhn/entropy/AUROC"], found["ood/svhn/energy/AUROC"]
+        (tensor(1.), tensor(1.), tensor(0.5000))
+    """
+
+    is_differentiable = False
+    full_state_update = False
+
+    scores: list[Tensor]  # each flat, of [batch, scores]: a process that saw no data has no second dimension
+    set_index: list[Tensor]  # 0 for the test set
+
+    def __init__(self, sets: Sequence[str], scores: Sequence[str], prefix: str = "ood/", **kwargs: Any) -> None:
+        for what, names in (("sets", sets), ("scores", scores)):
+            if not names or len(set(names)) < len(names):
+                raise HyperparameterError(f"{what}={list(names)} must name at least one of them, and each once.")
+        super().__init__(**kwargs)
+        self.sets, self.score_names, self.prefix = tuple(sets), tuple(scores), prefix
+        self.add_state("scores", [], dist_reduce_fx="cat")
+        self.add_state("set_index", [], dist_reduce_fx="cat")
+
+    def update(self, scores: Mapping[str, Tensor], set_index: int) -> None:
+        """Remember a batch.
+
+        Args:
+            scores: Every score by name, ``[batch]`` each; higher means more OOD.
+            set_index: 0 for the test set, 1 for the first set out of distribution, and so on.
+
+        Raises:
+            ShapeError: If a score is missing or has another shape.
+            NonFiniteError: If a score is nan.
+        """
+        sizes = {len(value) if value.ndim == 1 else None for value in scores.values()}
+        if set(scores) != set(self.score_names) or len(sizes) > 1 or None in sizes:
+            given = {name: list(value.shape) for name, value in scores.items()}
+            raise ShapeError(f"Expected the scores {list(self.score_names)}, [batch] each, got {given}.")
+        columns = torch.stack([scores[name].detach() for name in self.score_names], -1)
+        if bool(columns.isnan().any()):
+            raise NonFiniteError(f"{int(columns.isnan().any(-1).sum())} of {len(columns)} inputs have a score of nan.")
+        self.scores.append(columns.flatten().to(self.dtype))
+        self.set_index.append(torch.full((len(columns),), set_index, dtype=self.dtype, device=columns.device))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return all values over all inputs since the last reset, by key; ``nan`` if one kind of input is missing."""
+        return {self.prefix + key: value for key, value in self._values()}
+
+    def _values(self) -> Iterator[tuple[str, Tensor]]:
+        columns = dim_zero_cat(self.scores).view(-1, len(self.score_names))
+        index = dim_zero_cat(self.set_index)
+        yield from _measured("", columns[:, 0], index > 0)
+        for position, name in enumerate(self.sets, start=1):
+            either = (index == 0) | (index == position)
+            if len(self.sets) > 1:
+                yield from _measured(f"{name}/", columns[either, 0], index[either] > 0)
+            for column, score in enumerate(self.score_names):
+                yield from _measured(f"{name}/{score}/", columns[either, column], index[either] > 0)
+
+
+def _measured(prefix: str, scores: Tensor, is_ood: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for name, measure in _MEASURES.items():
+        yield prefix + name, measure(scores, is_ood)

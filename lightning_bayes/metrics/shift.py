@@ -1,0 +1,128 @@
+"""Accuracy, NLL, Brier score and ECE under shifts of the inputs, by kind and severity.
+
+As in Ovadia et al. 2019 (https://arxiv.org/abs/1906.02530) on the corruptions of Hendrycks & Dietterich 2019
+(https://arxiv.org/abs/1903.12261): the same test set, corrupted in several ways and several strengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.metrics.bins import DEFAULT_BINS, BinSums, bin_sums
+from lightning_bayes.metrics.scoring import brier_per_example, nll_per_example
+from lightning_bayes.metrics.top_label import top_label
+
+SHIFT_KEYS = ("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE")
+
+
+@final
+class ShiftMetrics(Metric):
+    """Metrics of a classifier on shifted copies of the test set; its states are sums.
+
+    ``compute`` returns ``{kind}/{severity}/{metric}`` for each shift, ``all/{severity}/{metric}`` for the mean over the
+    kinds of a severity, and ``{metric}`` for the mean over all shifts, where metric is one of ``cls/Acc, cls/NLL,
+    cls/Brier, cal/ECE``. In means all shifts count alike.
+
+    Args:
+        shifts: Kind and severity of each shift, such as ``("fog", 3)``; at least one, each once.
+        prefix: Put in front of every key, with its slash.
+        **kwargs: Passed to `torchmetrics.Metric`.
+
+    Raises:
+        HyperparameterError: If there is no shift, or one occurs twice.
+
+    Example:
+        >>> metric = ShiftMetrics([("fog", 1), ("fog", 2)])
+        >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([0]), 0)
+        >>> metric.update(torch.tensor([[0.6, 0.4]]), torch.tensor([1]), 1)
+        >>> found = metric.compute()
+        >>> found["shift/fog/1/cls/Acc"], found["shift/fog/2/cls/Acc"], found["shift/cls/Acc"]
+        (tensor(1.), tensor(0.), tensor(0.5000))
+    """
+
+    is_differentiable = False
+    full_state_update = False
+
+    bin_sums: Tensor  # [3, shifts, bins]
+    score_sums: Tensor  # [shifts, 2]: NLL and Brier score
+
+    def __init__(self, shifts: Sequence[tuple[str, int]], prefix: str = "shift/", **kwargs: Any) -> None:
+        if not shifts or len(set(shifts)) < len(shifts):
+            raise HyperparameterError(f"shifts={shifts} must name at least one (kind, severity), and each once.")
+        super().__init__(**kwargs)
+        self.shifts, self.prefix = list(shifts), prefix
+        self.add_state("bin_sums", torch.zeros(3, len(shifts), DEFAULT_BINS), dist_reduce_fx="sum")
+        self.add_state("score_sums", torch.zeros(len(shifts), 2), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor, shift: int) -> None:
+        """Add a batch.
+
+        Args:
+            preds: Class probabilities, ``[batch, classes]``.
+            target: Class indices, ``[batch]``.
+            shift: Position of the batch's shift in ``shifts``.
+        """
+        confidence, correct = top_label(preds, target)
+        group = torch.full((len(confidence),), shift, device=confidence.device)
+        bins = bin_sums(confidence, correct, DEFAULT_BINS, group, len(self.shifts))
+        self.bin_sums = self.bin_sums + torch.stack(bins).to(self.bin_sums.dtype)
+        scores = torch.stack([nll_per_example(preds, target).sum(), brier_per_example(preds, target).sum()])
+        added = torch.zeros_like(self.score_sums)
+        added[shift] = scores.to(added.dtype)
+        self.score_sums = self.score_sums + added
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return all values over all examples since the last reset, by key; ``nan`` for a shift without examples."""
+        values = self._by_shift()
+        found = {
+            f"{self.prefix}{kind}/{severity}/{key}": values[position, column]
+            for position, (kind, severity) in enumerate(self.shifts)
+            for column, key in enumerate(SHIFT_KEYS)
+        }
+        for severity in sorted({severity for _, severity in self.shifts}):
+            chosen = [position for position, (_, other) in enumerate(self.shifts) if other == severity]
+            found |= self._named(f"all/{severity}/", values[chosen].mean(0))
+        return found | self._named("", values.mean(0))
+
+    def _by_shift(self) -> Tensor:
+        sums = BinSums(*self.bin_sums)
+        count = sums.counts.sum(-1)
+        nll, brier = (self.score_sums / count.unsqueeze(-1)).unbind(-1)
+        return torch.stack([sums.correct.sum(-1) / count, nll, brier, sums.expected_error()], -1)
+
+    def _named(self, middle: str, values: Tensor) -> dict[str, Tensor]:
+        return {f"{self.prefix}{middle}{key}": value for key, value in zip(SHIFT_KEYS, values, strict=True)}
+
+
+def by_severity(logged: Mapping[str, Any], suffix: str = "") -> dict[str, dict[int, list[float]]]:
+    """Collect what a test has logged about shifts: each metric by severity, over all kinds.
+
+    Args:
+        logged: Scalars by the keys of a test; others than those of shifts are left out.
+        suffix: ``"_mean"`` reads the keys of the posterior mean.
+
+    Returns:
+        For each metric the values of all kinds by severity, where severity 0 is the test set as it is. Empty if nothing
+        was logged about shifts.
+
+    Example:
+        >>> logged = {"test/cls/Acc": 0.9, "shift/fog/1/cls/Acc": 0.8, "shift/snow/1/cls/Acc": 0.6, "shift/cls/Acc": 0.7}
+        >>> by_severity(logged)
+        {'cls/Acc': {0: [0.9], 1: [0.8, 0.6]}}
+    """
+    found: dict[str, dict[int, list[float]]] = {}
+    for key, value in logged.items():
+        parts = key.split("/")
+        if parts[0] == f"shift{suffix}" and len(parts) > 3 and parts[1] != "all":
+            metric = "/".join(parts[3:])
+            found.setdefault(metric, {}).setdefault(int(parts[2]), []).append(float(value))
+    for metric, curve in found.items():
+        if f"test{suffix}/{metric}" in logged:
+            curve[0] = [float(logged[f"test{suffix}/{metric}"])]
+    return {metric: dict(sorted(curve.items())) for metric, curve in found.items()}
