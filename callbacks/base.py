@@ -18,8 +18,9 @@ from lightning_bayes.callbacks import checks, resume, swap
 from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.evaluating import EvaluatingCallback
 from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_examples
+from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.hyper import check as check_hyperparameters
 from lightning_bayes.optim.trust_region import RELATIVE_NOISE
 from lightning_bayes.posteriors import CALLBACK_KEY, group_arguments
@@ -36,9 +37,11 @@ class VariationalCallback(EvaluatingCallback):
             rate bounds the step (a trust region, see `optim.trust_region`; a heuristic). Schedulers act on either.
         mc_samples: K, weight samples per batch and process in training.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean.
-        prior_precision: δ of the prior N(0, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 1.
+        prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 1.
+        prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start of the fit, such as pretrained ones.
         kl_weight: τ, weight of the KL term in the variational bound; below 1 gives a cold posterior.
-        kl_warmup_steps: Updates over which τ grows linearly from a tenth to `kl_weight`; 0 for none.
+        kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
+        kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
         data_augmentation_factor: ρ; data augmentation makes N examples count as ρN.
         damping: γ, added to the curvature in the preconditioner.
         init_precision: Posterior precision before the first update; None takes the first batch's curvature.
@@ -51,8 +54,12 @@ class VariationalCallback(EvaluatingCallback):
         loss_reduction: ``"auto"`` reads from the loss's graph whether it is a mean or a sum over examples.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what
             the training loss says (``mse_loss``: ``"identity"``), else ``"softmax"``.
+        bayesian: Regular expression of the parameters, by name, that have a posterior; the others are points, trained by
+            the same step. None for all. ``"^head"`` is a last-layer posterior.
         seed: Seed of the noise.
         max_nonfinite_steps: Updates in a row that may be skipped for a gradient that is not finite.
+
+    Numbers may be functions of the number of updates (`lightning_bayes.LinearSchedule` and its siblings).
 
     Raises:
         HyperparameterError: If an argument lies outside of its range.
@@ -60,27 +67,30 @@ class VariationalCallback(EvaluatingCallback):
 
     def __init__(
         self,
-        lr: float | None = None,
+        lr: float | Schedule | None = None,
         mc_samples: int = 1,
         eval_samples: int = 10,
-        prior_precision: float | None = None,
-        kl_weight: float = 1.0,
+        prior_precision: float | Schedule | None = None,
+        prior_mean: PriorMean = "zero",
+        kl_weight: float | Schedule = 1.0,
         kl_warmup_steps: int = 0,
-        data_augmentation_factor: float = 1.0,
-        damping: float = 0.0,
+        kl_warmup_init: float = 0.1,
+        data_augmentation_factor: float | Schedule = 1.0,
+        damping: float | Schedule = 0.0,
         init_precision: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         num_data: int | None = None,
         engine: EngineName = "fused",
-        relative_noise: float | None = None,
+        relative_noise: float | Schedule | None = None,
         damping_in_noise: bool = False,
         loss_reduction: LossReduction = "auto",
         link: Link | None = None,
+        bayesian: str | None = None,
         seed: int = 0,
         max_nonfinite_steps: int = 10,
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k not in {"self", "__class__"}}
-        check_hyperparameters(arguments)
+        check_hyperparameters({name: value_at(value, 0) for name, value in arguments.items()})
         check_names(engine, loss_reduction)
         super().__init__(eval_samples, link, seed)
         self.lr, self.mc_samples, self.num_data, self.prior_precision = lr, mc_samples, num_data, prior_precision
@@ -88,23 +98,44 @@ class VariationalCallback(EvaluatingCallback):
             "betas": tuple(betas),
             "kl_weight": kl_weight,
             "kl_warmup_steps": kl_warmup_steps,
+            "kl_warmup_init": kl_warmup_init,
             "data_augmentation_factor": data_augmentation_factor,
             "damping": damping,
             "damping_in_noise": damping_in_noise,
+            "prior_mean": prior_mean,
             "init_precision": init_precision,
             "relative_noise": RELATIVE_NOISE if relative_noise is None and lr is None else relative_noise,
-            "step_rule": "natural" if lr is not None else "trust_region",
+            "step_rule": self.optimizer_class.default_step if lr is None else "natural",
         }
         self.building: dict[str, Any] = {
             "engine": engine,
             "loss_reduction": loss_reduction,
             "mc_samples": mc_samples,
+            "bayesian": bayesian,
             "seed": seed,
             "max_nonfinite_steps": max_nonfinite_steps,
         }
         self._names: dict[nn.Parameter, str] = {}
         self._saved_names: list[list[str]] | None = None  # of a checkpoint to resume from
         self._undo = ExitStack()
+
+    @classmethod
+    def presets(cls) -> dict[str, Preset]:
+        """Published settings of this callback, by name."""
+        return presets_of(cls.__name__)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> VariationalCallback:
+        """Build the callback with published hyperparameters.
+
+        Args:
+            name: One of `presets`, such as ``"osawa2019-cifar10-resnet18"``.
+            **overrides: Arguments that take the place of the preset's.
+
+        Returns:
+            The callback.
+        """
+        return cls(**{**find_preset(cls.__name__, name).arguments, **overrides})
 
     @property
     def state_key(self) -> str:
@@ -144,9 +175,11 @@ class VariationalCallback(EvaluatingCallback):
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         strategy = trainer.strategy
-        old = swap.check_swappable(strategy.optimizers, pl_module, self.lr is not None)
+        follows = self.options["step_rule"] == "user"
+        old = swap.check_swappable(strategy.optimizers, pl_module, self.options["step_rule"] != "trust_region")
         schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
-        groups = swap.converted_groups(old, self.options["betas"][1], swap.cycles_momentum(schedulers))
+        cycles = swap.cycles_momentum(schedulers)
+        groups = swap.converted_groups(old, self.options["betas"][1], cycles)
         if self.lr is not None:
             swap.override_rates(groups, schedulers, self.lr)
         later = swap.converted_defaults(old)  # for groups added later
@@ -154,10 +187,11 @@ class VariationalCallback(EvaluatingCallback):
             pl_module,
             groups,
             lr=groups[0]["lr"],
-            prior_precision=self.prior_precision or 1.0,
+            prior_precision=1.0 if self.prior_precision is None else self.prior_precision,
             **{key: later[key] for key in ("radius", "momentum", "weight_decay")},
             **self.options,
             **self.building,
+            **({"base": swap.without_penalty(old, cycles)} if follows else {}),
         )
         new.defaults["l2_penalty"] = later["l2_penalty"]
         new.samples_in_closure = True
@@ -195,8 +229,10 @@ class VariationalCallback(EvaluatingCallback):
 
     def _take_prior_from_penalty(self, group: dict[str, Any]) -> None:
         if self.prior_precision is None and group.get("l2_penalty"):
-            counted = group_arguments(group)["num_data"]
-            group["prior_precision"] = group["l2_penalty"] * counted / group["kl_weight"]  # δ̃ = wd
+            now = {name: value_at(value, group["step"]) for name, value in group.items()}  # defaults may hold functions
+            group["prior_precision"] = (
+                group["l2_penalty"] * group_arguments(now)["num_data"] / now["kl_weight"]
+            )  # δ̃ = wd
 
     def _warn_of_strong_prior(self, groups: list[dict[str, Any]]) -> None:
         strongest = max(groups, key=lambda group: float(group["prior_precision"]))
@@ -286,25 +322,5 @@ class VariationalCallback(EvaluatingCallback):
             )
 
     def _restore(self) -> None:
-        self.stop_evaluation(warn=False)
+        super()._restore()
         self._undo.close()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo what `setup` did.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: The stage that ends.
-        """
-        self._restore()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo what `setup` did; Lightning calls no teardown after an exception.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            exception: What happened.
-        """
-        self._restore()

@@ -1,4 +1,4 @@
-"""When a callback evaluates under the posterior, and which posterior it has at hand."""
+"""Which posterior a callback has at hand when it evaluates."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_bayes.callbacks.evaluation import PosteriorEvaluation
-from lightning_bayes.callbacks.loss_link import link_of_loss
+from lightning_bayes.callbacks.averaging import AveragingCallback
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.posteriors import CALLBACK_KEY, MeanField, posterior_from_checkpoint
-from lightning_bayes.predictive import Link, PosteriorSamples, check_link
+from lightning_bayes.posteriors import CALLBACK_KEY, AbstractPosterior, posterior_from_checkpoint
+from lightning_bayes.predictive import Link, PosteriorSamples
 
 
-class EvaluatingCallback(Callback, ABC):
+class EvaluatingCallback(AveragingCallback, ABC):
     """Averages validation, test and prediction over posterior samples.
 
     During a fit the posterior is the optimizer's, afterwards the fit's last one or that of the checkpoint Lightning loads.
@@ -29,15 +28,11 @@ class EvaluatingCallback(Callback, ABC):
     """
 
     def __init__(self, eval_samples: int, link: Link | None, seed: int) -> None:
-        if link is not None:
-            check_link(link)
-        self.eval_samples, self.link, self.seed = eval_samples, link, seed
-        self.loss_link: Link | None = None  # what the training loss says
-        self._asked_loss = False
+        super().__init__(link, seed)
+        self.eval_samples = eval_samples
         self.optimizer: MeanFieldOptimizer | None = None
-        self._kept: MeanField | None = None  # of the last fit, or of a checkpoint
+        self._kept: AbstractPosterior | None = None  # of the last fit, or of a checkpoint
         self._why_none = "no posterior was trained or loaded. Pass ckpt_path=..."
-        self._evaluation: PosteriorEvaluation | None = None
 
     @property
     @abstractmethod
@@ -59,17 +54,6 @@ class EvaluatingCallback(Callback, ABC):
         except PosteriorError as error:
             self._kept, self._why_none = None, str(error)
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """Read from the first loss of a fit how outputs become predictions.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            loss: The loss.
-        """
-        if not self._asked_loss:
-            self._asked_loss, self.loss_link = True, link_of_loss(loss)
-
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the posterior for tests and predictions in this process.
 
@@ -80,7 +64,13 @@ class EvaluatingCallback(Callback, ABC):
         if self.optimizer is not None and self.optimizer.num_updates and self._averages():
             self._kept = self.optimizer.posterior().to("cpu")
 
-    def _posterior_now(self, trainer: Trainer, pl_module: LightningModule) -> MeanField | None:
+    def _samples_now(self, trainer: Trainer, pl_module: LightningModule) -> PosteriorSamples | None:
+        posterior = self._posterior_now(trainer, pl_module) if self._averages() else None
+        if posterior is None:
+            return None
+        return PosteriorSamples(posterior.to(pl_module.device), self.eval_samples, self.seed)
+
+    def _posterior_now(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior | None:
         if trainer.state.fn == "fit":
             started = self.optimizer is not None and self.optimizer.num_updates > 0
             return self.optimizer.posterior() if self.optimizer is not None and started else None
@@ -90,51 +80,6 @@ class EvaluatingCallback(Callback, ABC):
         rank_zero_warn(f"{type(self).__name__} evaluates at the weights as they are: {why}")
         return None
 
-    def _start_evaluation(self, trainer: Trainer, pl_module: LightningModule, predict: bool = False) -> None:
-        if trainer.sanity_checking or not self._averages():
-            return
-        posterior = self._posterior_now(trainer, pl_module)
-        if posterior is None:
-            return
-        samples = PosteriorSamples(posterior.to(pl_module.device), self.eval_samples, self.seed)
-        link = self.link or getattr(pl_module, "link", None) or self.loss_link or "softmax"
-        self._evaluation = PosteriorEvaluation(pl_module, samples, link, lenient=trainer.state.fn == "fit")
-        self._evaluation.start(predict)
 
-    def stop_evaluation(self, warn: bool = True) -> None:
-        """Give the module its own forward back.
-
-        Args:
-            warn: Whether to warn if nothing was averaged.
-        """
-        if self._evaluation is not None:
-            self._evaluation.stop(warn)
-            self._evaluation = None
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Average over the posterior from here."""
-        self._start_evaluation(trainer, pl_module)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Back to the module's own forward."""
-        self.stop_evaluation()
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Average over the posterior from here."""
-        self._start_evaluation(trainer, pl_module)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Back to the module's own forward."""
-        self.stop_evaluation()
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Average over the posterior from here."""
-        self._start_evaluation(trainer, pl_module, predict=True)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Back to the module's own forward."""
-        self.stop_evaluation()
-
-
-def _is_mean(weights: dict[str, torch.Tensor], posterior: MeanField) -> bool:
+def _is_mean(weights: dict[str, torch.Tensor], posterior: AbstractPosterior) -> bool:
     return all(n in weights and torch.equal(weights[n].cpu(), mean.cpu()) for n, mean in posterior.mean.items())

@@ -1,4 +1,4 @@
-"""Evaluation under the posterior: a module's own steps see the average over S weight samples.
+"""Evaluation under samples: a module's own steps see the average over S of them, such as S weights of a posterior.
 
 Between the start and the end of validation, test and prediction, ``forward`` of the module is replaced by S sampled
 forwards, combined so that the result can stand in for the module's own output: for logits the **log of the mean
@@ -9,7 +9,8 @@ not do: under DDP a step runs through the module's forward.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,24 +19,27 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.predictive import Link, PosteriorSamples, as_dict, check_link, combine, summarise
+from lightning_bayes.predictive import Link, Samples, as_dict, check_link, combine, summarise
 
 
-class PosteriorEvaluation:
+class SampledEvaluation:
     """Replaces a module's ``forward`` (and default ``predict_step``) while it is active.
 
     Args:
         module: The module.
-        samples: The weight samples.
+        samples: The samples.
         link: How outputs become predictions.
-        lenient: Whether to go on at the mean, with a warning, where outputs have no average. An epoch of training is worth
-            more than an error in its validation.
+        way_out: How not to average, for messages.
+        lenient: Whether to go on without averaging, with a warning, where outputs have no average. An epoch of training is
+            worth more than an error in its validation.
     """
 
-    def __init__(self, module: LightningModule, samples: PosteriorSamples, link: Link, lenient: bool = False) -> None:
+    def __init__(
+        self, module: LightningModule, samples: Samples, link: Link, *, way_out: str, lenient: bool = False
+    ) -> None:
         check_link(link)  # it may be the module's own attribute
-        self.module, self.samples, self.link = module, samples, link
-        self.lenient, self._at_mean = lenient, False
+        self.module, self.samples, self.link, self.way_out = module, samples, link, way_out
+        self.lenient, self._gave_up = lenient, False
         self.calls = 0
         self._forward: Callable[..., Tensor] = module.forward
         self._replaced: dict[str, Any] = {}  # the instance's own attribute, or None where the class's shows
@@ -50,6 +54,8 @@ class PosteriorEvaluation:
         self._patch("forward", self._combined)
         if hasattr(self.module, "sampled_forward"):  # a module that wants the samples themselves, as regression does
             self._patch("sampled_forward", self.outputs)
+        if self.samples.has_mean and hasattr(self.module, "mean_forward"):  # and one that measures the mean beside the average
+            self._patch("mean_forward", self.at_mean)
         if predict and type(self.module).predict_step is LightningModule.predict_step:
             self._patch("predict_step", types.MethodType(self._predict_step, self.module))
 
@@ -69,18 +75,28 @@ class PosteriorEvaluation:
                 setattr(self.module, name, own)
         if warn and self._replaced and not self.calls:
             rank_zero_warn(
-                f"{type(self.module).__name__}'s steps did not call self(...), so nothing was averaged over the posterior "
-                "and the results are those of the mean. Call self(x) in the steps, or set eval_samples=0."
+                f"{type(self.module).__name__}'s steps did not call self(...), so nothing was averaged and the results are "
+                f"those of the module as it is. Call self(x) in the steps, or {self.way_out}."
             )
         self._replaced = {}
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's outputs under every sample, ``[S, …]``."""
         self.calls += 1
-        # The sampled forwards run the module itself, so inner calls of self(...) must not sample again.
+        with self._own_forward():
+            return self.samples.outputs(self.module, lambda: self._one(*args, **kwargs))
+
+    def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The module's own output, ``[…]``: for a posterior the one at its mean."""
+        with self._own_forward():
+            return self._one(*args, **kwargs)
+
+    @contextmanager
+    def _own_forward(self) -> Iterator[None]:
+        # What runs in here is the module itself, so inner calls of self(...) must not sample again.
         self.module.forward = self._forward  # type: ignore[method-assign]
         try:
-            return self.samples.outputs(self.module, lambda: self._one(*args, **kwargs))
+            yield
         finally:
             self.module.forward = self._combined  # type: ignore[method-assign]
 
@@ -89,23 +105,24 @@ class PosteriorEvaluation:
         if not isinstance(output, Tensor):
             raise UnsupportedTrainingError(
                 f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which has no average. Return one "
-                "tensor (logits or means), or set eval_samples=0 and use lightning_bayes.mc_predict."
+                f"tensor (logits or means), or {self.way_out}."
             )
         return output
 
     def _combined(self, *args: Any, **kwargs: Any) -> Any:
-        if self._at_mean:
+        if self._gave_up:
             return self._forward(*args, **kwargs)
         try:
             return combine(self.outputs(*args, **kwargs), self.link)
         except UnsupportedTrainingError as error:
             if not self.lenient:
                 raise
-            rank_zero_warn(f"{error} Validation during the fit goes on at the posterior mean.")
-            self._at_mean = True
+            rank_zero_warn(f"{error} Validation during the fit goes on without averaging.")
+            self._gave_up = True
             return self._forward(*args, **kwargs)
 
     def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         with torch.no_grad():
-            return as_dict(summarise(self.outputs(inputs), self.link))
+            outputs = self.outputs(inputs) / (getattr(module, "temperature", None) or 1.0)
+            return as_dict(summarise(outputs, self.link))

@@ -54,9 +54,10 @@ class PredictionWriter(BasePredictionWriter):
         folder = trainer.log_dir if self.dirpath is None else self.dirpath  # on every process: log_dir communicates
         if trainer.fast_dev_run or folder is None:  # type: ignore[attr-defined]
             return
+        temperature = getattr(pl_module, "temperature", None) or 1.0
         loaders = [predictions] if trainer.predict_loop.num_dataloaders == 1 else predictions
         rows = [
-            columns(output, link_of(pl_module)) | {"dataloader_idx": torch.tensor(number)}
+            columns(output, link_of(pl_module), temperature) | {"dataloader_idx": torch.tensor(number)}
             for number, outputs in enumerate(loaders)
             for output in outputs
         ]
@@ -86,12 +87,13 @@ def link_of(module: LightningModule) -> Link | None:
     return None if own_step else getattr(module, "link", None)
 
 
-def columns(output: Any, link: Link | None) -> dict[str, Tensor]:
+def columns(output: Any, link: Link | None, temperature: float = 1.0) -> dict[str, Tensor]:
     """The named parts of one batch's prediction.
 
     Args:
         output: A tensor or a dict; entries that are no tensors are left out.
         link: How a tensor becomes a prediction; None keeps it as it is.
+        temperature: A tensor of logits is divided by it.
 
     Returns:
         Tensors, ``[batch, …]`` each; empty if the output has another type.
@@ -101,7 +103,7 @@ def columns(output: Any, link: Link | None) -> dict[str, Tensor]:
         tensor([1.3863, 1.3863])
     """
     if isinstance(output, Tensor):
-        return {"outputs": output} if link is None else as_dict(summarise(output[None], link))
+        return {"outputs": output} if link is None else as_dict(summarise(output[None] / temperature, link))
     return {k: v for k, v in output.items() if isinstance(v, Tensor)} if isinstance(output, dict) else {}
 
 

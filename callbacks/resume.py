@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_bayes.errors import PosteriorError
+from lightning_bayes.optim import value_at
 from lightning_bayes.posteriors import CALLBACK_KEY
 
 
@@ -61,4 +62,5 @@ def changed_arguments(group: Mapping[str, Any], wanted: Mapping[str, Any]) -> st
     Returns:
         ``name=value (now wanted)`` for each, or nothing.
     """
-    return ", ".join(f"{k}={group[k]!r} (now {v!r})" for k, v in wanted.items() if group[k] != v)
+    now = {name: value_at(value, group["step"]) for name, value in wanted.items()}
+    return ", ".join(f"{k}={group[k]!r} (now {v!r})" for k, v in now.items() if group[k] != v)

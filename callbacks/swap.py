@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim import NoisyOptimizer
+from lightning_bayes.optim import NoisyOptimizer, Schedule
+from lightning_bayes.optim.user_step import UserStep
 
 _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # their learning rate is not the length of a step
 _GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)
@@ -115,7 +116,7 @@ def converted_defaults(old: Optimizer) -> dict[str, Any]:
 
 def _converted(old: Optimizer, group: dict[str, Any], cycles_momentum: bool) -> dict[str, Any]:
     added = {key: value for key, value in group.items() if key not in old.defaults and key != "param_names"}
-    decoupled = isinstance(old, _DECOUPLED) or bool(group.get("decoupled_weight_decay"))
+    decoupled = _is_decoupled(old, group)
     decay = float(group.get("weight_decay") or 0.0)
     is_sgd = isinstance(old, _GRADIENT_STEPS)
     keeps_momentum = is_sgd or (cycles_momentum and "momentum" in group)
@@ -129,7 +130,27 @@ def _converted(old: Optimizer, group: dict[str, Any], cycles_momentum: bool) -> 
     }
 
 
-def override_rates(groups: list[dict[str, Any]], schedulers: Iterable[Any], lr: float) -> None:
+def without_penalty(old: Optimizer, cycles_momentum: bool) -> UserStep:
+    """Let the user's optimizer move the means, without the L2 penalty that the prior stands for.
+
+    Args:
+        old: The user's optimizer; changed in place.
+        cycles_momentum: Whether a scheduler changes the momentum.
+
+    Returns:
+        The step.
+    """
+    for group in (old.defaults, *old.param_groups):
+        if not _is_decoupled(old, group) and "weight_decay" in group:
+            group["weight_decay"] = 0.0
+    return UserStep(old, cycles_momentum)
+
+
+def _is_decoupled(old: Optimizer, group: dict[str, Any]) -> bool:
+    return isinstance(old, _DECOUPLED) or bool(group.get("decoupled_weight_decay"))
+
+
+def override_rates(groups: list[dict[str, Any]], schedulers: Iterable[Any], lr: float | Schedule) -> None:
     """Make `lr` the peak of every group's schedule, which keeps its shape.
 
     Schedulers compute learning rates from those the optimizer started with, so setting the current one alone would last
@@ -138,8 +159,11 @@ def override_rates(groups: list[dict[str, Any]], schedulers: Iterable[Any], lr: 
     Args:
         groups: Converted groups; changed in place.
         schedulers: The user's schedulers; changed in place.
-        lr: Learning rate.
+        lr: Learning rate; a function of the step takes the place of schedulers.
     """
+    if callable(lr):
+        _take_function(groups, list(schedulers), lr)
+        return
     every = list(_with_inner(schedulers))
     cyclic = [scheduler.max_lrs for scheduler in every if hasattr(scheduler, "max_lrs")]
     factors = []
@@ -154,6 +178,16 @@ def override_rates(groups: list[dict[str, Any]], schedulers: Iterable[Any], lr: 
             if hasattr(scheduler, name):
                 rates = [rate * factor for rate, factor in zip(getattr(scheduler, name), factors, strict=True)]
                 setattr(scheduler, name, rates)
+
+
+def _take_function(groups: list[dict[str, Any]], schedulers: list[Any], lr: Schedule) -> None:
+    if schedulers:
+        raise UnsupportedTrainingError(
+            f"lr={lr!r} is a schedule, and configure_optimizers returns {type(schedulers[0]).__name__}: two would write the "
+            "learning rate. Keep one of them."
+        )
+    for group in groups:
+        group["lr"] = lr
 
 
 def cycles_momentum(schedulers: Iterable[Any]) -> bool:

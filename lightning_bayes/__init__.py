@@ -17,6 +17,11 @@ from lightning_bayes.errors import BayesError
 from lightning_bayes.optim import (
     OGN,
     VOGN,
+    CosineSchedule,
+    ExponentialSchedule,
+    LinearSchedule,
+    PiecewiseSchedule,
+    Schedule,
 )
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, load_posterior
 from lightning_bayes.predictive import Prediction, mc_predict
@@ -30,11 +35,16 @@ __all__ = [
     "OGN",
     "VOGN",
     "BayesError",
+    "CosineSchedule",
+    "ExponentialSchedule",
+    "LinearSchedule",
     "MatrixGaussian",
     "MeanField",
     "Measurement",
     "OGNCallback",
+    "PiecewiseSchedule",
     "Prediction",
+    "Schedule",
     "VOGNCallback",
     "VariationalCallback",
     "load_posterior",

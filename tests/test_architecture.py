@@ -18,7 +18,7 @@ PACKAGE = "lightning_bayes"
 MAPPED = ("callbacks", "zoo", "configs")
 
 CORE = {"errors", "linalg", "posteriors", "curvature", "optim", "predictive", "metrics"}
-EVERYTHING = {PACKAGE, *CORE, "strategies", "callbacks", "zoo", "configs", "cli", "demo"}
+EVERYTHING = {PACKAGE, *CORE, "strategies", "callbacks", "zoo", "configs", "report", "cli", "demo"}
 ARROWS = {  # room: the rooms it may import, beside itself
     "errors": set(),
     "linalg": {"errors"},
@@ -31,6 +31,7 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "callbacks": CORE | {"strategies"},
     "zoo": CORE,
     "configs": set(),
+    "report": {"metrics", "errors"},
     PACKAGE: EVERYTHING,  # lightning_bayes/__init__.py, which gathers the public names
     "cli": EVERYTHING,
     "demo": EVERYTHING,

@@ -4,16 +4,30 @@ from lightning_bayes.optim.base import NoisyOptimizer
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer, PriorMean
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.ogn import OGN
+from lightning_bayes.optim.schedules import (
+    CosineSchedule,
+    ExponentialSchedule,
+    LinearSchedule,
+    PiecewiseSchedule,
+    Schedule,
+    value_at,
+)
 from lightning_bayes.optim.state import MeanFieldState
 from lightning_bayes.optim.vogn import VOGN
 
 __all__ = [
     "OGN",
     "VOGN",
+    "CosineSchedule",
     "CounterNoise",
+    "ExponentialSchedule",
+    "LinearSchedule",
     "MeanFieldOptimizer",
     "MeanFieldState",
     "NoisyOptimizer",
+    "PiecewiseSchedule",
     "PriorMean",
+    "Schedule",
     "counter_seed",
+    "value_at",
 ]

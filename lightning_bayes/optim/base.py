@@ -122,6 +122,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         try:
             for param in before:
                 param.grad = None
+            self._prepare(index, loss_scale)
             with self._perturbed(index):
                 with (capture or self.engine.capture)() as captured:
                     yield captured
@@ -130,6 +131,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             for param, grad in before.items():
                 param.grad = grad
             raise
+
+    def _prepare(self, sample: int, loss_scale: float) -> None:
+        """Tell the engine what the next pass is asked for, where that is not always the same."""
 
     @contextmanager
     def _perturbed(self, index: int) -> Iterator[None]:

@@ -23,6 +23,7 @@ def _fraction(value: float) -> bool:
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lr": (_not_negative, "at least 0"),
+    "std_lr": (_not_negative, "at least 0"),
     "prior_precision": (_positive, "above 0"),
     "kl_weight": (_positive, "above 0"),
     "kl_warmup_steps": (_not_negative, "at least 0"),
@@ -33,30 +34,54 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_data": (_positive, "above 0"),
     "relative_noise": (_positive, "above 0"),
     "weight_decay": (_not_negative, "at least 0"),
+    "kl_clip": (_positive, "above 0"),
+    "max_side": (lambda v: v >= 1 and v == int(v), "a whole number of at least 1"),
     "momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "mc_samples": (lambda v: v >= 1 and v == int(v), "a whole number of at least 1"),
     "eval_samples": (lambda v: v >= 0 and v == int(v), "a whole number of at least 0"),
     "max_nonfinite_steps": (lambda v: v >= 1 and v == int(v), "a whole number of at least 1"),
+    "clip_radius": (lambda v: v > 0, "above 0"),  # infinite for none
+    "temperature": (_fraction, "at least 0 and at most 1"),
 }
-_MAY_BE_NONE = {"lr", "prior_precision", "init_precision", "num_data", "relative_noise"}
+# What may change from update to update without changing what the state means.
+SCHEDULABLE = frozenset(
+    {
+        "lr",
+        "std_lr",
+        "betas",
+        "prior_precision",
+        "kl_weight",
+        "data_augmentation_factor",
+        "damping",
+        "kl_clip",
+        "relative_noise",
+        "weight_decay",
+        "momentum",
+        "temperature",
+    }
+)
+_MAY_BE_NONE = {"kl_clip", "lr", "std_lr", "prior_precision", "init_precision", "num_data", "relative_noise"}
 
 
 def check(values: Mapping[str, Any]) -> None:
     """Require every known hyperparameter in `values` to lie in its range.
 
     Args:
-        values: Hyperparameters by name; unknown names are ignored.
+        values: Hyperparameters by name; unknown names and functions of the step are ignored.
 
     Raises:
         HyperparameterError: Listing every one that does not.
     """
+    fixed = {name: value for name, value in values.items() if not (callable(value) and name in SCHEDULABLE)}
     wrong = [
-        f"{name}={values[name]!r} must be {wanted}"
+        f"{name}={fixed[name]!r} must be {wanted}"
         for name, (inside, wanted) in _RANGES.items()
-        if name in values and not (values[name] is None and name in _MAY_BE_NONE) and not _holds(inside, values[name])
+        if name in fixed and not (fixed[name] is None and name in _MAY_BE_NONE) and not _holds(inside, fixed[name])
     ]
-    if "betas" in values and not _are_betas(values["betas"]):
-        wrong.append(f"betas={values['betas']!r} must be two numbers of at least 0 and below 1")
+    if "betas" in fixed and not _are_betas(fixed["betas"]):
+        wrong.append(f"betas={fixed['betas']!r} must be two numbers of at least 0 and below 1")
+    if values.get("prior_mean", "zero") not in {"zero", "initial"}:
+        wrong.append(f"prior_mean={values['prior_mean']!r} must be 'zero' or 'initial'")
     if wrong:
         raise HyperparameterError("; ".join(wrong) + ".")
 

@@ -6,7 +6,8 @@ one of `optim.trust_region`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -14,42 +15,47 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import (
     DEFAULT_MIB,
-    Capture,
     EngineName,
     LossReduction,
     make_engine,
 )
-from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import hyper, trust_region
-from lightning_bayes.optim.base import NoisyOptimizer
 from lightning_bayes.optim.blocks import blocks
-from lightning_bayes.optim.measures import FROM_GRADIENT, BatchSquares, Measure, engine_quantity, reparameterised
+from lightning_bayes.optim.measures import engine_quantity
+from lightning_bayes.optim.measuring import MeasuringOptimizer
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.parameters import reference_weights, require_sizes, trainable
+from lightning_bayes.optim.parameters import points, reference_weights, require_full_precision, require_sizes, trainable
+from lightning_bayes.optim.schedules import Schedule, apply_functions, take_functions
 from lightning_bayes.optim.state import MeanFieldState, debiased
+from lightning_bayes.optim.user_step import UserStep, add_prior_gradient_, groups_of
 from lightning_bayes.posteriors import (
-    MeanField,
+    Entry,
+    WeightPosterior,
     group_arguments,
     initial_curvature,
     noise_floor,
+    posterior_of,
     precision,
     root_mean_squares,
-    state_precision,
     tensor_sizes,
 )
 
-StepRule: TypeAlias = Literal["natural", "trust_region"]
+StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
+PriorMean: TypeAlias = Literal["zero", "initial"]
 
 
-class MeanFieldOptimizer(NoisyOptimizer):
+class MeanFieldOptimizer(MeasuringOptimizer):
     """A mean-field variational optimizer; subclasses fill in the class attributes.
 
     Class attributes:
         noisy: Whether gradients are taken at samples; False leaves a point, no posterior.
         natural_update: The algorithm's pure, elementwise update.
-        measures: What it asks of a pass, see `optim.measures`.
         state_type: Its state: mean, curvature, momentum, and what else the algorithm keeps.
-        own_hyperparameters: Names of further group entries that `natural_update` takes.
+        default_step: The step of its callback without a learning rate.
+        averages_curvature: Whether its curvature is the running average of what is measured, and nothing more.
+
+    Numbers among the arguments may be functions of the number of updates, see `optim.schedules`.
 
     Args:
         model: The model whose passes are measured; its layers must be reached by a curvature rule.
@@ -58,7 +64,8 @@ class MeanFieldOptimizer(NoisyOptimizer):
             whose step bounds this one.
         betas: (β₁, β₂), weights of the old momentum and the old curvature.
         num_data: N, number of training examples. Required before the first update.
-        prior_precision: δ of the prior N(0, 1/δ).
+        prior_precision: δ of the prior N(μ₀, 1/δ).
+        prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start, such as pretrained ones.
         kl_weight: τ, weight of the KL term; below 1 is a cold posterior.
         kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
         kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
@@ -68,16 +75,21 @@ class MeanFieldOptimizer(NoisyOptimizer):
         init_precision: Posterior precision before the first update. None takes the curvature of the first batch, whose
             pass is then free of noise.
         mc_samples: K, weight samples per ``step(closure)``; passes you open yourself are averaged as they come.
-        step_rule: ``"natural"``, the papers' step, or ``"trust_region"``, see `optim.trust_region`.
+        step_rule: ``"natural"``, the papers' step; ``"trust_region"``, see `optim.trust_region`; or ``"user"``, which
+            `base` implies.
+        base: The optimizer that moves the means, see `optim.user_step`: `params` and `lr` are then its own.
         radius: Whose step bounds the trust region: ``"adam"`` or ``"sgd"``.
         momentum: Momentum of the SGD whose step bounds the trust region.
         relative_noise: κ, an upper bound of the noise in units of each tensor's size (see `noise_floor`); None for none.
         weight_decay: Decoupled weight decay as in AdamW: μ ← (1 - α·wd) μ before the step. Not part of the posterior.
+        bayesian: Regular expression of the parameters, by their names in `model`, that have a posterior; the others are
+            points, trained by the same step. None for all.
         engine: Curvature engine, ``"fused"`` or ``"backpack"``.
         workspace_mib: Memory in MiB that the engine may fill at once with values of single examples.
         loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
         seed: Seed of the noise. The global random number generator is not used.
         max_nonfinite_steps: Updates in a row that may be skipped for a gradient or curvature that is not finite.
+        own: Further hyperparameters of the subclass: group entries, and keyword arguments of its `natural_update`.
 
     Raises:
         HyperparameterError: If a value lies outside of its range, or no parameter is trainable.
@@ -87,43 +99,48 @@ class MeanFieldOptimizer(NoisyOptimizer):
 
     noisy: ClassVar[bool]
     natural_update: ClassVar[Callable[..., Any]]
-    measures: ClassVar[Measure] = "squared_gradients"
     state_type: ClassVar[Any] = MeanFieldState
-    own_hyperparameters: ClassVar[tuple[str, ...]] = ()
+    averages_curvature: ClassVar[bool] = False
+    default_step: ClassVar[StepRule] = "user"
 
     def __init__(
         self,
         model: nn.Module,
         params: Iterable[Any] | None = None,
         *,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        lr: float | Schedule = 1e-3,
+        betas: tuple[float, float] | Callable[[int], tuple[float, float]] = (0.9, 0.999),
         num_data: int | None = None,
-        prior_precision: float = 1.0,
-        kl_weight: float = 1.0,
+        prior_precision: float | Schedule = 1.0,
+        prior_mean: PriorMean = "zero",
+        kl_weight: float | Schedule = 1.0,
         kl_warmup_steps: int = 0,
         kl_warmup_init: float = 0.1,
-        data_augmentation_factor: float = 1.0,
-        damping: float = 0.0,
+        data_augmentation_factor: float | Schedule = 1.0,
+        damping: float | Schedule = 0.0,
         damping_in_noise: bool = False,
         init_precision: float | None = None,
         mc_samples: int = 1,
         step_rule: StepRule = "natural",
+        base: torch.optim.Optimizer | UserStep | None = None,
         radius: trust_region.RadiusRule = "adam",
-        momentum: float = 0.0,
-        relative_noise: float | None = None,
-        weight_decay: float = 0.0,
+        momentum: float | Schedule = 0.0,
+        relative_noise: float | Schedule | None = None,
+        weight_decay: float | Schedule = 0.0,
         engine: EngineName = "fused",
         workspace_mib: float = DEFAULT_MIB,
         loss_reduction: LossReduction = "auto",
         seed: int = 0,
         max_nonfinite_steps: int = 10,
+        bayesian: str | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
-            "betas": tuple(betas),
+            "betas": betas if callable(betas) else tuple(betas),
             "num_data": num_data,
             "prior_precision": prior_precision,
+            "prior_mean": prior_mean,
             "kl_weight": kl_weight,
             "kl_warmup_steps": kl_warmup_steps,
             "kl_warmup_init": kl_warmup_init,
@@ -131,7 +148,7 @@ class MeanFieldOptimizer(NoisyOptimizer):
             "damping": damping,
             "damping_in_noise": damping_in_noise,
             "init_precision": init_precision,
-            "step_rule": step_rule,
+            "step_rule": step_rule if base is None else "user",
             "radius": radius,
             "momentum": momentum,
             "relative_noise": relative_noise,
@@ -139,16 +156,20 @@ class MeanFieldOptimizer(NoisyOptimizer):
             "noisy": self.noisy,
             "noise_seed": seed,
             "step": 0,
+            **(own or {}),
         }
         hyper.check({**defaults, "mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps})
         require_sizes(model)
         self._reference = reference_weights(model)
+        self._points = points(model, bayesian)
+        self._own = tuple(own or ())
+        self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
+        self._user = UserStep(base) if isinstance(base, torch.optim.Optimizer) else base
         self._scratch: dict[nn.Parameter, Tensor] = {}
-        self._batch_squares = BatchSquares()
         super().__init__(
             model,
             make_engine(engine, model, loss_reduction, workspace_mib, quantity=engine_quantity(self.measures)),
-            trainable(model) if params is None else params,
+            groups_of(self._user.base) if params is None and self._user is not None else params or trainable(model),
             defaults,
             mc_samples=mc_samples,
             max_nonfinite_steps=max_nonfinite_steps,
@@ -159,31 +180,32 @@ class MeanFieldOptimizer(NoisyOptimizer):
 
         Args:
             param_group: The group.
-
-        Raises:
-            UnsupportedTrainingError: If its parameters are stored in half precision.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        self._functions.append(take_functions(group, self._own))
         hyper.check(group)
-        half = {str(p.dtype) for p in group["params"] if p.dtype in {torch.float16, torch.bfloat16}}
-        if half:
-            raise UnsupportedTrainingError(
-                f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates round to "
-                "nothing. Keep them in float32 and train with precision='bf16-mixed' or '16-mixed'."
-            )
+        if self._user is not None:
+            self._user.add(group, len(self.param_groups))
+        require_full_precision(group["params"])
         for param in group["params"]:
-            self._state(param)
+            self._state(param, group)
 
-    def _state(self, param: nn.Parameter) -> dict[str, Any]:
+    def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
         if not state:
             size = root_mean_squares([self._reference.get(param, param).detach()])[0]
             state["step"] = 0
-            for name in self.state_type._fields[1:]:
+            for name in ("curvature",) if self._only_averages(group) else self.state_type._fields[1:]:
                 state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["scale"] = torch.where(size > 0, size, torch.ones_like(size))
+            state["noisy"] = param not in self._points
+            if group["prior_mean"] == "initial":
+                state["prior_mean"] = param.detach().clone()
         return state
+
+    def _only_averages(self, group: Mapping[str, Any]) -> bool:
+        return self.averages_curvature and group["step_rule"] == "user"
 
     def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
         for group in self.param_groups:
@@ -203,8 +225,9 @@ class MeanFieldOptimizer(NoisyOptimizer):
         """Cohorts of the parameters that have noise now, their curvature started."""
         if group["noisy"]:
             self._require_num_data(group)
-            for params in self._cohorts(group):
-                if self._start_curvature(params, group):
+            for cohort in self._cohorts(group):
+                params = [param for param in cohort if self.state[param]["noisy"]]
+                if params and self._start_curvature(params, group):
                     yield params
 
     def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
@@ -212,7 +235,7 @@ class MeanFieldOptimizer(NoisyOptimizer):
         alike: dict[Any, list[nn.Parameter]] = {}
         for param in group["params"]:
             if param.requires_grad:
-                alike.setdefault((param.device, param.dtype, self._state(param)["step"]), []).append(param)
+                alike.setdefault((param.device, param.dtype, self._state(param, group)["step"]), []).append(param)
         return list(alike.values())
 
     def _buffer(self, param: nn.Parameter) -> Tensor:
@@ -243,7 +266,14 @@ class MeanFieldOptimizer(NoisyOptimizer):
             self._require_num_data(group)
             for params in self._cohorts(group):
                 self._update_cohort(params, group)
+        if self._user is not None:
+            self._user.step(self.param_groups, self.state)
+        self._count_update()
+
+    def _count_update(self) -> None:
+        for group, functions in zip(self.param_groups, self._functions, strict=True):
             group["step"] += 1
+            apply_functions(group, functions)
 
     def _update_cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
         # `_measured` has put zeros where backward did not reach.
@@ -253,14 +283,17 @@ class MeanFieldOptimizer(NoisyOptimizer):
             torch._foreach_copy_([state["curvature"] for state in states], measured)
         for state in states:
             state["step"] += 1
-        if group["weight_decay"]:
+        if group["weight_decay"] and group["step_rule"] != "user":
             torch._foreach_mul_(list[Tensor](params), 1 - group["lr"] * group["weight_decay"])
         if group["step_rule"] == "natural":
-            self._natural_step(params, measured, self._hyperparameters(group, states[0]["step"]))
+            self._natural_step(params, measured, self._update_arguments(group, states[0]["step"]))
+        elif group["step_rule"] == "user":
+            self._prepare_user_step(params, measured, group)
         else:
             self._bounded_step(params, measured, group)
 
-    def _hyperparameters(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        """Keyword arguments of `natural_update`; subclasses may add what depends on the group."""
         prior = group_arguments(group)
         return {
             "lr": float(group["lr"]),
@@ -268,7 +301,7 @@ class MeanFieldOptimizer(NoisyOptimizer):
             "prior": prior["prior_precision"] * prior["kl_weight"] / prior["num_data"],  # δ̃
             "damping": group["damping"],
             "step": step,
-            **{name: group[name] for name in self.own_hyperparameters},
+            **{name: group[name] for name in self._own},
         }
 
     def _natural_step(
@@ -281,87 +314,70 @@ class MeanFieldOptimizer(NoisyOptimizer):
         """The algorithm's own update; with `steps` the means stay, and their changes are written there."""
         grads = [param.grad.contiguous() for param in params if param.grad is not None]
         fields = {name: [self.state[param][name] for param in params] for name in self.state_type._fields[1:]}
+        prior_means = self._prior_means(params)
         for block in blocks(params):
-            old = self.state_type(block.join(params), *(block.join(field) for field in fields.values()))
+            mean = block.join(params)
+            # Updates know a prior at zero only: they see the distance from its mean.
+            centre = block.join(prior_means) if prior_means else None
+            start = mean if centre is None else mean - centre
+            old = self.state_type(start, *(block.join(field) for field in fields.values()))
             new = type(self).natural_update(old, block.join(grads), block.join(measured), **hyper)
             if steps is None:
-                block.write_(params, new.mean)
+                block.write_(params, new.mean if centre is None else new.mean + centre)
             else:
                 block.write_(steps, new.mean - old.mean)
             for name, field in fields.items():
                 block.write_(field, getattr(new, name))
 
+    def _default_arguments(self, params: list[nn.Parameter], group: dict[str, Any]) -> dict[str, Any]:
+        """As `_update_arguments`, for a curvature that the first batch has started."""
+        hyper = self._update_arguments(group, self.state[params[0]]["step"])
+        weights = hyper["betas"][0], trust_region.weight_of_old(hyper["betas"][1], hyper["step"])
+        return {**hyper, "betas": weights, "lr": trust_region.NATURAL_RATE}
+
     def _bounded_step(self, params: list[nn.Parameter], measured: list[Tensor], group: dict[str, Any]) -> None:
-        hyper = self._hyperparameters(group, self.state[params[0]]["step"])
-        beta1, beta2 = hyper["betas"]
-        hyper["betas"] = (beta1, trust_region.weight_of_old(beta2, hyper["step"]))
-        lr, hyper["lr"] = hyper["lr"], trust_region.NATURAL_RATE
+        hyper = self._default_arguments(params, group)
         steps = [self._buffer(param) for param in params]
         self._natural_step(params, measured, hyper, steps)
-        radius: Tensor | float = trust_region.adam_radius(lr)
-        if group["radius"] == "sgd":
-            sizes = root_mean_squares([self.state[param]["momentum"] for param in params])
-            radius = trust_region.sgd_radius(lr, group["momentum"], debiased(sizes, beta1, hyper["step"]))
-        trust_region.bounded_step_(params, steps, radius)
+        trust_region.bounded_step_(params, steps, self._radius(params, group, hyper["step"]))
 
-    # -- what a pass measures ------------------------------------------------------------------------------------------
+    def _prepare_user_step(self, params: list[nn.Parameter], measured: list[Tensor], group: dict[str, Any]) -> None:
+        hyper = self._default_arguments(params, group)
+        if self.averages_curvature:
+            torch._foreach_lerp_([self.state[param]["curvature"] for param in params], measured, 1 - hyper["betas"][1])
+        else:
+            self._natural_step(params, measured, hyper, [self._buffer(param) for param in params])
+        add_prior_gradient_(params, self._prior_means(params), hyper["prior"])
 
-    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
-        if self.measures == "squared_gradients":
-            return super()._curvature_of_pass(captured, loss_scale, sample)
-        if self.measures not in FROM_GRADIENT:
-            return captured.mean_curvature()  # second-order quantities do not see the loss's scale
-        factor = captured.gradient_factor() / loss_scale
-        grads = {param: param.grad * factor for _, param in self._trained() if param.grad is not None}
-        if self.measures == "reparameterised":
-            return {param: self._reparameterised(param, grad, captured.num_examples) for param, grad in grads.items()}
-        self._batch_squares.add(sample, captured.num_examples, grads)
-        return {}
+    def _prior_means(self, params: list[nn.Parameter]) -> list[Tensor]:
+        return [self.state[param]["prior_mean"] for param in params if "prior_mean" in self.state[param]]
 
-    def _reparameterised(self, param: nn.Parameter, grad: Tensor, num_examples: float) -> Tensor:
-        mean = self.sampled_mean().get(param)
-        if mean is None:  # a pass without noise says nothing of the curvature: its magnitude, as if from one example
-            return grad.square_().mul_(num_examples)
-        group = next(group for group, other in self._trained() if other is param)
-        precision_of_pass = state_precision(group, self.state[param], mean)
-        assert precision_of_pass is not None
-        return reparameterised(grad, param.detach(), mean, precision_of_pass)
+    def _radius(self, params: list[nn.Parameter], group: dict[str, Any], step: int) -> Tensor | float:
+        """How far the trust region lets each of `params` go at their update number `step`."""
+        if group["radius"] != "sgd":
+            return trust_region.adam_radius(float(group["lr"]))
+        sizes = root_mean_squares([self.state[param]["momentum"] for param in params])
+        sizes = debiased(sizes, group["betas"][0], step)
+        return trust_region.sgd_radius(float(group["lr"]), group["momentum"], sizes)
 
-    def _measured(self) -> list[Tensor]:
-        if self.measures == "batch_square":
-            self._passes.curvature.update(self._batch_squares.mean())
-            self._batch_squares.clear()
-        return super()._measured()
-
-    def _forget_passes(self) -> None:
-        super()._forget_passes()
-        self._batch_squares.clear()
-
-    # -- posterior ----------------------------------------------------------------------------------------------------
+    def _start_noise(self) -> None:
+        """Start the curvature where `init_precision` says it."""
+        for group in self.param_groups:
+            for _ in self._noisy_cohorts(group):
+                pass
 
     @torch.no_grad()
-    def posterior(self) -> MeanField:
+    def posterior(self) -> WeightPosterior:
         """The posterior by the model's parameter names.
 
         Returns:
             Copies of mean and precision; parameters without noise are among the constants.
         """
+        self._start_noise()
         names = {param: name for name, param in self.model.named_parameters()}
-        noisy = {}
-        for group in self.param_groups:
-            for param in (param for params in self._noisy_cohorts(group) for param in params):
-                found = state_precision(group, self.state[param], param.detach())
-                assert found is not None
-                noisy[names[param]] = (param.detach().clone(), found, float(group["prior_precision"]))
-        others = {n: v for n, v in self.model.state_dict().items() if n not in noisy and isinstance(v, Tensor)}
-        constants = {n: v.detach().clone() for n, v in others.items()}
-        return MeanField(
-            {n: v[0] for n, v in noisy.items()},
-            {n: v[1] for n, v in noisy.items()},
-            {n: v[2] for n, v in noisy.items()},
-            float(self.param_groups[0]["num_data"]),
-            constants,
-        )
+        found = posterior_of(Entry(names[param], param, group, self.state[param]) for group, param in self._trained())
+        others = {n: v for n, v in self.model.state_dict().items() if n not in found.mean and isinstance(v, Tensor)}
+        return replace(found, constants={n: v.detach().clone() for n, v in others.items()})
 
     @torch.no_grad()
     def floored_share(self) -> Tensor:
@@ -370,11 +386,14 @@ class MeanFieldOptimizer(NoisyOptimizer):
         Returns:
             A scalar between 0 and 1.
         """
-        floored, total = [], 0
-        for group, param in self._trained():
-            state = self.state[param]
-            if group["relative_noise"] is not None and state["step"]:
-                floor = noise_floor(group, tensor_sizes([param.detach()], [state["scale"]]))[0]
-                floored.append((precision(state["curvature"], **group_arguments(group)) < floor).sum())
-                total += param.numel()
-        return torch.stack(floored).sum() / total if floored else torch.zeros(())
+        found = list(self._floored())
+        return torch.stack([count for count, _ in found]).sum() / sum(n for _, n in found) if found else torch.zeros(())
+
+    def _floored(self) -> Iterator[tuple[Tensor, int]]:
+        """How many weights the floor sets, and how many there are."""
+        for group in (group for group in self.param_groups if group["relative_noise"] is not None):
+            for param in (param for params in self._cohorts(group) for param in params):
+                state = self.state[param]
+                if state["step"] and state["noisy"]:
+                    floor = noise_floor(group, tensor_sizes([param.detach()], [state["scale"]]))[0]
+                    yield (precision(state["curvature"], **group_arguments(group)) < floor).sum(), param.numel()

@@ -5,6 +5,7 @@
     reparameterised     ĥ = ĝ (θ - μ) / Σ               unbiased for E_q[diag ∇²f] (Price's theorem); may be negative
     diag_hessian        ĥ = mean_i diag ∇²ℓ_i           exact, through BackPACK; may be negative
     diag_ggn(_mc)       ĥ = mean_i diag J_iᵀ H_i J_i    exact or from sampled labels, through BackPACK
+    kronecker           S and A of layers with matrices, and squared gradients of the others, when they are due
 
 ĝ² is not linear in the passes: micro-batches under one weight sample add up before the square, samples after it.
 """
@@ -20,12 +21,12 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import Quantity
 
 Measure: TypeAlias = Literal[
-    "squared_gradients", "batch_square", "reparameterised", "diag_hessian", "diag_ggn", "diag_ggn_mc"
+    "squared_gradients", "batch_square", "reparameterised", "diag_hessian", "diag_ggn", "diag_ggn_mc", "kronecker"
 ]
 FROM_GRADIENT: tuple[Measure, ...] = ("batch_square", "reparameterised")
 
 
-def engine_quantity(measure: Measure) -> Quantity | Literal["gradient"]:
+def engine_quantity(measure: Measure) -> Quantity | Literal["gradient", "kronecker"]:
     """What the engine measures for `measure`."""
     return "gradient" if measure in {"batch_square", "reparameterised"} else measure  # type: ignore[return-value]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -44,6 +48,23 @@ def require_sizes(model: nn.Module) -> None:
         )
 
 
+def require_full_precision(params: Iterable[nn.Parameter]) -> None:
+    """Refuse parameters stored in half precision.
+
+    Args:
+        params: The parameters.
+
+    Raises:
+        UnsupportedTrainingError: Naming their types.
+    """
+    half = {str(param.dtype) for param in params if param.dtype in {torch.float16, torch.bfloat16}}
+    if half:
+        raise UnsupportedTrainingError(
+            f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates round to "
+            "nothing. Keep them in float32 and train with precision='bf16-mixed' or '16-mixed'."
+        )
+
+
 def reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
     """The tensor that tells a parameter's size: a bias starts at zero and takes its layer's weight.
 
@@ -60,3 +81,29 @@ def reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
         for param in module._parameters.values()
         if weight is not None and param is not None and param is not weight
     }
+
+
+def points(model: nn.Module, bayesian: str | None) -> set[nn.Parameter]:
+    """The parameters that are to have no posterior.
+
+    Args:
+        model: Any module.
+        bayesian: Regular expression, searched for in the names of the parameters that are to have one; None for all.
+
+    Returns:
+        The others.
+
+    Raises:
+        HyperparameterError: If it is no regular expression, or matches no trainable parameter.
+    """
+    if bayesian is None:
+        return set()
+    named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    try:
+        others = {param for name, param in named if not re.search(bayesian, name)}
+    except re.error as error:
+        raise HyperparameterError(f"bayesian={bayesian!r} is no regular expression: {error}.") from error
+    if len(others) == len(named):
+        names = ", ".join(name for name, _ in named)
+        raise HyperparameterError(f"bayesian={bayesian!r} matches none of the trainable parameters {names}.")
+    return others

@@ -5,7 +5,7 @@ rate tuned for Adam means nothing to it. This rule takes the step d that the alg
 fixed rate a, and bounds its root mean square, tensor by tensor, by the step of the user's own optimizer:
 
     s₁ = ĥ₁                                          first batch: no noise, no bias
-    β₂(t) = min(β₂, t/(t+1))                         s: running mean first, running average later
+    β₂(t) = min(β₂, (t-1)/t)                         s: running mean first, running average later
     d = update(a, β₂(t)) - μ                         a = 0.1
     μ ← μ + d · min(1, r / RMS(d))                   r = η                      Adam and its kin move by about η
                                                      r = η RMS(m̂) / (1-μ_sgd)   SGD with momentum μ_sgd
@@ -29,7 +29,7 @@ RadiusRule: TypeAlias = Literal["adam", "sgd"]
 
 def weight_of_old(beta: float, step: int) -> float:
     """β₂(t), the weight of the old curvature at update t = `step`, from 1."""
-    return min(beta, step / (step + 1)) if step > 1 else 0.0
+    return min(beta, (step - 1) / step)
 
 
 def adam_radius(lr: float) -> float:

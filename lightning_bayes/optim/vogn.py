@@ -71,4 +71,5 @@ class VOGN(MeanFieldOptimizer):
     """
 
     noisy = True
+    averages_curvature = True
     natural_update = staticmethod(update)

@@ -10,6 +10,7 @@ from lightning_bayes.posteriors.checkpoint import (
 )
 from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_size
 from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
+from lightning_bayes.posteriors.layer_precision import layer_floored, layer_noise_damping, layer_precision
 from lightning_bayes.posteriors.linear_chain import linear_chain
 from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision
 from lightning_bayes.posteriors.mean_field import MeanField
@@ -24,25 +25,32 @@ from lightning_bayes.posteriors.precision import (
     state_precision,
     tensor_sizes,
 )
+from lightning_bayes.posteriors.states import Entry, WeightPosterior, posterior_of
 
 __all__ = [
     "CALLBACK_KEY",
     "AbstractPosterior",
     "BlockTridiagonal",
+    "Entry",
     "FullGaussian",
     "MatrixGaussian",
     "MeanField",
+    "WeightPosterior",
     "check_full_size",
     "group_arguments",
     "initial_curvature",
     "kl_weight_now",
     "kronecker_precision",
+    "layer_floored",
     "layer_matrix",
+    "layer_noise_damping",
+    "layer_precision",
     "layer_tensors",
     "linear_chain",
     "load_posterior",
     "noise_floor",
     "posterior_from_checkpoint",
+    "posterior_of",
     "precision",
     "read_checkpoint",
     "require_memory",

@@ -2,11 +2,11 @@
 
     θ = μ + T ε,  T Tᵀ = Σ        log det Σ⁻¹        (θ-μ)ᵀ Σ⁻¹ (θ-μ)        diag Σ        its state as tensors
 
-The prior is p(θ) = Π_j N(θ_j; 0, 1/δ_j), so that
+The prior is p(θ) = Π_j N(θ_j; μ₀_j, 1/δ_j), with μ₀ = 0 unless a family says otherwise, so that
 
     log q(θ) = ½ (log det Σ⁻¹ - D log 2π - (θ-μ)ᵀ Σ⁻¹ (θ-μ))
     H[q]     = ½ (D (1 + log 2π) - log det Σ⁻¹)
-    KL(q ‖ p) = ½ (Σ_j (δ_j (Σ_jj + μ_j²) - log δ_j) - D + log det Σ⁻¹)
+    KL(q ‖ p) = ½ (Σ_j (δ_j (Σ_jj + (μ_j - μ₀_j)²) - log δ_j) - D + log det Σ⁻¹)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -34,12 +35,14 @@ class AbstractPosterior(ABC):
         prior_precision: δ by parameter name.
         num_data: N, the number of training examples the posterior has seen.
         constants: Parameters without noise and buffers (BatchNorm statistics, say) by name: what else a prediction needs.
+        prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
     """
 
     mean: TensorDict
     prior_precision: dict[str, float]
     num_data: float
     constants: TensorDict
+    prior_mean: Mapping[str, Tensor] = MappingProxyType({})
 
     @abstractmethod
     def transform(self, noise: TensorDict) -> TensorDict:
@@ -121,9 +124,14 @@ class AbstractPosterior(ABC):
         """KL(q ‖ p) in nats, a scalar."""
         variances, terms = self.variance(), []
         for name, mean in self.mean.items():
-            delta = self.prior_precision[name]
-            terms.append((delta * (variances[name] + mean.square()) - 1 - math.log(delta)).sum())
+            delta, distance = self.prior_precision[name], mean - self.prior_mean.get(name, 0.0)
+            terms.append((delta * (variances[name] + distance.square()) - 1 - math.log(delta)).sum())
         return 0.5 * (torch.stack(terms).sum() + self.log_det_precision())
+
+    @property
+    def std(self) -> TensorDict:
+        """√(diag Σ) by parameter name."""
+        return {name: variance.sqrt() for name, variance in self.variance().items()}
 
     def to(self: PosteriorT, device: torch.device | str) -> PosteriorT:
         """The posterior on another device."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors.mean_field import MeanField
-from lightning_bayes.posteriors.precision import state_precision
+from lightning_bayes.posteriors.states import Entry, WeightPosterior, posterior_of
 
 # Key of the callbacks' state in a checkpoint: one for the whole family, so that a run can change its arguments.
 CALLBACK_KEY = "lightning_bayes"
 
 
-def load_posterior(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> MeanField:
+def load_posterior(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> WeightPosterior:
     """Load the posterior that training with one of the callbacks left in a checkpoint.
 
     Args:
@@ -24,10 +25,24 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
         map_location: Device of the tensors.
 
     Returns:
-        The posterior by parameter name, as the LightningModule names them; see `MeanField.select` for a submodule.
+        The posterior by parameter name, as the LightningModule names them; see `AbstractPosterior.select` for a
+        submodule. A file that is no Lightning checkpoint or holds no posterior is a `PosteriorError`.
+    """
+    return posterior_from_checkpoint(read_checkpoint(path, map_location), str(path))
+
+
+def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> dict[str, Any]:
+    """Read a Lightning checkpoint without running code from it.
+
+    Args:
+        path: The file.
+        map_location: Device of the tensors.
+
+    Returns:
+        Its contents, with at least a ``state_dict``.
 
     Raises:
-        PosteriorError: If the file is no Lightning checkpoint or holds no posterior.
+        PosteriorError: If the file is no Lightning checkpoint.
     """
     with open(path, "rb") as file:
         try:
@@ -37,10 +52,10 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
             raise PosteriorError(f"{path} cannot be read as a checkpoint ({reason}). Is the file complete?") from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise PosteriorError(f"{path} is no Lightning checkpoint: it has no 'state_dict'.")
-    return posterior_from_checkpoint(checkpoint, str(path))
+    return checkpoint
 
 
-def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> MeanField:
+def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> WeightPosterior:
     """Build the posterior from a loaded checkpoint; arguments, result and errors as in `load_posterior`.
 
     Args:
@@ -60,18 +75,17 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
             f"{source} holds no posterior: it was written without VOGNCallback, or with save_weights_only=True. "
             "Train with the callback and save the full checkpoint."
         )
-    groups, states_by_index = states[0]["param_groups"], states[0]["state"]
-    mean: dict[str, Tensor] = {}
-    precisions: dict[str, Tensor] = {}
-    priors: dict[str, float] = {}
-    for group, group_names in zip(groups, names, strict=True):
-        for index, name in zip(group["params"], group_names, strict=True):
-            weights, state = checkpoint["state_dict"][name], states_by_index.get(index, {})
-            # Without an update it is a point: frozen, or saved before the first.
-            found = state_precision(group, state, weights) if state.get("step") else None
-            if found is not None:
-                mean[name], precisions[name], priors[name] = weights, found, group["prior_precision"]
-    if not mean:
+    found = posterior_of(_entries(checkpoint, names, states[0]))
+    if not found.mean:
         raise PosteriorError(f"{source} was written before the first update of the posterior, or by OGN, a point.")
-    constants = {n: v for n, v in checkpoint["state_dict"].items() if n not in mean and isinstance(v, Tensor)}
-    return MeanField(mean, precisions, priors, groups[0]["num_data"], constants)
+    others = {n: v for n, v in checkpoint["state_dict"].items() if n not in found.mean and isinstance(v, Tensor)}
+    return replace(found, constants=others)
+
+
+def _entries(checkpoint: dict[str, Any], names: list[list[str]], optimizer: dict[str, Any]) -> Iterator[Entry]:
+    """The parameters that were updated: before its first update, a parameter is a point."""
+    for group, group_names in zip(optimizer["param_groups"], names, strict=True):
+        for index, name in zip(group["params"], group_names, strict=True):
+            state = optimizer["state"].get(index, {})
+            if state.get("step"):
+                yield Entry(name, checkpoint["state_dict"][name], group, state)

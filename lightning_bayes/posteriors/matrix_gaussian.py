@@ -62,6 +62,7 @@ class MatrixGaussian(AbstractPosterior):
         prior_precision: δ by parameter name.
         num_data: N, the number of training examples the posterior has seen.
         constants: Parameters without noise and buffers by name: what else a prediction needs.
+        prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
 
     Example:
         >>> q = MatrixGaussian(
@@ -83,6 +84,7 @@ class MatrixGaussian(AbstractPosterior):
     prior_precision: dict[str, float]
     num_data: float
     constants: TensorDict = field(default_factory=dict)
+    prior_mean: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the parts fit.
@@ -142,6 +144,7 @@ class MatrixGaussian(AbstractPosterior):
             cut(self.prior_precision, prefix),
             self.num_data,
             cut(self.constants, prefix),
+            cut(self.prior_mean, prefix),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,6 +157,7 @@ class MatrixGaussian(AbstractPosterior):
             "prior_precision": self.prior_precision,
             "num_data": self.num_data,
             "constants": self.constants,
+            "prior_mean": self.prior_mean,
         }
 
     @cached_property

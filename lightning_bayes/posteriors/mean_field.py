@@ -1,4 +1,4 @@
-"""The mean-field Gaussian posterior q(θ) = Π_j N(θ_j; μ_j, 1/P_j) with the prior p(θ) = Π_j N(θ_j; 0, 1/δ_j)."""
+"""The mean-field Gaussian posterior q(θ) = Π_j N(θ_j; μ_j, 1/P_j) with the prior p(θ) = Π_j N(θ_j; μ₀_j, 1/δ_j)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class MeanField(AbstractPosterior):
         prior_precision: δ by parameter name.
         num_data: N, the number of training examples the posterior has seen.
         constants: Parameters without noise and buffers (BatchNorm statistics, say) by name: what else a prediction needs.
+        prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
 
     Example:
         >>> q = MeanField({"w": torch.zeros(2)}, {"w": torch.full((2,), 4.0)}, {"w": 1.0}, num_data=10)
@@ -35,6 +36,7 @@ class MeanField(AbstractPosterior):
     prior_precision: dict[str, float]
     num_data: float
     constants: TensorDict = field(default_factory=dict)
+    prior_mean: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the parts fit.
@@ -82,6 +84,7 @@ class MeanField(AbstractPosterior):
             cut(self.prior_precision, prefix),
             self.num_data,
             cut(self.constants, prefix),
+            cut(self.prior_mean, prefix),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,4 +95,5 @@ class MeanField(AbstractPosterior):
             "prior_precision": self.prior_precision,
             "num_data": self.num_data,
             "constants": self.constants,
+            "prior_mean": self.prior_mean,
         }

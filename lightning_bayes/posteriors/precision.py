@@ -154,7 +154,8 @@ def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
     Returns:
         1/Σ, or None where there is no noise: a point estimate, or nothing measured yet.
     """
-    if not group["noisy"] or not state or (state["step"] == 0 and group["init_precision"] is None):
+    is_point = not group["noisy"] or not state or not state["noisy"]
+    if is_point or (state["step"] == 0 and group["init_precision"] is None):
         return None
     floor = noise_floor(group, tensor_sizes([mean], [state["scale"]]))[0]
     return precision(state["curvature"], **group_arguments(group)).add_(floor)

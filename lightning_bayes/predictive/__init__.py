@@ -1,12 +1,27 @@
 """Monte-Carlo predictions from a posterior, and how uncertain they are."""
 
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
+from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, combine, summarise
+from lightning_bayes.predictive.members import MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, check_fits, misfits, placed
+from lightning_bayes.predictive.scores import (
+    OOD_SCORES,
+    energy_score,
+    entropy_score,
+    max_logit_score,
+    max_probability_score,
+    mutual_information_score,
+    ood_scores,
+)
+from lightning_bayes.predictive.temperature import fit_temperature, minimise_over_temperature, nll_sum
 
 __all__ = [
+    "OOD_SCORES",
+    "DropoutSamples",
     "Link",
+    "MemberSamples",
     "Moments",
     "PosteriorSamples",
     "Prediction",
@@ -15,10 +30,20 @@ __all__ = [
     "check_fits",
     "check_link",
     "combine",
+    "dropout_layers",
+    "energy_score",
     "entropy",
+    "entropy_score",
+    "fit_temperature",
+    "max_logit_score",
+    "max_probability_score",
     "mc_predict",
+    "minimise_over_temperature",
     "misfits",
     "mutual_information",
+    "mutual_information_score",
+    "nll_sum",
+    "ood_scores",
     "placed",
     "summarise",
 ]

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.posteriors import MeanField
+from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.links import Link, Moments, Prediction, check_link, summarise
 from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, placed
 
 
 @torch.no_grad()
 def mc_predict(
-    model: nn.Module, posterior: MeanField, x: Any, samples: int = 32, *, link: Link = "softmax", seed: int = 0
+    model: nn.Module, posterior: AbstractPosterior, x: Any, samples: int = 32, *, link: Link = "softmax", seed: int = 0
 ) -> Any:
     """Predict with weights sampled from the posterior.
 
@@ -38,6 +38,7 @@ def mc_predict(
         HyperparameterError: If `samples` or `link` is out of range.
 
     Example:
+        >>> from lightning_bayes.posteriors import MeanField
         >>> model = nn.Linear(2, 3)
         >>> q = MeanField(
         ...     {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)},

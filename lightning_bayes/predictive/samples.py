@@ -1,20 +1,62 @@
-"""A fixed set of posterior samples, and putting one of them into a model."""
+"""Samples of a model, such as weights drawn from a posterior, and putting one of them into it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import PosteriorError, ShapeError
-from lightning_bayes.posteriors import MeanField
+from lightning_bayes.posteriors import AbstractPosterior
 
 CACHED_ELEMENTS = 2**26  # 256 MiB of float32: below that, samples are drawn once and kept
 
 
-class PosteriorSamples:
+class Samples(ABC):
+    """S samples of a model.
+
+    Attributes:
+        count: S.
+        has_mean: Whether the model itself stands for their mean.
+    """
+
+    count: int
+    has_mean: bool = True
+
+    @abstractmethod
+    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
+        """Inside, `model` is sample `index`; afterwards it is itself again, also after an exception."""
+
+    def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
+        """Run `forward` under every sample.
+
+        Args:
+            model: The model that `forward` uses; it is the same afterwards.
+            forward: Computes the model's output.
+
+        Returns:
+            Outputs stacked over samples, ``[S, …]``.
+
+        Raises:
+            ShapeError: If an output is not a tensor.
+        """
+        each = []
+        for index in range(self.count):
+            with self.sampled(model, index):
+                each.append(forward())
+            if not isinstance(each[-1], Tensor):
+                raise ShapeError(
+                    f"{type(model).__name__} returned a {type(each[-1]).__name__}, which has no average over samples. Let "
+                    "it return one tensor: logits or means."
+                )
+        return torch.stack(each)
+
+
+class PosteriorSamples(Samples):
     """S weight samples, the same for every batch, from a seed of their own.
 
     Args:
@@ -23,7 +65,7 @@ class PosteriorSamples:
         seed: Seed; the global random number generator is not used.
     """
 
-    def __init__(self, posterior: MeanField, count: int, seed: int = 0) -> None:
+    def __init__(self, posterior: AbstractPosterior, count: int, seed: int = 0) -> None:
         self.posterior, self.count, self.seed = posterior, count, seed
         size = sum(mean.numel() for mean in posterior.mean.values())
         self._kept: dict[int, dict[str, Tensor]] | None = {} if size * count <= CACHED_ELEMENTS else None
@@ -38,33 +80,26 @@ class PosteriorSamples:
 
     def _draw(self, index: int) -> dict[str, Tensor]:
         device = next(iter(self.posterior.mean.values())).device
-        # A CPU generator keeps the low 32 bits of its seed: a large odd stride keeps seeds and samples apart.
-        generator = torch.Generator(device).manual_seed((self.seed * 0x9E3779B1 + index) % 2**63)
+        generator = torch.Generator(device).manual_seed(sample_seed(self.seed, index))
         return self.posterior.sample(generator)
 
-    def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
-        """Run `forward` under every sample.
+    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
+        """Inside, `model` has the weights of sample `index`."""
+        return placed(model, self.weights(index))
 
-        Args:
-            model: The model whose parameters `forward` uses; they are the same afterwards.
-            forward: Computes the model's output.
 
-        Returns:
-            Outputs stacked over samples, ``[S, …]``.
+def sample_seed(seed: int, number: int) -> int:
+    """Seed of one sample.
 
-        Raises:
-            ShapeError: If an output is not a tensor.
-        """
-        each = []
-        for index in range(self.count):
-            with placed(model, self.weights(index)):
-                each.append(forward())
-            if not isinstance(each[-1], Tensor):
-                raise ShapeError(
-                    f"{type(model).__name__} returned a {type(each[-1]).__name__}, which has no average over samples. Let "
-                    "it return one tensor: logits or means."
-                )
-        return torch.stack(each)
+    Args:
+        seed: Seed of the set.
+        number: The sample's number.
+
+    Returns:
+        A seed for any generator.
+    """
+    # A CPU generator keeps the low 32 bits of its seed: a large odd stride keeps seeds and samples apart.
+    return (seed * 0x9E3779B1 + number) % 2**63
 
 
 @contextmanager
@@ -93,7 +128,7 @@ def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
                 target.copy_(own[name])
 
 
-def check_fits(model: nn.Module, posterior: MeanField) -> None:
+def check_fits(model: nn.Module, posterior: AbstractPosterior) -> None:
     """Require that `posterior` is one of `model`'s weights.
 
     Args:
@@ -103,16 +138,30 @@ def check_fits(model: nn.Module, posterior: MeanField) -> None:
     Raises:
         PosteriorError: Listing missing, unexpected and mis-shaped names.
     """
-    wanted = {name: value.shape for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    given = {name: value.shape for name, value in {**posterior.constants, **posterior.mean}.items()}
-    problems = {
-        "missing in the posterior": sorted(wanted.keys() - given.keys()),
-        "unknown to the model": sorted(given.keys() - wanted.keys()),
-        "of another shape": sorted(n for n in wanted.keys() & given.keys() if wanted[n] != given[n]),
-    }
-    if any(problems.values()):
-        listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in problems.items() if names)
+    listed = misfits(model, {**posterior.constants, **posterior.mean})
+    if listed:
         raise PosteriorError(
             f"The posterior is not one of this {type(model).__name__} ({listed}). If the model is a part of the "
             "LightningModule that was trained, select it: posterior.select('model.')."
         )
+
+
+def misfits(model: nn.Module, weights: Mapping[str, Any]) -> str:
+    """What keeps `weights` from being those of `model`.
+
+    Args:
+        model: The model.
+        weights: As in a ``state_dict``; what is no tensor does not count.
+
+    Returns:
+        Names that are missing, unknown or of another shape, in words; empty if it fits.
+    """
+    wanted, given = (
+        {n: v.shape for n, v in of.items() if isinstance(v, Tensor)} for of in (model.state_dict(), weights)
+    )
+    problems = {
+        "missing": sorted(wanted.keys() - given.keys()),
+        "unknown to the model": sorted(given.keys() - wanted.keys()),
+        "of another shape": sorted(n for n in wanted.keys() & given.keys() if wanted[n] != given[n]),
+    }
+    return "; ".join(f"{what}: {', '.join(names)}" for what, names in problems.items() if names)

@@ -26,7 +26,8 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from lightning_bayes import VOGNCallback
+from lightning_bayes import LinearSchedule, VOGNCallback
+from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 
 EPOCHS, BATCHES = 2, 6
 
@@ -129,3 +130,22 @@ def test_schedule_acts_on_an_explicit_learning_rate(build):
     peaks = [0.01, 0.02] if build in (SCHEDULES["OneCycleLR"], SCHEDULES["CyclicLR"]) else [3e-3, 5e-3]
     shape = torch.tensor(own.seen, dtype=torch.float64) / torch.tensor(peaks, dtype=torch.float64)
     torch.testing.assert_close(torch.tensor(explicit.seen, dtype=torch.float64), 0.3 * shape, rtol=1e-5, atol=1e-6)
+
+
+def test_hyperparameters_of_the_callback_follow_functions_of_the_step():
+    callback = VOGNCallback(lr=LinearSchedule(0.1, 0.0, EPOCHS * BATCHES), kl_weight=LinearSchedule(0.5, 1.0, 2))
+    fit(Classifier(), callback, max_epochs=EPOCHS)
+    assert callback.optimizer.param_groups[0]["lr"] == 0.0
+    assert callback.optimizer.param_groups[0]["kl_weight"] == 1.0
+
+
+def test_a_function_for_the_learning_rate_excludes_a_scheduler():
+    module = Classifier(per_step(lambda o: StepLR(o, 4)))
+    callback = VOGNCallback(lr=LinearSchedule(0.1, 0.0, 4))
+    with pytest.raises(UnsupportedTrainingError, match="is a schedule, and configure_optimizers returns StepLR"):
+        fit(module, callback)
+
+
+def test_functions_out_of_range_are_refused_before_the_fit():
+    with pytest.raises(HyperparameterError, match=r"kl_weight=-1.0 must be above 0"):
+        VOGNCallback(kl_weight=LinearSchedule(-1.0, 1.0, 5))

@@ -15,7 +15,7 @@ from tiny_training import (
 )
 from torch.optim import SGD, Adam, AdamW
 
-from lightning_bayes import VOGNCallback
+from lightning_bayes import OGNCallback, VOGNCallback
 from lightning_bayes.errors import HyperparameterError
 
 
@@ -41,10 +41,16 @@ def test_parameter_groups_keep_members_rates_decay_and_the_users_own_keys():
     assert {id(p) for g in callback.optimizer.param_groups for p in g["params"]} == {id(p) for p in module.parameters()}
 
 
-def test_default_is_a_trust_region_of_the_users_kind():
+def test_default_is_the_users_step():
     (adam,) = groups_after(lambda m: AdamW(m.parameters(), lr=2e-3))
-    (sgd,) = groups_after(lambda m: SGD(m.parameters(), lr=2e-3, momentum=0.7))
-    wanted = {"step_rule": "trust_region", "relative_noise": 0.3, "lr": 2e-3}
+    wanted = {"step_rule": "user", "relative_noise": 0.3, "lr": 2e-3}
+    assert {key: adam[key] for key in wanted} == wanted
+
+
+def test_default_without_noise_is_a_trust_region_of_the_users_kind():
+    (adam,) = groups_after(lambda m: AdamW(m.parameters(), lr=2e-3), OGNCallback())
+    (sgd,) = groups_after(lambda m: SGD(m.parameters(), lr=2e-3, momentum=0.7), OGNCallback())
+    wanted = {"step_rule": "trust_region", "lr": 2e-3}
     assert {key: adam[key] for key in wanted} == {key: sgd[key] for key in wanted} == wanted
     assert (adam["radius"], adam["momentum"]) == ("adam", 0.0)
     assert (sgd["radius"], sgd["momentum"]) == ("sgd", 0.7)
@@ -55,11 +61,11 @@ def test_explicit_learning_rate_gives_the_papers_step_and_noise():
     assert (group["lr"], group["step_rule"], group["relative_noise"]) == (0.05, "natural", None)
 
 
-def test_default_step_is_never_longer_than_the_users_learning_rate():
+def test_trust_region_is_never_wider_than_the_users_learning_rate():
     """RMS of each tensor's step ≤ η; with AdamW's decay switched off nothing else moves the weights."""
     module = Classifier()
     before = weights(module)
-    fit(module, VOGNCallback(), max_epochs=None, max_steps=1)
+    fit(module, OGNCallback(), max_epochs=None, max_steps=1)
     for name, value in weights(module).items():
         length = (value - before[name]).square().mean().sqrt()
         assert 0 < length <= 1e-2 * 1.0001

@@ -1,0 +1,58 @@
+"""Published settings of the callbacks, one file per paper: ``VOGNCallback.from_preset("osawa2019-cifar10-resnet18")``.
+
+A preset fixes the callback's arguments only. Network, data, batches, epochs and the schedule of the learning rate belong to
+the run; each `Preset` says what they were, and what the callback does otherwise than the published code.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_bayes.callbacks.presets import eschenhagen2019, khan2017, khan2018, osawa2019, shen2024, zhang2018
+from lightning_bayes.callbacks.presets.preset import Preset
+from lightning_bayes.errors import HyperparameterError
+
+ALL: Final[tuple[Preset, ...]] = (
+    *khan2017.PRESETS,
+    *khan2018.PRESETS,
+    *zhang2018.PRESETS,
+    *osawa2019.PRESETS,
+    *eschenhagen2019.PRESETS,
+    *shen2024.PRESETS,
+)
+
+__all__ = ["ALL", "Preset", "find_preset", "presets_of"]
+
+
+def presets_of(callback: str) -> dict[str, Preset]:
+    """The presets of one callback.
+
+    Args:
+        callback: Name of its class.
+
+    Returns:
+        The presets by name.
+    """
+    return {preset.name: preset for preset in ALL if preset.callback == callback}
+
+
+def find_preset(callback: str, name: str) -> Preset:
+    """One preset of a callback.
+
+    Args:
+        callback: Name of its class.
+        name: The preset's name.
+
+    Returns:
+        The preset.
+
+    Raises:
+        HyperparameterError: If there is none; lists those there are, and whose the others are.
+    """
+    own = presets_of(callback)
+    if name not in own:
+        others = sorted({preset.callback for preset in ALL} - {callback})
+        lists = [f"{callback} has {', '.join(own) or 'none'}"]
+        lists += [f"{other} has {', '.join(presets_of(other))}" for other in others]
+        raise HyperparameterError(f"{callback} has no preset {name!r}. {'; '.join(lists)}.")
+    return own[name]

@@ -1,0 +1,44 @@
+"""VOGN for continual learning, first task, Eschenhagen 2019.
+
+Source: https://team-approx-bayes.github.io/assets/rgroups/thesis_runa_eschenhagen.pdf, section 4. Step sizes there weigh
+the new value, as α = β = 1e-3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lightning_bayes.callbacks.presets.preset import Preset
+
+_SOURCE: Final = "https://team-approx-bayes.github.io/assets/rgroups/thesis_runa_eschenhagen.pdf, section 4"
+_FIRST_TASK: Final = (
+    "The prior of every later task is the posterior of the one before, weight by weight, which arguments do not say."
+)
+_COMMON: Final[dict[str, Any]] = {"lr": 1e-3, "betas": (0.0, 0.999), "mc_samples": 10, "eval_samples": 100}
+
+PRESETS: Final = (
+    Preset(
+        "eschenhagen2019-permuted-mnist",
+        "VOGNCallback",
+        {**_COMMON, "prior_precision": 1.0, "init_precision": 1e6},
+        _SOURCE,
+        "MLP 784-100-100-10 with ReLU; permuted MNIST, first of 10 tasks; batch 256; 100 epochs",
+        f"{_FIRST_TASK} A momentum is not stated; here there is none.",
+    ),
+    Preset(
+        "eschenhagen2019-split-mnist",
+        "VOGNCallback",
+        {**_COMMON, "prior_precision": 1.0, "init_precision": 1e6},
+        _SOURCE,
+        "MLP with one hidden layer of 200 and one head per task; split MNIST, first task; batch 256; 100 epochs",
+        f"{_FIRST_TASK} A momentum is not stated; here there is none.",
+    ),
+    Preset(
+        "eschenhagen2019-split-cifar",
+        "VOGNCallback",
+        {**_COMMON, "betas": (0.9, 0.9999), "prior_precision": 120.0, "init_precision": 4e3},
+        _SOURCE,
+        "four convolutions and two linear layers without dropout; split CIFAR-10/100, first task; batch 256; 60 epochs",
+        f"{_FIRST_TASK} Whether the momentum of 0.9 is a running average or a buffer is not stated; here it is the former.",
+    ),
+)

@@ -1,0 +1,57 @@
+"""One published setting, and the conversions between the papers' units and this package's.
+
+weight of the NEW curvature (``ema_decay``)    β₂ = 1 - ema
+heavy-ball momentum: buffer ← μ·buffer + g     β₁ = μ, and the learning rate times 1/(1-μ)
+prior variance η                               δ = 1/η
+first curvature s₀                             P₀ = Ñ s₀ + δ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True)
+class Preset:
+    """Hyperparameters of one published experiment, as arguments of one callback.
+
+    Attributes:
+        name: Paper, data and network.
+        callback: Name of the callback's class.
+        arguments: Arguments of that callback.
+        source: Where they were published.
+        setting: What the run fixes beside the callback: network, data, batches, epochs, schedule.
+        differs: What the callback does otherwise than the published run, or what the source leaves open; may be empty.
+    """
+
+    name: str
+    callback: str
+    arguments: Mapping[str, Any]
+    source: str
+    setting: str
+    differs: str = ""
+
+
+def rate_of_average(lr: float, momentum: float) -> float:
+    """The learning rate for a running average of gradients that moves like `lr` with a heavy-ball buffer.
+
+    Args:
+        lr: Learning rate beside a buffer that sums gradients.
+        momentum: The buffer's factor.
+
+    Returns:
+        ``lr / (1 - momentum)``, without the last digits' rounding.
+
+    Example:
+        >>> rate_of_average(1e-4, momentum=0.9)
+        0.001
+    """
+    return tidy(lr / (1 - momentum))
+
+
+def tidy(value: float) -> float:
+    """Round to twelve digits, so that 1 - 0.999 is 0.001."""
+    return float(f"{value:.12g}")

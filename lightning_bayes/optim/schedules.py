@@ -1,0 +1,188 @@
+"""Hyperparameters that change with the number of updates t.
+
+Where an optimizer or callback takes a number, it also takes a function of t, from 0: one of these, or any of your own.
+
+    LinearSchedule(start, end, steps)          start + (end - start) · min(1, t/steps)
+    CosineSchedule(start, end, steps)          end + (start - end) · (1 + cos(π min(1, t/steps))) / 2
+    ExponentialSchedule(start, factor, every)  start · factor^⌊t/every⌋
+    PiecewiseSchedule(values, milestones)      values[i] for milestones[i-1] ≤ t < milestones[i]
+
+Parameter groups hold the current numbers only, so checkpoints stay safe to load; a resumed run continues its schedules
+because t is saved.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim import hyper
+
+ValueT = TypeVar("ValueT")
+
+
+class Schedule(ABC):
+    """A function of the number of updates."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """The value after `step` updates.
+
+        Args:
+            step: t, from 0.
+        """
+
+
+def _require_steps(name: str, value: int) -> None:
+    if value < 1 or value != int(value):
+        raise HyperparameterError(f"{name}={value!r} must be a whole number of at least 1.")
+
+
+@final
+@dataclass(frozen=True)
+class LinearSchedule(Schedule):
+    """From `start` to `end` in a straight line over `steps` updates, then `end`.
+
+    Example:
+        >>> warmup = LinearSchedule(0.1, 1.0, steps=10)
+        >>> warmup(0), warmup(5), warmup(100)
+        (0.1, 0.55, 1.0)
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        """Check the length."""
+        _require_steps("steps", self.steps)
+
+    def __call__(self, step: int) -> float:
+        """Return the value; see `Schedule`."""
+        done = min(1.0, step / self.steps)
+        return self.start * (1 - done) + self.end * done
+
+
+@final
+@dataclass(frozen=True)
+class CosineSchedule(Schedule):
+    """From `start` to `end` along half a cosine over `steps` updates, then `end`.
+
+    Example:
+        >>> round(CosineSchedule(1.0, 0.0, steps=10)(5), 4)
+        0.5
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        """Check the length."""
+        _require_steps("steps", self.steps)
+
+    def __call__(self, step: int) -> float:
+        """Return the value; see `Schedule`."""
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * min(1.0, step / self.steps))) / 2
+
+
+@final
+@dataclass(frozen=True)
+class ExponentialSchedule(Schedule):
+    """`start`, multiplied by `factor` after `every` updates, again and again.
+
+    Example:
+        >>> ExponentialSchedule(1.0, factor=0.5, every=100)(250)
+        0.25
+    """
+
+    start: float
+    factor: float
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the interval."""
+        _require_steps("every", self.every)
+
+    def __call__(self, step: int) -> float:
+        """Return the value; see `Schedule`."""
+        return self.start * float(self.factor) ** (step // self.every)
+
+
+@final
+@dataclass(frozen=True)
+class PiecewiseSchedule(Schedule):
+    """Constant between milestones: ``values[i]`` until update ``milestones[i]``.
+
+    Example:
+        >>> noise = PiecewiseSchedule([0.01, 1.0], milestones=[500])  # nearly none at first
+        >>> noise(499), noise(500)
+        (0.01, 1.0)
+    """
+
+    values: Sequence[float]
+    milestones: Sequence[int]
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit."""
+        if len(self.values) != len(self.milestones) + 1 or sorted(self.milestones) != list(self.milestones):
+            raise HyperparameterError(
+                f"values={list(self.values)} and milestones={list(self.milestones)} do not fit: give ascending milestones, "
+                "and one value more than milestones."
+            )
+
+    def __call__(self, step: int) -> float:
+        """Return the value; see `Schedule`."""
+        return float(self.values[bisect_right(list(self.milestones), step)])
+
+
+def value_at(value: ValueT | Callable[[int], ValueT], step: int) -> ValueT:
+    """Return `value`, or what it gives for `step` if it is a function.
+
+    Args:
+        value: A hyperparameter.
+        step: t.
+
+    Returns:
+        A number, or whatever the hyperparameter is.
+    """
+    return value(step) if callable(value) else value
+
+
+def take_functions(group: dict[str, Any], own: Sequence[str] = ()) -> dict[str, Callable[[int], Any]]:
+    """Take the functions out of a parameter group and leave their values at the group's step.
+
+    Args:
+        group: A parameter group, changed in place.
+        own: Further names that may be functions.
+
+    Returns:
+        The functions by name.
+
+    Raises:
+        HyperparameterError: Naming functions that cannot be schedules.
+    """
+    functions = {name: value for name, value in group.items() if name != "params" and callable(value)}
+    wrong = sorted(functions.keys() - hyper.SCHEDULABLE - set(own))
+    if wrong:
+        allowed = ", ".join(sorted({*hyper.SCHEDULABLE, *own}))
+        raise HyperparameterError(f"{', '.join(wrong)} cannot be a function of the step. These can: {allowed}.")
+    apply_functions(group, functions)
+    return functions
+
+
+def apply_functions(group: dict[str, Any], functions: dict[str, Callable[[int], Any]]) -> None:
+    """Write the values of `functions` at the group's step into it.
+
+    Args:
+        group: A parameter group, changed in place.
+        functions: From `take_functions`.
+    """
+    for name, function in functions.items():
+        group[name] = function(int(group["step"]))
+    hyper.check({name: group[name] for name in functions})

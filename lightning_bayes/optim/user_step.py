@@ -1,0 +1,85 @@
+"""The default step of a callback: the user's own optimizer moves the mean, the algorithm shapes the posterior.
+
+A variational method rests where E_q[ĝ] + δ̃ (μ - μ₀) = 0 and s = E_q[ĥ]. The first condition does not depend on what divides
+the gradient on the way there, so the metric, the learning rate and the schedule may as well be those that the user has
+tuned: gradients are taken at samples, the prior's is added, and the user's Adam, AdamW, SGD or other optimizer steps
+
+    g = ĝ + δ̃ (μ - μ₀)        μ ← user's optimizer (μ, g)
+
+while s is measured and averaged as the algorithm says, from the first batch on: s₁ = ĥ₁ without noise, and
+
+    β₂(t) = min(β₂, (t-1)/t)   a running mean first, a running average later.
+
+Without noise and prior this **is** the user's training. Paths differ from those of natural gradients, of course: pass a
+learning rate for the papers' step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STATE_KEY = "base"  # of the user's optimizer in each parameter's state
+
+
+class UserStep:
+    """Steps with another optimizer, whose state lives in the noisy optimizer's own.
+
+    Args:
+        base: The user's optimizer, over the same parameters in the same groups.
+        cycles_momentum: Whether a scheduler changes the momentum of the noisy optimizer's groups.
+    """
+
+    def __init__(self, base: torch.optim.Optimizer, cycles_momentum: bool = False) -> None:
+        self.base, self.cycles_momentum = base, cycles_momentum
+
+    def add(self, group: Mapping[str, Any], count: int) -> None:
+        """Give the user's optimizer a group that came later.
+
+        Args:
+            group: The noisy optimizer's group.
+            count: Number of its groups, this one included.
+        """
+        if count > len(self.base.param_groups):
+            self.base.add_param_group({"params": list(group["params"]), "lr": group["lr"]})
+
+    @torch.no_grad()
+    def step(self, groups: Sequence[Mapping[str, Any]], states: Mapping[nn.Parameter, dict[str, Any]]) -> None:
+        """Move the means by their gradients.
+
+        Args:
+            groups: The noisy optimizer's groups, whose learning rates count.
+            states: Its state.
+        """
+        for own, group in zip(self.base.param_groups, groups, strict=True):
+            own["lr"] = group["lr"]
+            if self.cycles_momentum and "momentum" in own:
+                own["momentum"] = group["momentum"]
+            if self.cycles_momentum and "betas" in own:
+                own["betas"] = (group["betas"][0], *own["betas"][1:])
+            for param in own["params"]:
+                if param in states:
+                    self.base.state[param] = states[param].setdefault(STATE_KEY, {})
+        self.base.step()
+
+
+def add_prior_gradient_(params: Sequence[nn.Parameter], prior_means: Sequence[Tensor], prior: float) -> None:
+    """G ← g + δ̃ (μ - μ₀) in ``param.grad``.
+
+    Args:
+        params: Parameters with gradients.
+        prior_means: μ₀ of each; empty for zero.
+        prior: δ̃.
+    """
+    grads = [param.grad for param in params if param.grad is not None]
+    torch._foreach_add_(grads, list[Tensor](params), alpha=prior)
+    if prior_means:
+        torch._foreach_add_(grads, list(prior_means), alpha=-prior)
+
+
+def groups_of(base: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Groups for a noisy optimizer around `base`: its parameters and learning rates."""
+    return [{"params": list(group["params"]), "lr": group["lr"]} for group in base.param_groups]

@@ -1,0 +1,36 @@
+"""Deep ensembles: the members are the samples (Lakshminarayanan et al. 2017, https://arxiv.org/abs/1612.01474)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import final
+
+from torch import Tensor, nn
+
+from lightning_bayes.predictive.samples import Samples, placed
+
+
+@final
+class MemberSamples(Samples):
+    """M networks of one architecture, trained apart.
+
+    Args:
+        members: Parameters and buffers of each, by name.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> members = MemberSamples([{"weight": torch.tensor([[1.0]])}, {"weight": torch.tensor([[3.0]])}])
+        >>> members.outputs(model, lambda: model(torch.ones(1, 1))).mean().item()
+        2.0
+    """
+
+    has_mean = False
+
+    def __init__(self, members: Sequence[dict[str, Tensor]]) -> None:
+        self.members, self.count = list(members), len(members)
+
+    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
+        """Inside, `model` is member `index`."""
+        return placed(model, self.members[index])

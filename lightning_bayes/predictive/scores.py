@@ -1,0 +1,150 @@
+"""Scores for inputs out of distribution (OOD), of a sampled posterior or of a point; a higher score means more OOD.
+
+    max probability    -max_c p̄_c         Hendrycks & Gimpel 2017, https://arxiv.org/abs/1610.02136
+    entropy            H[p̄]               in nats
+    mutual information I                  in nats, of samples only; see `decomposition`
+    energy             -log Σ_c exp f̄_c   Liu et al. 2020, https://arxiv.org/abs/2010.03759, at temperature 1
+    max logit          -max_c f̄_c         Hendrycks et al. 2022, https://arxiv.org/abs/1911.11132
+
+p̄ is the mean of the samples' probabilities, f̄ that of their logits. The last two scores were published for one network. Of
+the ways to extend them, the score of the mean logits is taken: samples that are sure of different classes cancel in the
+mean, while the mean of the samples' own scores would call such an input familiar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from lightning_bayes.errors import ShapeError
+from lightning_bayes.predictive.decomposition import entropy, mutual_information
+
+
+def max_probability_score(outputs: Tensor) -> Tensor:
+    """Negative largest probability of the averaged prediction.
+
+    Args:
+        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
+
+    Returns:
+        Values from -1 (certain) to ``-1 / classes``, ``[batch]``.
+
+    Example:
+        >>> import torch
+        >>> max_probability_score(torch.tensor([[[100.0, 0.0]], [[0.0, 0.0]]]))
+        tensor([-0.7500])
+    """
+    return -_samples(outputs).softmax(-1).mean(0).amax(-1)
+
+
+def entropy_score(outputs: Tensor) -> Tensor:
+    """Entropy of the averaged prediction: the total uncertainty.
+
+    Args:
+        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
+
+    Returns:
+        Values in nats from 0 to ``log(classes)``, ``[batch]``.
+
+    Example:
+        >>> import torch
+        >>> entropy_score(torch.zeros(1, 2))
+        tensor([0.6931])
+    """
+    return entropy(_samples(outputs).softmax(-1).mean(0))
+
+
+def mutual_information_score(outputs: Tensor) -> Tensor:
+    """Disagreement of the samples: the epistemic part of the entropy.
+
+    Args:
+        outputs: Logits, ``[samples, batch, classes]``.
+
+    Returns:
+        Values in nats from 0 to ``log(classes)``, ``[batch]``.
+
+    Raises:
+        ShapeError: If there is no dimension of samples.
+
+    Example:
+        >>> import torch
+        >>> mutual_information_score(torch.tensor([[[100.0, 0.0]], [[0.0, 100.0]]]))
+        tensor([0.6931])
+    """
+    if outputs.ndim != 3:
+        raise ShapeError(
+            f"The mutual information needs the logits of several samples, [samples, batch, classes], got "
+            f"{list(outputs.shape)}. A single network has none: take the entropy."
+        )
+    return mutual_information(_samples(outputs).softmax(-1))
+
+
+def energy_score(outputs: Tensor) -> Tensor:
+    """Free energy of the averaged logits.
+
+    Args:
+        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
+
+    Returns:
+        Real values, ``[batch]``.
+
+    Example:
+        >>> import torch
+        >>> energy_score(torch.zeros(1, 2))
+        tensor([-0.6931])
+    """
+    return -_samples(outputs).mean(0).logsumexp(-1)
+
+
+def max_logit_score(outputs: Tensor) -> Tensor:
+    """Negative largest of the averaged logits.
+
+    Args:
+        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
+
+    Returns:
+        Real values, ``[batch]``.
+
+    Example:
+        >>> import torch
+        >>> max_logit_score(torch.tensor([[[8.0, 0.0]], [[0.0, 6.0]]]))
+        tensor([-4.])
+    """
+    return -_samples(outputs).mean(0).amax(-1)
+
+
+OOD_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "entropy": entropy_score,
+    "max_probability": max_probability_score,
+    "mutual_information": mutual_information_score,
+    "energy": energy_score,
+    "max_logit": max_logit_score,
+}
+
+
+def ood_scores(outputs: Tensor) -> dict[str, Tensor]:
+    """All scores of a batch.
+
+    Args:
+        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
+
+    Returns:
+        Scores by name, ``[batch]`` each; without samples there is no mutual information.
+
+    Example:
+        >>> import torch
+        >>> list(ood_scores(torch.zeros(5, 3)))
+        ['entropy', 'max_probability', 'energy', 'max_logit']
+    """
+    names = [name for name in OOD_SCORES if name != "mutual_information" or outputs.ndim == 3]
+    return {name: OOD_SCORES[name](outputs) for name in names}
+
+
+def _samples(outputs: Tensor) -> Tensor:
+    if outputs.ndim not in {2, 3} or outputs.shape[-1] < 2:
+        raise ShapeError(
+            f"OOD scores need logits [samples, batch, classes] or [batch, classes] of at least two classes, got "
+            f"{list(outputs.shape)}."
+        )
+    return outputs if outputs.ndim == 3 else outputs.unsqueeze(0)

@@ -1,0 +1,120 @@
+"""Temperature scaling (Guo et al. 2017, https://arxiv.org/abs/1706.04599), of a point or of a sampled posterior.
+
+    p̄_T(y | x) = (1/S) Σ_s softmax(f_s(x) / T)_y        T = argmin - mean_i log p̄_T(y_i | x_i)
+
+The mean over the i is one over validation examples. Every sample is divided by the same T before the average: the NLL that
+T minimises is that of the prediction which is made. Of several samples the NLL need not be convex in T, so the search looks
+at a grid first, and needs no derivative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.errors import NonFiniteError, ShapeError
+
+SMALLEST, LARGEST = 0.05, 20.0  # bounds of T; a network that needs more than that is not calibrated but broken
+_GRID = 31  # steps of 22 % in T
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_TOLERANCE = 1e-6  # of log T
+_CHUNK = 2**22  # logits that are worked on at once, in float64
+
+
+def fit_temperature(
+    outputs: Tensor, targets: Tensor, reduce: Callable[[Tensor], Tensor] = lambda total: total
+) -> float:
+    """The temperature of the lowest NLL.
+
+    Args:
+        outputs: Logits of validation examples, ``[samples, batch, classes]`` or ``[batch, classes]``.
+        targets: Their classes, ``[batch]``.
+        reduce: Adds a scalar up over the processes that have a part of the examples each; all get the same T.
+
+    Returns:
+        T, from `SMALLEST` to `LARGEST`: above 1 if predictions are too confident. It is at a bound where the NLL has no
+        minimum inside, such as without any error.
+
+    Raises:
+        ShapeError: If the shapes do not fit, or there is no example.
+        NonFiniteError: If a logit is not finite.
+
+    Example:
+        >>> logits, targets = torch.tensor([[4.0, 0.0]]).expand(4, 2), torch.tensor([0, 0, 0, 1])
+        >>> round(fit_temperature(logits, targets), 3)  # 4 / log 3: the scaled probability is that of being right
+        3.641
+    """
+    samples = outputs if outputs.ndim == 3 else outputs.unsqueeze(0)
+    if samples.ndim != 3 or targets.shape != samples.shape[1:2] or len(targets) == 0:
+        raise ShapeError(
+            f"Temperature scaling needs logits [samples, batch, classes] or [batch, classes] and targets [batch] of at "
+            f"least one example, got {list(outputs.shape)} and {list(targets.shape)}."
+        )
+    if not bool(samples.isfinite().all()):
+        bad = int((~samples.isfinite()).flatten(2).any(-1).any(0).sum())
+        raise NonFiniteError(f"{bad} of {len(targets)} examples have logits that are not finite; nothing to scale.")
+    return minimise_over_temperature(lambda temperature: float(reduce(nll_sum(samples, targets, temperature))))
+
+
+def nll_sum(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """Negative log-likelihood of the scaled and averaged prediction, summed over examples.
+
+    Args:
+        outputs: Logits, ``[samples, batch, classes]``.
+        targets: Classes, ``[batch]``.
+        temperature: T.
+
+    Returns:
+        A scalar in nats, in float64.
+
+    Example:
+        >>> nll_sum(torch.zeros(3, 2, 10), torch.tensor([0, 1]), temperature=2.0)
+        tensor(4.6052, dtype=torch.float64)
+    """
+    samples, examples, classes = outputs.shape
+    size = max(1, _CHUNK // (samples * classes))
+    total = torch.zeros((), dtype=torch.float64, device=outputs.device)
+    for start in range(0, examples, size):
+        chosen = slice(start, start + size)
+        log_probs = (outputs[:, chosen].double() / temperature).log_softmax(-1)
+        index = targets[chosen].long().view(1, -1, 1).expand(samples, -1, 1)
+        total -= (log_probs.gather(2, index).squeeze(2).logsumexp(0) - math.log(samples)).sum()
+    return total
+
+
+def minimise_over_temperature(loss: Callable[[float], float]) -> float:
+    """Search the lowest value: on a grid in log T, then by golden section between the neighbours of the best point.
+
+    Args:
+        loss: A function of T.
+
+    Returns:
+        T between `SMALLEST` and `LARGEST`, to a relative 1e-6.
+
+    Example:
+        >>> round(minimise_over_temperature(lambda t: math.log(t / 3) ** 2), 5)
+        3.0
+    """
+    low, high = math.log(SMALLEST), math.log(LARGEST)
+    grid = [low + (high - low) * step / (_GRID - 1) for step in range(_GRID)]
+    best = min(range(_GRID), key=lambda step: loss(math.exp(grid[step])))
+    inside = _golden_section(loss, grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)])
+    return min(inside, math.exp(grid[best]), key=loss)  # at a bound, the search comes near but does not reach it
+
+
+def _golden_section(loss: Callable[[float], float], low: float, high: float) -> float:
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = loss(math.exp(left)), loss(math.exp(right))
+    while high - low > _TOLERANCE:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = loss(math.exp(left))
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = loss(math.exp(right))
+    return math.exp((low + high) / 2)

@@ -1,0 +1,87 @@
+"""A prior centred at the initial weights, and posteriors over some of the parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim import VOGN
+
+STEP_RULES = ["natural", "trust_region"]
+
+
+def fit(model, x, y, steps=10, **arguments):
+    opt = VOGN(model, lr=0.1, num_data=100, init_precision=400.0, prior_precision=30.0, **arguments)
+    for _ in range(steps):
+        with opt.sampled_params():
+            F.mse_loss(model(x), y).backward()
+        opt.step()
+    return opt
+
+
+def test_prior_at_the_initial_weights_is_a_prior_at_zero_of_their_change(generator):
+    x, y = torch.randn(20, 3, generator=generator).double(), torch.randn(20, 1, generator=generator).double()
+    start = torch.randn(1, 3, generator=generator).double()
+    model, change = nn.Linear(3, 1, bias=False).double(), nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(start)
+        change.weight.zero_()
+    fit(model, x, y, prior_mean="initial")
+    fit(change, x, y - x @ start.T)
+    torch.testing.assert_close(model.weight - start, change.weight)
+
+
+@pytest.mark.parametrize("step_rule", STEP_RULES)
+def test_without_data_weights_return_to_the_prior_mean(step_rule):
+    model = nn.Linear(3, 1)
+    opt = VOGN(model, lr=0.1, betas=(0.0, 0.9), num_data=1, prior_mean="initial", step_rule=step_rule)
+    start = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(1.0)
+    for _ in range(400):
+        with opt.sampled_params():
+            (0.0 * model(torch.zeros(4, 3)).mean()).backward()
+        opt.step()
+    end = nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.testing.assert_close(end, start, atol=1e-2, rtol=0)
+
+
+def test_kl_is_taken_from_the_prior_mean(generator):
+    model = nn.Linear(3, 1)
+    start = {name: param.detach().clone() for name, param in model.named_parameters()}
+    x, y = torch.randn(20, 3, generator=generator), torch.randn(20, 1, generator=generator)
+    q = fit(model, x, y, prior_mean="initial").posterior()
+    expected = sum(kl_divergence(Normal(q.mean[n], q.std[n]), Normal(start[n], 30.0**-0.5)).sum() for n in q.mean)
+    torch.testing.assert_close(q.kl(), expected)
+    assert torch.equal(type(q).from_state_dict(q.state_dict()).prior_mean["weight"], start["weight"])
+
+
+def test_only_matching_parameters_are_bayesian(generator):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    x, y = torch.randn(20, 3, generator=generator), torch.randn(20, 1, generator=generator)
+    before = model[0].weight.detach().clone()
+    opt = fit(model, x, y, bayesian=r"^2\.")
+    assert sorted(opt.posterior().mean) == ["2.bias", "2.weight"]
+    assert "0.weight" in opt.posterior().constants
+    assert not torch.equal(model[0].weight, before)  # points are trained too
+    mean = {name: param.detach().clone() for name, param in model.named_parameters()}
+    with opt.sampled_params(), torch.no_grad():
+        moved = {name for name, param in model.named_parameters() if not torch.equal(param, mean[name])}
+    assert moved == {"2.weight", "2.bias"}
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(
+        HyperparameterError, match=r"bayesian='head' matches none of the trainable parameters weight, bias"
+    ):
+        VOGN(nn.Linear(1, 1), bayesian="head")
+    with pytest.raises(HyperparameterError, match=r"bayesian='\(' is no regular expression"):
+        VOGN(nn.Linear(1, 1), bayesian="(")
+    with pytest.raises(HyperparameterError, match="prior_mean='origin' must be 'zero' or 'initial'"):
+        VOGN(nn.Linear(1, 1), prior_mean="origin")

@@ -1,0 +1,117 @@
+"""The step of the user's own optimizer under a posterior: torch's optimizers are the truth."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
+
+from lightning_bayes.optim import IVON, VOGN, Vadam
+
+OPTIMIZERS = [
+    partial(Adam, lr=1e-2),
+    partial(Adam, lr=1e-2, betas=(0.8, 0.9), eps=1e-3, amsgrad=True),
+    partial(AdamW, lr=1e-2, weight_decay=0.1),
+    partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
+    partial(RMSprop, lr=1e-2, centered=True),
+    partial(Adagrad, lr=0.1),
+    partial(NAdam, lr=1e-2),
+]
+
+
+@pytest.fixture
+def problem(generator):
+    return torch.randn(64, 4, generator=generator), torch.randint(3, (64,), generator=generator)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def vector(model):
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def train(model, opt, problem, steps):
+    x, y = problem
+    for step in range(steps):
+        batch = slice(step % 4 * 16, step % 4 * 16 + 16)
+        with opt.sampled_params():
+            F.cross_entropy(model(x[batch]), y[batch]).backward()
+        opt.step()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.func.__name__}-{o.keywords}")
+@pytest.mark.parametrize("method", [VOGN, Vadam, IVON])
+def test_without_noise_it_is_the_users_training(optimizer, method, problem):
+    """The noise floor makes the noise negligible; the prior enters the plain loss as ½ δ̃ ‖μ‖²."""
+    x, y = problem
+    delta, num_data = 2.0, 64
+    plain, bayesian = network(), network()
+    opt = optimizer(plain.parameters())
+    for step in range(40):
+        batch = slice(step % 4 * 16, step % 4 * 16 + 16)
+        opt.zero_grad()
+        penalty = 0.5 * delta / num_data * sum(p.square().sum() for p in plain.parameters())
+        (F.cross_entropy(plain(x[batch]), y[batch]) + penalty).backward()
+        opt.step()
+    noisy = method(
+        bayesian, base=optimizer(bayesian.parameters()), num_data=num_data, prior_precision=delta, relative_noise=1e-9
+    )
+    train(bayesian, noisy, problem, 40)
+    torch.testing.assert_close(vector(bayesian), vector(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_the_curvature_is_the_running_mean_of_what_is_measured(problem):
+    """A learning rate of zero keeps the mean, and tiny noise the point: every pass then measures the same function."""
+    model, (x, y) = network(), problem
+    opt = VOGN(model, base=SGD(model.parameters(), lr=0.0), num_data=64, relative_noise=1e-9)
+    train(model, opt, problem, 4)  # every example once
+    grads = torch.func.vmap(
+        torch.func.grad(lambda p, a, b: F.cross_entropy(torch.func.functional_call(model, p, (a,)), b)), (None, 0, 0)
+    )(dict(model.named_parameters()), x, y)
+    for name, param in model.named_parameters():
+        expected = grads[name].square().mean(0)
+        torch.testing.assert_close(opt.state[param]["curvature"], expected, rtol=1e-4, atol=1e-8)
+
+
+def test_learning_rates_of_the_noisy_optimizers_groups_count(problem):
+    model = network()
+    opt = VOGN(model, base=Adam(model.parameters(), lr=1e-2), num_data=64)
+    before = vector(model)
+    opt.param_groups[0]["lr"] = 0.0
+    train(model, opt, problem, 2)
+    assert torch.equal(vector(model), before)
+
+
+def test_groups_that_come_later_are_stepped_too(problem):
+    model = network()
+    opt = VOGN(model, base=Adam(model[2].parameters(), lr=1e-2), num_data=64)
+    model[0].requires_grad_(True)
+    train(model, opt, problem, 1)
+    before = model[0].weight.detach().clone()
+    opt.add_param_group({"params": list(model[0].parameters()), "lr": 1e-2})
+    train(model, opt, problem, 2)
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_resume_restores_the_users_optimizer(problem):
+    def build():
+        model = network()
+        return model, VOGN(model, base=AdamW(model.parameters(), lr=1e-2), num_data=64)
+
+    model, opt = build()
+    train(model, opt, problem, 3)
+    saved = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    train(model, opt, problem, 3)
+    other, resumed = build()
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    train(other, resumed, problem, 3)
+    assert torch.equal(vector(model), vector(other))

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize_scalar
+
+from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.predictive import combine, fit_temperature, minimise_over_temperature, nll_sum
+
+
+def overconfident(generator, samples=None, examples=400, factor=2.5):
+    """Logits that are `factor` times those that the targets were drawn from, with a spread over samples."""
+    logits = 1.5 * torch.randn(examples, 4, generator=generator, dtype=torch.float64)
+    targets = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
+    if samples is None:
+        return factor * logits, targets
+    spread = torch.randn(samples, examples, 4, generator=generator, dtype=torch.float64)
+    return factor * (logits + 0.5 * spread), targets
+
+
+@pytest.mark.parametrize("samples", [None, 1, 8])
+def test_it_is_the_minimum_that_scipy_finds(generator, samples):
+    outputs, targets = overconfident(generator, samples)
+    stacked = outputs if outputs.ndim == 3 else outputs.unsqueeze(0)
+
+    def nll(temperature):
+        return F.nll_loss(combine(stacked / temperature, "softmax"), targets).item()
+
+    expected = minimize_scalar(nll, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-9})
+    found = fit_temperature(outputs, targets)
+    assert found == pytest.approx(expected.x, rel=1e-4)
+    assert nll(found) <= expected.fun + 1e-9
+
+
+def test_the_derivative_vanishes_at_the_temperature_of_a_sampled_posterior(generator):
+    outputs, targets = overconfident(generator, samples=5)
+    log_temperature = torch.tensor(math.log(fit_temperature(outputs, targets)), dtype=torch.float64, requires_grad=True)
+    F.nll_loss(combine(outputs / log_temperature.exp(), "softmax"), targets).backward()
+    assert abs(log_temperature.grad.item()) < 1e-5
+
+
+def test_it_undoes_a_known_factor(generator):
+    outputs, targets = overconfident(generator, examples=20_000, factor=2.5)
+    # Of T = 1/w with w the weight of a logistic regression: the Fisher information of log T is w² mean_i Var(f_i).
+    logits = outputs / 2.5
+    probs = logits.softmax(-1)
+    information = ((probs * logits**2).sum(-1) - (probs * logits).sum(-1) ** 2).sum().item()
+    assert abs(math.log(fit_temperature(outputs, targets) / 2.5)) < 4 / math.sqrt(information)
+
+
+def test_the_average_is_scaled_before_and_not_after_the_mean(generator):
+    outputs, targets = overconfident(generator, samples=8, examples=2000)
+    after = fit_temperature(combine(outputs, "softmax"), targets)
+    assert abs(fit_temperature(outputs, targets) - after) > 0.05
+
+
+def test_the_sum_does_not_depend_on_its_chunks(generator, monkeypatch):
+    outputs, targets = overconfident(generator, samples=3, examples=50)
+    whole = nll_sum(outputs, targets, 1.3)
+    monkeypatch.setattr("lightning_bayes.predictive.temperature._CHUNK", 3 * 4 * 7)
+    torch.testing.assert_close(nll_sum(outputs, targets, 1.3), whole)
+
+
+def test_parts_that_are_reduced_give_the_temperature_of_the_whole(generator):
+    outputs, targets = overconfident(generator, samples=3, examples=60)
+    part, rest = (outputs[:, :20], targets[:20]), (outputs[:, 20:], targets[20:])
+    seen = []
+
+    def reduce(total):  # as another process would add its part for the same temperature
+        seen.append(float(total))
+        temperature = temperatures[len(seen) - 1]
+        return total + nll_sum(*rest, temperature)
+
+    temperatures = []
+    minimise_over_temperature(lambda t: temperatures.append(t) or float(nll_sum(outputs, targets, t)))
+    assert fit_temperature(*part, reduce) == pytest.approx(fit_temperature(outputs, targets), rel=1e-9)
+
+
+@pytest.mark.parametrize(("right", "bound"), [(True, 0.05), (False, 20.0)])
+def test_without_a_minimum_inside_it_is_a_bound(right, bound):
+    logits = torch.eye(3)
+    targets = torch.arange(3) if right else (torch.arange(3) + 1) % 3
+    assert fit_temperature(logits, targets) == pytest.approx(bound, rel=1e-9)
+
+
+@pytest.mark.parametrize("minimum", [0.0501, 0.3, 1.0, 7.7, 19.9])
+def test_the_search_finds_minima_anywhere_in_its_range(minimum):
+    assert minimise_over_temperature(lambda t: (math.log(t / minimum)) ** 2) == pytest.approx(minimum, rel=1e-5)
+
+
+def test_the_grid_finds_the_lower_of_two_valleys():
+    def loss(t):
+        x = math.log(t)
+        return min((x + 2) ** 2 + 0.1, (x - 1.5) ** 2)
+
+    assert minimise_over_temperature(loss) == pytest.approx(math.exp(1.5), rel=1e-5)
+
+
+def test_bad_input_is_named():
+    for outputs, targets in [
+        (torch.zeros(4, 3), torch.zeros(3, dtype=torch.long)),
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.long)),
+    ]:
+        with pytest.raises(ShapeError, match=r"targets \[batch\] of at least one example, got \["):
+            fit_temperature(outputs, targets)
+    outputs = torch.zeros(2, 4, 3)
+    outputs[1, 2, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match="1 of 4 examples have logits that are not finite"):
+        fit_temperature(outputs, torch.zeros(4, dtype=torch.long))
