@@ -4,10 +4,12 @@ from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.vogn import VOGNCallback
+from lightning_bayes.callbacks.von import VONCallback
 
 __all__ = [
     "OGNCallback",
     "PredictionWriter",
     "VOGNCallback",
+    "VONCallback",
     "VariationalCallback",
 ]

@@ -11,16 +11,19 @@ from lightning_bayes.callbacks import (
     OGNCallback,
     VariationalCallback,
     VOGNCallback,
+    VONCallback,
 )
 from lightning_bayes.curvature import Measurement, measure
 from lightning_bayes.errors import BayesError
 from lightning_bayes.optim import (
     OGN,
     VOGN,
+    VON,
     CosineSchedule,
     ExponentialSchedule,
     LinearSchedule,
     PiecewiseSchedule,
+    ReparameterisedVON,
     Schedule,
 )
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, load_posterior
@@ -34,6 +37,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 __all__ = [
     "OGN",
     "VOGN",
+    "VON",
     "BayesError",
     "CosineSchedule",
     "ExponentialSchedule",
@@ -44,8 +48,10 @@ __all__ = [
     "OGNCallback",
     "PiecewiseSchedule",
     "Prediction",
+    "ReparameterisedVON",
     "Schedule",
     "VOGNCallback",
+    "VONCallback",
     "VariationalCallback",
     "load_posterior",
     "mc_predict",

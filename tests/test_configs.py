@@ -7,19 +7,27 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from fake_images import write_cifar10, write_idx_sets
+from fake_images import write_cifar10, write_idx_sets, write_image_folder
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
 from torchvision.datasets import CIFAR10
 
-from lightning_bayes import OGNCallback, VOGNCallback
+import lightning_bayes
 from lightning_bayes.cli import instantiate
 
 CONFIGS = {path.name: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))}
-METHODS = {"adam": None, "ogn": OGNCallback, "vogn": VOGNCallback}
+METHODS = {name.removesuffix("Callback").lower(): name for name in lightning_bayes.__all__ if name.endswith("Callback")}
+METHODS["adam"] = None
+METHODS["imagefolder"] = "VOGNCallback"
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 pytestmark = pytest.mark.parametrize("name", CONFIGS)
+
+
+def callback_of(name):
+    """What the end of a config's name says: of ``ogn`` and ``vogn`` the longer one that fits."""
+    words = name.removesuffix(".yaml").replace("_", "")
+    return METHODS[max((method for method in METHODS if words.endswith(method)), key=len)]
 
 
 def read(name):
@@ -38,14 +46,35 @@ def data_options(name, tmp_path, monkeypatch):
     """Options that put a tiny set in the place of one that is not on this disk."""
     if name.startswith("digits"):
         return []
+    if name.startswith("finetune_imagefolder"):
+        write_image_folder(tmp_path / "pictures")
+        small = [
+            "--data.image_size=64",
+            "--data.resize=64",
+            "--data.num_workers=0",
+            "--trainer.callbacks.eval_samples=2",
+        ]
+        return [f"--data.root={tmp_path / 'pictures'}", "--data.val_size=4", *small]
     write_idx_sets(tmp_path)
     for attribute, value in write_cifar10(tmp_path).items():
         monkeypatch.setattr(CIFAR10, attribute, value)
-    return [f"--data.root={tmp_path}", "--data.val_size=8"]
+    fewer = ["--trainer.callbacks.eval_samples=2"] if name.endswith("_vogn.yaml") else []
+    return [f"--data.root={tmp_path}", "--data.val_size=8", "--data.batch_size=4", *fewer]
+
+
+def train_what_it_starts_from(name):
+    """One batch of the config whose checkpoint a `WarmStart` names, written where it looks for it."""
+    for entry in read(name)["trainer"]["callbacks"]:
+        if entry["class_path"] == "lightning_bayes.WarmStart":
+            first = Path(entry["init_args"]["path"]).parts[1]  # runs/{name of the config}/…
+            one = [f"--trainer.{name}=1" for name in ("max_epochs", "limit_train_batches", "log_every_n_steps")]
+            run = instantiate(first, *QUIET, *one)
+            run.trainer.fit(run.model, datamodule=run.datamodule)
 
 
 def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    train_what_it_starts_from(name)
     run = instantiate(name, *QUIET, "--trainer.fast_dev_run=true", *data_options)
     start = {key: value.clone() for key, value in run.model.model.state_dict().items()}
     run.trainer.fit(run.model, datamodule=run.datamodule)
@@ -74,11 +103,13 @@ def test_another_lightning_cli_reads_it(name, monkeypatch):
 
 
 def test_is_what_its_name_says(name):
-    config, method = read(name), METHODS[name.removesuffix(".yaml").rpartition("_")[2]]
+    config, callback = read(name), callback_of(name)
     callbacks = config["trainer"]["callbacks"]
     ours = [entry["class_path"] for entry in callbacks if entry["class_path"].startswith("lightning_bayes.")]
-    assert ours == ([] if method is None else [f"lightning_bayes.{method.__name__}"])
-    assert [entry["class_path"] for entry in callbacks][-1:] == ours or not ours  # options go to the last in the list
+    assert ours[-1:] == ([] if callback is None else [f"lightning_bayes.{callback}"])
+    assert [entry["class_path"] for entry in callbacks][-1:] == ours[
+        -1:
+    ] or not ours  # options go to the last in the list
     assert config["trainer"]["logger"]["init_args"]["name"] == name.removesuffix(".yaml")
 
 

@@ -14,10 +14,12 @@ from lightning_bayes.optim.schedules import (
 )
 from lightning_bayes.optim.state import MeanFieldState
 from lightning_bayes.optim.vogn import VOGN
+from lightning_bayes.optim.von import VON, Positivity, ReparameterisedVON, check_positivity
 
 __all__ = [
     "OGN",
     "VOGN",
+    "VON",
     "CosineSchedule",
     "CounterNoise",
     "ExponentialSchedule",
@@ -26,8 +28,11 @@ __all__ = [
     "MeanFieldState",
     "NoisyOptimizer",
     "PiecewiseSchedule",
+    "Positivity",
     "PriorMean",
+    "ReparameterisedVON",
     "Schedule",
+    "check_positivity",
     "counter_seed",
     "value_at",
 ]

@@ -1,0 +1,39 @@
+"""VON on an unmodified LightningModule."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, final, get_args
+
+from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim import VON, MeanFieldOptimizer, Positivity, ReparameterisedVON, check_positivity
+
+Hessian = Literal["exact", "reparameterised"]
+
+
+@final
+class VONCallback(VariationalCallback):
+    """Trains with variational online Newton (`lightning_bayes.VON`, `lightning_bayes.ReparameterisedVON`).
+
+    Args:
+        hessian: ``"exact"``, through BackPACK, for the models that it knows; or ``"reparameterised"``, an estimate from
+            gradient and noise, for any.
+        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.von`.
+        **arguments: See `VariationalCallback`; ``engine`` has no effect.
+
+    Raises:
+        HyperparameterError: If an argument lies outside of its range.
+    """
+
+    def __init__(self, hessian: Hessian = "exact", positivity: Positivity = "backtracking", **arguments: Any) -> None:
+        super().__init__(**arguments)
+        check_positivity(positivity)
+        if hessian not in get_args(Hessian):
+            raise HyperparameterError(f"hessian={hessian!r} must be one of {', '.join(map(repr, get_args(Hessian)))}.")
+        self.hessian = hessian
+        self.options["positivity"] = positivity
+
+    @property
+    def optimizer_class(self) -> type[MeanFieldOptimizer]:
+        """The optimizer of the Hessian asked for."""
+        return VON if self.hessian == "exact" else ReparameterisedVON
