@@ -1,12 +1,16 @@
 """The Lightning seam: callbacks that turn training into variational inference."""
 
 from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.cvi import CVICallback
+from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.vogn import VOGNCallback
 from lightning_bayes.callbacks.von import VONCallback
 
 __all__ = [
+    "CVICallback",
+    "MomentumVONCallback",
     "OGNCallback",
     "PredictionWriter",
     "VOGNCallback",

@@ -8,6 +8,8 @@ turns training of an unmodified LightningModule into variational inference. The 
 from importlib.metadata import PackageNotFoundError, version
 
 from lightning_bayes.callbacks import (
+    CVICallback,
+    MomentumVONCallback,
     OGNCallback,
     VariationalCallback,
     VOGNCallback,
@@ -16,12 +18,14 @@ from lightning_bayes.callbacks import (
 from lightning_bayes.curvature import Measurement, measure
 from lightning_bayes.errors import BayesError
 from lightning_bayes.optim import (
+    CVI,
     OGN,
     VOGN,
     VON,
     CosineSchedule,
     ExponentialSchedule,
     LinearSchedule,
+    MomentumVON,
     PiecewiseSchedule,
     ReparameterisedVON,
     Schedule,
@@ -35,16 +39,20 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "CVI",
     "OGN",
     "VOGN",
     "VON",
     "BayesError",
+    "CVICallback",
     "CosineSchedule",
     "ExponentialSchedule",
     "LinearSchedule",
     "MatrixGaussian",
     "MeanField",
     "Measurement",
+    "MomentumVON",
+    "MomentumVONCallback",
     "OGNCallback",
     "PiecewiseSchedule",
     "Prediction",

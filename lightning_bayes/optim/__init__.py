@@ -1,7 +1,9 @@
 """Variational optimizers: one algorithm per file, a pure `update` first, then the `torch.optim.Optimizer`."""
 
 from lightning_bayes.optim.base import NoisyOptimizer
+from lightning_bayes.optim.cvi import CVI
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer, PriorMean
+from lightning_bayes.optim.momentum_von import MomentumVON
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.ogn import OGN
 from lightning_bayes.optim.schedules import (
@@ -17,6 +19,7 @@ from lightning_bayes.optim.vogn import VOGN
 from lightning_bayes.optim.von import VON, Positivity, ReparameterisedVON, check_positivity
 
 __all__ = [
+    "CVI",
     "OGN",
     "VOGN",
     "VON",
@@ -26,6 +29,7 @@ __all__ = [
     "LinearSchedule",
     "MeanFieldOptimizer",
     "MeanFieldState",
+    "MomentumVON",
     "NoisyOptimizer",
     "PiecewiseSchedule",
     "Positivity",
