@@ -1,6 +1,7 @@
 """The Lightning seam: callbacks that turn training into variational inference."""
 
 from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.bbb import BBBCallback
 from lightning_bayes.callbacks.cvi import CVICallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
@@ -9,6 +10,7 @@ from lightning_bayes.callbacks.vogn import VOGNCallback
 from lightning_bayes.callbacks.von import VONCallback
 
 __all__ = [
+    "BBBCallback",
     "CVICallback",
     "MomentumVONCallback",
     "OGNCallback",

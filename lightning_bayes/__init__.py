@@ -8,6 +8,7 @@ turns training of an unmodified LightningModule into variational inference. The 
 from importlib.metadata import PackageNotFoundError, version
 
 from lightning_bayes.callbacks import (
+    BBBCallback,
     CVICallback,
     MomentumVONCallback,
     OGNCallback,
@@ -18,6 +19,7 @@ from lightning_bayes.callbacks import (
 from lightning_bayes.curvature import Measurement, measure
 from lightning_bayes.errors import BayesError
 from lightning_bayes.optim import (
+    BBB,
     CVI,
     OGN,
     VOGN,
@@ -39,10 +41,12 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "BBB",
     "CVI",
     "OGN",
     "VOGN",
     "VON",
+    "BBBCallback",
     "BayesError",
     "CVICallback",
     "CosineSchedule",

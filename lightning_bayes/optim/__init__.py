@@ -1,6 +1,7 @@
 """Variational optimizers: one algorithm per file, a pure `update` first, then the `torch.optim.Optimizer`."""
 
 from lightning_bayes.optim.base import NoisyOptimizer
+from lightning_bayes.optim.bbb import BBB
 from lightning_bayes.optim.cvi import CVI
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer, PriorMean
 from lightning_bayes.optim.momentum_von import MomentumVON
@@ -19,6 +20,7 @@ from lightning_bayes.optim.vogn import VOGN
 from lightning_bayes.optim.von import VON, Positivity, ReparameterisedVON, check_positivity
 
 __all__ = [
+    "BBB",
     "CVI",
     "OGN",
     "VOGN",
