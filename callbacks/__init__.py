@@ -6,6 +6,7 @@ from lightning_bayes.callbacks.cvi import CVICallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
+from lightning_bayes.callbacks.vadam import VadamCallback
 from lightning_bayes.callbacks.vogn import VOGNCallback
 from lightning_bayes.callbacks.von import VONCallback
 
@@ -17,5 +18,6 @@ __all__ = [
     "PredictionWriter",
     "VOGNCallback",
     "VONCallback",
+    "VadamCallback",
     "VariationalCallback",
 ]

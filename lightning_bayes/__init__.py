@@ -12,6 +12,7 @@ from lightning_bayes.callbacks import (
     CVICallback,
     MomentumVONCallback,
     OGNCallback,
+    VadamCallback,
     VariationalCallback,
     VOGNCallback,
     VONCallback,
@@ -31,6 +32,7 @@ from lightning_bayes.optim import (
     PiecewiseSchedule,
     ReparameterisedVON,
     Schedule,
+    Vadam,
 )
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, load_posterior
 from lightning_bayes.predictive import Prediction, mc_predict
@@ -64,6 +66,8 @@ __all__ = [
     "Schedule",
     "VOGNCallback",
     "VONCallback",
+    "Vadam",
+    "VadamCallback",
     "VariationalCallback",
     "load_posterior",
     "mc_predict",

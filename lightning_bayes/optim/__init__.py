@@ -16,6 +16,7 @@ from lightning_bayes.optim.schedules import (
     value_at,
 )
 from lightning_bayes.optim.state import MeanFieldState
+from lightning_bayes.optim.vadam import Vadam
 from lightning_bayes.optim.vogn import VOGN
 from lightning_bayes.optim.von import VON, Positivity, ReparameterisedVON, check_positivity
 
@@ -38,6 +39,7 @@ __all__ = [
     "PriorMean",
     "ReparameterisedVON",
     "Schedule",
+    "Vadam",
     "check_positivity",
     "counter_seed",
     "value_at",
