@@ -3,6 +3,7 @@
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.bbb import BBBCallback
 from lightning_bayes.callbacks.cvi import CVICallback
+from lightning_bayes.callbacks.ivon import IVONCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
@@ -13,6 +14,7 @@ from lightning_bayes.callbacks.von import VONCallback
 __all__ = [
     "BBBCallback",
     "CVICallback",
+    "IVONCallback",
     "MomentumVONCallback",
     "OGNCallback",
     "PredictionWriter",

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from lightning_bayes.callbacks import (
     BBBCallback,
     CVICallback,
+    IVONCallback,
     MomentumVONCallback,
     OGNCallback,
     VadamCallback,
@@ -22,6 +23,7 @@ from lightning_bayes.errors import BayesError
 from lightning_bayes.optim import (
     BBB,
     CVI,
+    IVON,
     OGN,
     VOGN,
     VON,
@@ -45,6 +47,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 __all__ = [
     "BBB",
     "CVI",
+    "IVON",
     "OGN",
     "VOGN",
     "VON",
@@ -53,6 +56,7 @@ __all__ = [
     "CVICallback",
     "CosineSchedule",
     "ExponentialSchedule",
+    "IVONCallback",
     "LinearSchedule",
     "MatrixGaussian",
     "MeanField",

@@ -3,6 +3,7 @@
 from lightning_bayes.optim.base import NoisyOptimizer
 from lightning_bayes.optim.bbb import BBB
 from lightning_bayes.optim.cvi import CVI
+from lightning_bayes.optim.ivon import IVON
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer, PriorMean
 from lightning_bayes.optim.momentum_von import MomentumVON
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
@@ -23,6 +24,7 @@ from lightning_bayes.optim.von import VON, Positivity, ReparameterisedVON, check
 __all__ = [
     "BBB",
     "CVI",
+    "IVON",
     "OGN",
     "VOGN",
     "VON",
