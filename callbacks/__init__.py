@@ -10,6 +10,7 @@ from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.vadam import VadamCallback
 from lightning_bayes.callbacks.vogn import VOGNCallback
 from lightning_bayes.callbacks.von import VONCallback
+from lightning_bayes.callbacks.vprop import Vprop0Callback, VpropCallback
 
 __all__ = [
     "BBBCallback",
@@ -22,4 +23,6 @@ __all__ = [
     "VONCallback",
     "VadamCallback",
     "VariationalCallback",
+    "Vprop0Callback",
+    "VpropCallback",
 ]

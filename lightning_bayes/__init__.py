@@ -17,6 +17,8 @@ from lightning_bayes.callbacks import (
     VariationalCallback,
     VOGNCallback,
     VONCallback,
+    Vprop0Callback,
+    VpropCallback,
 )
 from lightning_bayes.curvature import Measurement, measure
 from lightning_bayes.errors import BayesError
@@ -35,6 +37,8 @@ from lightning_bayes.optim import (
     ReparameterisedVON,
     Schedule,
     Vadam,
+    Vprop,
+    Vprop0,
 )
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, load_posterior
 from lightning_bayes.predictive import Prediction, mc_predict
@@ -73,6 +77,10 @@ __all__ = [
     "Vadam",
     "VadamCallback",
     "VariationalCallback",
+    "Vprop",
+    "Vprop0",
+    "Vprop0Callback",
+    "VpropCallback",
     "load_posterior",
     "mc_predict",
     "measure",

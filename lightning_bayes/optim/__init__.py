@@ -20,6 +20,7 @@ from lightning_bayes.optim.state import MeanFieldState
 from lightning_bayes.optim.vadam import Vadam
 from lightning_bayes.optim.vogn import VOGN
 from lightning_bayes.optim.von import VON, Positivity, ReparameterisedVON, check_positivity
+from lightning_bayes.optim.vprop import Vprop, Vprop0
 
 __all__ = [
     "BBB",
@@ -42,6 +43,8 @@ __all__ = [
     "ReparameterisedVON",
     "Schedule",
     "Vadam",
+    "Vprop",
+    "Vprop0",
     "check_positivity",
     "counter_seed",
     "value_at",
