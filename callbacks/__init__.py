@@ -7,6 +7,7 @@ from lightning_bayes.callbacks.ivon import IVONCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
+from lightning_bayes.callbacks.vadagrad import VadaGradCallback
 from lightning_bayes.callbacks.vadam import VadamCallback
 from lightning_bayes.callbacks.vogn import VOGNCallback
 from lightning_bayes.callbacks.von import VONCallback
@@ -21,6 +22,7 @@ __all__ = [
     "PredictionWriter",
     "VOGNCallback",
     "VONCallback",
+    "VadaGradCallback",
     "VadamCallback",
     "VariationalCallback",
     "Vprop0Callback",

@@ -17,6 +17,7 @@ from lightning_bayes.optim.schedules import (
     value_at,
 )
 from lightning_bayes.optim.state import MeanFieldState
+from lightning_bayes.optim.vadagrad import VadaGrad
 from lightning_bayes.optim.vadam import Vadam
 from lightning_bayes.optim.vogn import VOGN
 from lightning_bayes.optim.von import VON, Positivity, ReparameterisedVON, check_positivity
@@ -42,6 +43,7 @@ __all__ = [
     "PriorMean",
     "ReparameterisedVON",
     "Schedule",
+    "VadaGrad",
     "Vadam",
     "Vprop",
     "Vprop0",

@@ -1,0 +1,38 @@
+"""VadaGrad on an unmodified LightningModule."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.optim import Schedule, VadaGrad, value_at
+from lightning_bayes.optim.hyper import check
+from lightning_bayes.optim.vadagrad import require_unit_kl_weight
+
+
+@final
+class VadaGradCallback(VariationalCallback):
+    """Trains with variational AdaGrad (`lightning_bayes.VadaGrad`), between inference and optimization.
+
+    Args:
+        betas: (β₁, 1 - β), weights of the old momentum and, at temperature 1, of the old curvature.
+        temperature: τ, from 1 (the variational bound) to 0 (variational optimization: the noise dies out, and what is left
+            is no posterior); may be a function of the number of updates.
+        **arguments: As in `VariationalCallback`; ``kl_weight`` must be 1.
+
+    Raises:
+        HyperparameterError: If an argument lies outside of its range.
+    """
+
+    optimizer_class = VadaGrad
+
+    def __init__(
+        self,
+        betas: tuple[float, float] = (0.0, 0.999),
+        temperature: float | Schedule = 0.0,
+        **arguments: Any,
+    ) -> None:
+        check({"temperature": value_at(temperature, 0)})
+        super().__init__(betas=betas, **arguments)
+        self.options["temperature"] = temperature
+        require_unit_kl_weight(self.options)
