@@ -5,6 +5,7 @@ from lightning_bayes.callbacks.bbb import BBBCallback
 from lightning_bayes.callbacks.cvi import CVICallback
 from lightning_bayes.callbacks.ivon import IVONCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
+from lightning_bayes.callbacks.noisy_adam import NoisyAdamCallback, NoisyAdamFisherCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.vadagrad import VadaGradCallback
@@ -18,6 +19,8 @@ __all__ = [
     "CVICallback",
     "IVONCallback",
     "MomentumVONCallback",
+    "NoisyAdamCallback",
+    "NoisyAdamFisherCallback",
     "OGNCallback",
     "PredictionWriter",
     "VOGNCallback",

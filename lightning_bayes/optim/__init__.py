@@ -7,6 +7,7 @@ from lightning_bayes.optim.ivon import IVON
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer, PriorMean
 from lightning_bayes.optim.momentum_von import MomentumVON
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
+from lightning_bayes.optim.noisy_adam import NoisyAdam, NoisyAdamFisher
 from lightning_bayes.optim.ogn import OGN
 from lightning_bayes.optim.schedules import (
     CosineSchedule,
@@ -37,6 +38,8 @@ __all__ = [
     "MeanFieldOptimizer",
     "MeanFieldState",
     "MomentumVON",
+    "NoisyAdam",
+    "NoisyAdamFisher",
     "NoisyOptimizer",
     "PiecewiseSchedule",
     "Positivity",

@@ -1,0 +1,25 @@
+"""Noisy Adam on an unmodified LightningModule."""
+
+from __future__ import annotations
+
+from typing import final
+
+from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.optim import NoisyAdam, NoisyAdamFisher
+
+
+@final
+class NoisyAdamCallback(VariationalCallback):
+    """Trains with Noisy Adam (`lightning_bayes.NoisyAdam`): one backward pass of any layer, at Adam's cost.
+
+    The width of its posterior depends on the batch size, see `optim.gradient_magnitude`.
+    """
+
+    optimizer_class = NoisyAdam
+
+
+@final
+class NoisyAdamFisherCallback(VariationalCallback):
+    """Trains with Noisy Adam on the Fisher's diagonal (`lightning_bayes.NoisyAdamFisher`), which BackPACK computes."""
+
+    optimizer_class = NoisyAdamFisher
