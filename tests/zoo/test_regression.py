@@ -87,8 +87,9 @@ def test_learns_a_line(quiet_trainer):
 
 def test_keeps_double_precision(toy):
     task, (inputs, targets) = make().double(), (t.double() for t in toy)
-    mean, _, exact = task._predictive((inputs, targets))
-    assert mean.dtype == exact.dtype == torch.float64
+    samples, exact = task._samples((inputs, targets))
+    loss = task.noise.expected_nll(samples[0], exact)
+    assert samples.dtype == exact.dtype == loss.dtype == torch.float64
 
 
 def test_states_its_link():
@@ -112,12 +113,21 @@ def test_targets_that_would_broadcast_are_refused(toy):
         make().training_step((toy[0], toy[1][None]), 0)
 
 
-def test_predictive_variance_contains_that_of_the_samples(monkeypatch):
-    """reg/NLL is the Gaussian of the samples' mean and of their variance plus the noise's."""
+def test_the_nll_averages_the_samples_densities_point_by_point(monkeypatch):
+    """Not the Gaussian with the samples' moments, and not the density of all points together."""
     task = BayesRegressor(nn.Linear(2, 1), noise_std=0.5)
     samples = torch.tensor([[[1.0], [2.0]], [[3.0], [2.0]]])
     monkeypatch.setattr(task, "sampled_forward", lambda inputs: samples)
     targets = torch.tensor([1.5, 2.5])
     task.test_step((torch.zeros(2, 2), targets), 0)
-    predictive = torch.distributions.Normal(torch.tensor([2.0, 2.0]), torch.tensor([1.25, 0.25]).sqrt())
-    torch.testing.assert_close(task.test_metrics["reg/NLL"].compute(), -predictive.log_prob(targets).mean())
+    densities = torch.distributions.Normal(samples[..., 0], 0.5).log_prob(targets).exp()
+    torch.testing.assert_close(task.test_metrics["reg/NLL"].compute(), -densities.mean(0).log().mean())
+    torch.testing.assert_close(task.test_metrics["reg/RMSE"].compute(), torch.tensor(0.5))
+
+
+def test_the_likelihood_draws_labels_with_the_noise_of_the_loss():
+    task = BayesRegressor(nn.Linear(1, 1), noise_std=0.5)
+    draws = task.likelihood.sample(torch.zeros(10_000), torch.Generator().manual_seed(0))
+    assert abs(draws.var() / 0.25 - 1) < 4 * (2 / 10_000) ** 0.5
+    mean, targets = torch.zeros(3), torch.ones(3)
+    torch.testing.assert_close(task.likelihood.loss(mean, targets), task.noise.expected_nll(mean, targets))

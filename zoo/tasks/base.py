@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -28,6 +29,10 @@ class SupervisedTask(LightningModule, abc.ABC):
         val_metrics: Fed by ``validation_step``.
         test_metrics: Fed by ``test_step``.
     """
+
+    # The output at the posterior mean. Evaluation callbacks set it while ``forward`` averages over posterior samples;
+    # without it, ``forward`` is all there is.
+    mean_forward: Callable[[Any], Tensor] | None = None
 
     def __init__(
         self,

@@ -1,41 +1,48 @@
-"""Regression with a Gaussian likelihood of fixed noise.
+"""Regression of one number with Gaussian noise.
 
-    loss = -mean_i log N(y_i | f(x_i, θ), σ²) = mean_i (y_i - f(x_i, θ))² / (2σ²) + log σ + ½ log 2π
+    loss = -mean_i E log N(y_i | f(x_i, θ), 1/τ) = mean_i ½ (E[τ] (y_i - f(x_i, θ))² - E[log τ] + log 2π)
 
-The factor 1 / (2σ²) stays in: a posterior is only right if the loss is the negative log-likelihood, and not merely
-proportional to it.
+E[τ] stays in: a posterior is only right if the loss is the negative log-likelihood, and not merely proportional to it.
+See `noise` for what can be known of the precision τ, and for the predictive density that enters the test log-likelihood.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sized
 from typing import Any, ClassVar, final
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.metrics import regression_metrics
+from lightning_bayes.curvature import Gaussian
+from lightning_bayes.errors import ShapeError, UnknownNumDataError
+from lightning_bayes.metrics import sampled_regression_metrics
 from lightning_bayes.zoo.tasks.base import SupervisedTask, split_batch
+from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR, NoiseName, make_noise
 
 
 @final
 class BayesRegressor(SupervisedTask):
     """An ordinary regressor of one number, ready for any callback of this package; without one it trains as it stands.
 
-    Logged are ``train/loss``, ``val/loss`` and ``{val,test}/reg/{RMSE,NLL}``, in the units of the targets. The
-    predictive variance that enters NLL is σ² plus the variance of f over posterior samples (none without a posterior).
+    Logged are ``train/loss`` and ``val/loss`` in the units that the network sees, and ``{val,test}/reg/{RMSE,NLL}`` in
+    the data's own: where the data module has attributes ``target_mean`` and ``target_std``, targets are taken for
+    standardised with them. NLL is that of each point under the average of the predictive densities of all posterior
+    samples, log-mean-exp and not a Gaussian with matched moments; without a posterior there is one sample.
 
     Args:
         model: Network from inputs to means, ``[batch, 1]`` or ``[batch]``.
         optimizer: Called with the network's parameters; Adam with its default learning rate of 1e-3 if not given.
         lr_scheduler: Called with the optimizer, stepped once per epoch; None keeps the learning rate.
         noise_std: Standard deviation σ of the noise, in the units of the targets that the network sees, usually
-            standardised; 1 then is the noise of knowing nothing.
+            standardised; 1 then is the noise of knowing nothing. Where the noise is learned, the value to start with.
+        noise: ``"fixed"`` keeps it; ``"learned"`` follows the maximum of the likelihood; ``"gamma"`` gives the precision
+            1/σ² a Gamma prior and posterior (Zhang et al. 2018, appendix C.1).
+        noise_prior: Shape and rate of that prior.
 
     Raises:
-        HyperparameterError: If ``noise_std`` is not a positive number.
+        HyperparameterError: If ``noise_std``, ``noise`` or ``noise_prior`` is out of range.
 
     Example:
         >>> task = BayesRegressor(nn.Linear(4, 1), noise_std=0.1)
@@ -45,21 +52,56 @@ class BayesRegressor(SupervisedTask):
 
     link: ClassVar[str] = "identity"  # callbacks read how an output becomes a prediction
 
+    target_mean: Tensor
+    target_std: Tensor
+
     def __init__(
         self,
         model: nn.Module,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
         noise_std: float = 1.0,
+        noise: NoiseName = "fixed",
+        noise_prior: tuple[float, float] = PUBLISHED_PRIOR,
     ) -> None:
-        if not (math.isfinite(noise_std) and noise_std > 0):
-            raise HyperparameterError(
-                f"BayesRegressor got noise_std={noise_std}, but a standard deviation must be positive and finite."
+        known = make_noise(noise, noise_std, noise_prior)
+        metrics = [sampled_regression_metrics(prefix=prefix) for prefix in ("val/", "test/")]
+        super().__init__(model, optimizer, lr_scheduler, *metrics)
+        self.noise = known
+        self.register_buffer("target_mean", torch.tensor(0.0))
+        self.register_buffer("target_std", torch.tensor(1.0))
+
+    @property
+    def likelihood(self) -> Gaussian:
+        """The likelihood that a callback draws labels from, at the present expectation of the precision."""
+        return Gaussian(float(self.noise.moments()[0]) ** -0.5)
+
+    def setup(self, stage: str) -> None:
+        """Learn from the data module what the targets were standardised with.
+
+        Args:
+            stage: Ignored.
+        """
+        datamodule = getattr(self.trainer, "datamodule", None)
+        for name in ("target_mean", "target_std"):
+            value = getattr(datamodule, name, None)
+            if value is not None:
+                getattr(self, name).fill_(float(value))
+
+    def on_train_start(self) -> None:
+        """Tell the noise how many examples there are.
+
+        Raises:
+            UnknownNumDataError: If the noise is learned and the training data do not say how many they are.
+        """
+        dataset = getattr(self.trainer.train_dataloader, "dataset", None)
+        if isinstance(dataset, Sized):
+            self.noise.count(len(dataset))
+        elif hasattr(self.noise, "num_data"):
+            raise UnknownNumDataError(
+                f"Noise that is learned averages over an epoch, but {type(dataset).__name__} does not tell how many "
+                "examples it has. Give the training data set a length, or use noise='fixed'."
             )
-        super().__init__(
-            model, optimizer, lr_scheduler, regression_metrics(prefix="val/"), regression_metrics(prefix="test/")
-        )
-        self.noise_std = noise_std
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Mean negative log-likelihood of the batch.
@@ -72,7 +114,9 @@ class BayesRegressor(SupervisedTask):
             The loss, a scalar in nats.
         """
         inputs, targets = split_batch(batch)
-        loss = self._nll(*self._columns(self(inputs), targets, len(inputs)))
+        mean, targets = self._columns(self(inputs), targets, len(inputs))
+        loss = self.noise.expected_nll(mean, targets)
+        self.noise.observe(targets - mean)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -83,10 +127,10 @@ class BayesRegressor(SupervisedTask):
             batch: Inputs, and targets ``[batch]`` or ``[batch, 1]``.
             batch_idx: Position in the epoch.
         """
-        mean, variance, targets = self._predictive(batch)
-        loss = self._nll(mean, targets)
+        samples, targets = self._samples(batch)
+        loss = self.noise.expected_nll(samples.mean(0), targets)
         self.log("val/loss", loss, prog_bar=True, batch_size=len(targets), sync_dist=True)
-        self.val_metrics.update(mean, variance, targets)
+        self.val_metrics.update(**self._scores(samples, targets))
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Feed the test metrics.
@@ -95,24 +139,29 @@ class BayesRegressor(SupervisedTask):
             batch: Inputs, and targets ``[batch]`` or ``[batch, 1]``.
             batch_idx: Position in the epoch.
         """
-        self.test_metrics.update(*self._predictive(batch))
+        self.test_metrics.update(**self._scores(*self._samples(batch)))
 
-    def _predictive(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and variance of the prediction, and the targets; each ``[batch]``."""
+    def _samples(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Means under each posterior sample, ``[samples, batch]``, and targets, ``[batch]``."""
         inputs, targets = split_batch(batch)
         each = [self._columns(outputs, targets, len(inputs)) for outputs in self.sampled_forward(inputs)]
-        samples = torch.stack([mean for mean, _ in each])
-        return samples.mean(0), samples.var(0, correction=0) + self.noise_std**2, each[0][1]
+        return torch.stack([mean for mean, _ in each]), each[0][1]
+
+    def _scores(self, samples: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """What the metrics take, in the data's own units."""
+        scale = self.target_std.to(samples.dtype)
+        return {
+            "mean": samples.mean(0) * scale,
+            "variance": samples.var(0, correction=0) * scale**2,
+            "target": targets * scale,  # a shift changes neither residuals nor densities
+            "log_densities": self.noise.log_density(samples, targets) - scale.log(),
+        }
 
     def _columns(self, mean: Tensor, targets: Tensor, num_examples: int) -> tuple[Tensor, Tensor]:
         self._check_column("The output of " + type(self.model).__name__, mean, num_examples)
         self._check_column("The target", targets, num_examples)
         mean = mean.to(torch.promote_types(mean.dtype, torch.float32)).flatten()  # 16-bit means in 32 bits
         return mean, targets.to(mean.dtype).flatten()
-
-    def _nll(self, mean: Tensor, targets: Tensor) -> Tensor:
-        squared = ((targets - mean) / self.noise_std).square().mean()
-        return 0.5 * squared + math.log(self.noise_std) + 0.5 * math.log(2 * math.pi)
 
     @staticmethod
     def _check_column(what: str, values: Tensor, num_examples: int) -> None:

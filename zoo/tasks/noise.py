@@ -1,0 +1,216 @@
+"""The noise of a Gaussian likelihood y ~ N(f, 1/τ): its precision τ known, learned, or with a Gamma posterior.
+
+    fixed      τ = 1/σ²
+    learned    τ = 1/r²                                      the maximum of the likelihood
+    gamma      q(τ) = Gamma(a₀ + N/2, b₀ + N r²/2)           the maximum of the bound of Zhang et al. 2018, eqs. 23-24
+
+with r² the mean of (y - f)² over examples and over the weights' posterior, a running average over about one epoch:
+r² ← r² + (B/N) (mean over the batch - r²). With the prior Gamma(a₀, b₀), a₀ = b₀ = 6, the optimal q(τ) is this Gamma in
+closed form, so it needs no learning rate; the paper follows gradients of the same bound. https://arxiv.org/abs/1712.02390.
+
+    E log N(y | f, 1/τ) = ½ (ψ(α) - log β - (α/β) (y - f)² - log 2π)        q(τ) = Gamma(α, β)
+    ∫ N(y | f, 1/τ) q(τ) dτ = Student-t with 2α degrees of freedom, location f and scale √(β/α)
+
+The state is buffers and not parameters: no callback puts weight noise on it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Final, Literal, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.errors import HyperparameterError
+
+NoiseName: TypeAlias = Literal["fixed", "learned", "gamma"]
+PUBLISHED_PRIOR: Final = (6.0, 6.0)  # (a₀, b₀) of Zhang et al.
+
+
+class Noise(nn.Module, ABC):
+    """What is known of τ."""
+
+    @abstractmethod
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """E[τ] and E[log τ], scalars."""
+
+    def observe(self, residuals: Tensor) -> None:
+        """Take note of residuals under one weight sample.
+
+        Args:
+            residuals: y - f of a batch, ``[batch]``.
+        """
+
+    def count(self, num_data: int) -> None:
+        """Take note of N, the number of training examples."""
+
+    def expected_nll(self, mean: Tensor, targets: Tensor) -> Tensor:
+        """The mean over examples of -E log p(y | f, τ), the loss.
+
+        Args:
+            mean: f, ``[batch]``.
+            targets: y, ``[batch]``.
+
+        Returns:
+            A scalar in nats.
+        """
+        precision, log_precision = (moment.to(mean.dtype) for moment in self.moments())
+        squared = ((targets - mean) * precision.sqrt()).square().mean()
+        return 0.5 * squared + 0.5 * (math.log(2 * math.pi) - log_precision)
+
+    def log_density(self, mean: Tensor, targets: Tensor) -> Tensor:
+        """Log ∫ p(y | f, τ) q(τ) dτ of every target.
+
+        Args:
+            mean: f, any shape.
+            targets: y, a shape that broadcasts to it.
+
+        Returns:
+            In nats, shaped like the mean.
+        """
+        precision = self.moments()[0].to(mean.dtype)
+        return 0.5 * (precision.log() - math.log(2 * math.pi) - precision * (targets - mean).square())
+
+
+@final
+class FixedNoise(Noise):
+    """Known noise.
+
+    Args:
+        std: σ.
+    """
+
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        self.std = std
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """1/σ² and its logarithm."""
+        precision = torch.tensor(self.std, dtype=torch.float64) ** -2
+        return precision, precision.log()
+
+
+class RunningNoise(Noise, ABC):
+    """Noise that follows the residuals.
+
+    Args:
+        std: σ to start with.
+    """
+
+    mean_square: Tensor
+    num_data: Tensor
+
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        self.register_buffer("mean_square", torch.tensor(float(std) ** 2))
+        self.register_buffer("num_data", torch.tensor(0.0))
+
+    def count(self, num_data: int) -> None:
+        """Take note of N."""
+        self.num_data.fill_(num_data)
+
+    @torch.no_grad()
+    def observe(self, residuals: Tensor) -> None:
+        """r² ← r² + (B/N) (mean over the batch - r²)."""
+        batch = residuals.detach().to(self.mean_square.dtype).square().mean()
+        rate = (len(residuals) / self.num_data).clamp_max(1.0)
+        moved = torch.lerp(self.mean_square, batch, rate)
+        self.mean_square.copy_(torch.where(moved.isfinite(), moved, self.mean_square))  # such a step is skipped
+
+
+@final
+class LearnedNoise(RunningNoise):
+    """Noise at the maximum of the likelihood."""
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """1/r² and its logarithm."""
+        precision = 1 / self.mean_square.clamp_min(torch.finfo(self.mean_square.dtype).tiny)
+        return precision, precision.log()
+
+
+@final
+class GammaNoise(RunningNoise):
+    """Noise with a Gamma prior and posterior.
+
+    Args:
+        std: σ to start with.
+        prior: (a₀, b₀), shape and rate.
+    """
+
+    def __init__(self, std: float, prior: tuple[float, float] = PUBLISHED_PRIOR) -> None:
+        super().__init__(std)
+        self.prior = prior
+
+    def posterior(self) -> tuple[Tensor, Tensor]:
+        """Shape α and rate β of q(τ)."""
+        return gamma_posterior(self.num_data, self.mean_square, self.prior)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """α/β and ψ(α) - log β."""
+        shape, rate = self.posterior()
+        return shape / rate, torch.digamma(shape) - rate.log()
+
+    def log_density(self, mean: Tensor, targets: Tensor) -> Tensor:
+        """Log-density of Student's t."""
+        shape, rate = self.posterior()
+        return student_t_log_density(targets - mean, float(shape), rate)
+
+
+def gamma_posterior(num_data: Tensor, mean_square: Tensor, prior: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """The q(τ) that maximises the bound.
+
+    Args:
+        num_data: N.
+        mean_square: r², any shape.
+        prior: (a₀, b₀).
+
+    Returns:
+        α = a₀ + N/2 and β = b₀ + N r²/2.
+    """
+    return prior[0] + num_data / 2, prior[1] + num_data / 2 * mean_square
+
+
+def student_t_log_density(residuals: Tensor, shape: float, rate: Tensor) -> Tensor:
+    """Log ∫ N(r | 0, 1/τ) Gamma(τ | α, β) dτ, a Student-t with 2α degrees of freedom and scale √(β/α).
+
+    Args:
+        residuals: r, any shape.
+        shape: α.
+        rate: β, a shape that broadcasts to the residuals.
+
+    Returns:
+        In nats, shaped like the residuals.
+    """
+    # The difference of the two log-gammas needs float64, which Python's have.
+    normaliser = math.lgamma(shape + 0.5) - math.lgamma(shape) - 0.5 * torch.log(2 * math.pi * rate)
+    return normaliser - (shape + 0.5) * torch.log1p(residuals.square() / (2 * rate))
+
+
+def make_noise(name: NoiseName, std: float, prior: tuple[float, float]) -> Noise:
+    """The noise of a name.
+
+    Args:
+        name: ``"fixed"``, ``"learned"`` or ``"gamma"``.
+        std: σ, to start with where it is learned.
+        prior: (a₀, b₀) of the Gamma.
+
+    Returns:
+        The noise.
+
+    Raises:
+        HyperparameterError: If an argument is out of range; all offenders are listed.
+    """
+    wrong = []
+    if name not in {"fixed", "learned", "gamma"}:
+        wrong.append(f"noise={name!r}, but it is 'fixed', 'learned' or 'gamma'")
+    if not 0 < std < math.inf:
+        wrong.append(f"noise_std={std}, but a standard deviation must be positive and finite")
+    if len(prior) != 2 or not all(0 < value < math.inf for value in prior):
+        wrong.append(f"noise_prior={tuple(prior)}, but shape and rate of a Gamma must be positive and finite")
+    if wrong:
+        raise HyperparameterError(f"BayesRegressor got {'; '.join(wrong)}.")
+    if name == "gamma":
+        return GammaNoise(std, prior)
+    return LearnedNoise(std) if name == "learned" else FixedNoise(std)
