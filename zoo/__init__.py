@@ -7,6 +7,7 @@ Example:
 
 from __future__ import annotations
 
+from lightning_bayes.zoo.create import architecture, create_model, input_transform, list_models
 from lightning_bayes.zoo.data import (
     CIFAR10DataModule,
     CIFAR100DataModule,
@@ -22,6 +23,7 @@ from lightning_bayes.zoo.data import (
 )
 from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, LeNet5, ResNet18
 from lightning_bayes.zoo.tasks import BayesClassifier, BayesRegressor
+from lightning_bayes.zoo.transforms import ImageTransform
 
 __all__ = [
     "MLP",
@@ -35,11 +37,16 @@ __all__ = [
     "DigitsDataModule",
     "FashionMNISTDataModule",
     "ImageFolderDataModule",
+    "ImageTransform",
     "KMNISTDataModule",
     "LeNet5",
     "MNISTDataModule",
     "ResNet18",
     "SVHNDataModule",
     "UCIDataModule",
+    "architecture",
     "corruption_kinds",
+    "create_model",
+    "input_transform",
+    "list_models",
 ]

@@ -1,0 +1,221 @@
+"""Models by name, with random and with pretrained weights; peers are torchvision's and timm's own models."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import pytest
+import timm
+import torch
+import torchvision
+import yaml
+
+from lightning_bayes.cli import instantiate
+from lightning_bayes.errors import HyperparameterError, WeightsError
+from lightning_bayes.zoo import (
+    architecture,
+    create_model,
+    input_transform,
+    list_models,
+)
+from lightning_bayes.zoo.transforms import ImageTransform, imagenet_transform
+
+SMALL = {"lenet5": 28, "mlp": 28, "alexnet": 32, "resnet18": 32, "vgg16_half": 32}
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    torch.manual_seed(0)
+    return torchvision.models.get_model("resnet18", num_classes=7).eval()
+
+
+@pytest.fixture(scope="module")
+def saved(theirs, tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.save(theirs.state_dict(), path)
+    return path
+
+
+# -- by name ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_builds_for_any_number_of_classes_and_channels(name, channels):
+    model = create_model(name, num_classes=4, in_channels=channels)
+    assert model(torch.zeros(2, channels, SMALL[name], SMALL[name])).shape == (2, 4)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_listed_name_can_be_built(name):
+    with torch.device("meta"):
+        model = create_model(name, num_classes=5)
+    assert list(model.parameters())[-1].shape == (5,)
+    assert input_transform(model) is None
+
+
+@pytest.mark.parametrize("name", list_models("*_imagenet"))
+def test_the_imagenet_names_are_torchvisions_architectures(name):
+    with torch.device("meta"):
+        ours = create_model(name, num_classes=1000).state_dict()
+        theirs = torchvision.models.get_model(name.removesuffix("_imagenet")).state_dict()
+    assert {key: value.shape for key, value in ours.items()} == {key: value.shape for key, value in theirs.items()}
+
+
+def test_arguments_reach_the_class():
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=8, hidden=(5, 6), activation="tanh")
+    assert [list(p.shape) for p in model.parameters()] == [[5, 64], [5], [6, 5], [6], [3, 6], [3]]
+    assert create_model("resnet18", norm="group").bn1.num_groups == 32
+
+
+def test_a_pattern_selects_names():
+    assert list_models("vgg16*") == ["vgg16", "vgg16_bn", "vgg16_bn_imagenet", "vgg16_half", "vgg16_imagenet"]
+    assert list_models() == sorted(list_models())
+    assert "timm/resnet18" in list_models("timm/resnet*")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("resnet19", {}, r"There is no model 'resnet19'; there are alexnet, .*vgg16_imagenet, and timm/NAME"),
+        ("lenet5", {"stem": "cifar", "norm": "batch"}, r"lenet5 takes no argument stem, norm; it takes image_size"),
+        ("timm/resnet19", {}, r"timm has no model 'resnet19'"),
+    ],
+)
+def test_unknown_names_and_arguments_are_refused(name, arguments, message):
+    with pytest.raises(HyperparameterError, match=message):
+        create_model(name, **arguments)
+
+
+def test_a_model_knows_how_to_build_it_again():
+    model = create_model("resnet18", num_classes=4, in_channels=1, norm="group")
+    for same in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        name, arguments = architecture(same)
+        assert (name, arguments) == ("resnet18", {"num_classes": 4, "in_channels": 1, "norm": "group"})
+    create_model(name, **arguments).load_state_dict(model.state_dict())
+
+
+def test_a_model_from_elsewhere_does_not_know_it():
+    with pytest.raises(HyperparameterError, match=r"This Linear does not know how it was built\. Build it with zoo\."):
+        architecture(torch.nn.Linear(2, 2))
+
+
+def test_timm_models_are_built_by_name(generator):
+    model = create_model("timm/resnet18", num_classes=4, in_channels=1).eval()
+    reference = timm.create_model("resnet18", num_classes=4, in_chans=1).eval()
+    reference.load_state_dict(model.state_dict())
+    images = torch.randn(2, 1, 32, 32, generator=generator)
+    with torch.no_grad():
+        assert torch.equal(model(images), reference(images))
+
+
+# -- pretrained -------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_dict_of_torchvision_makes_the_round_trip(theirs, saved, generator):
+    model = create_model("resnet18_imagenet", num_classes=7, pretrained=saved).eval()
+    images = torch.randn(2, 3, 64, 64, generator=generator)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), theirs(images))
+    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in model.state_dict().items())
+    assert input_transform(model) == imagenet_transform()
+
+
+@pytest.mark.parametrize("form", [str, lambda path: path, lambda path: torch.load(path, weights_only=True)])
+def test_path_text_and_dictionary_are_the_same(saved, theirs, form):
+    model = create_model("resnet18_imagenet", num_classes=7, pretrained=form(saved))
+    assert torch.equal(model.fc.weight, theirs.fc.weight)
+
+
+def test_the_head_is_replaced_for_other_classes(saved, theirs):
+    model = create_model("resnet18_imagenet", num_classes=3, pretrained=saved)
+    assert model.fc.weight.shape == (3, 512)
+    assert torch.equal(model.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight)
+
+
+def test_weights_of_another_architecture_are_refused_with_all_names(saved):
+    with torch.device("meta"):
+        small, large = create_model("resnet18").state_dict(), create_model("resnet18_imagenet").state_dict()
+    shapes = {name: (list(large[name].shape), list(small[name].shape)) for name in small}
+    wrong = "; ".join(["of another shape: conv1.weight [64, 3, 7, 7] instead of [64, 3, 3, 3]"])
+    assert [name for name, (theirs, ours) in shapes.items() if theirs != ours] == ["conv1.weight"]
+    with pytest.raises(WeightsError, match=re.escape(f"{saved} does not fit ResNet18 ({wrong}). Build")):
+        create_model("resnet18", num_classes=7, pretrained=saved)
+    with pytest.raises(WeightsError) as refused:
+        create_model("lenet5", num_classes=7, pretrained=saved)
+    assert all(name in str(refused.value) for name in (*large, *create_model("lenet5").state_dict()))
+
+
+def test_published_weights_come_with_their_transform(saved, theirs, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "resnet18-f37072fd.pth").write_bytes(saved.read_bytes())
+    for pretrained in (True, "IMAGENET1K_V1"):
+        model = create_model("resnet18_imagenet", num_classes=3, pretrained=pretrained)
+        assert torch.equal(model.conv1.weight, theirs.conv1.weight)
+        assert input_transform(model) == ImageTransform(224, resize=256)
+
+
+@pytest.fixture
+def timm_hub(monkeypatch):
+    """timm's hub with random weights of a ResNet-18 for 1000 classes in it."""
+    state = timm.create_model("resnet18").state_dict()
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *args, **kwargs: dict(state))
+    return state
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained"),
+    [("timm/resnet18", True), ("timm/resnet18", "a1_in1k"), ("resnet18_imagenet", "timm/resnet18.a1_in1k")],
+)
+def test_timms_weights_are_loaded_without_their_head(timm_hub, name, pretrained):
+    model = create_model(name, num_classes=3, pretrained=pretrained)
+    assert model.fc.weight.shape == (3, 512)
+    assert torch.equal(model.layer4[1].conv2.weight, timm_hub["layer4.1.conv2.weight"])
+    assert input_transform(model).interpolation == "bicubic"
+
+
+def test_timm_sums_the_channels_for_grey_images(timm_hub):
+    model = create_model("timm/resnet18", num_classes=3, in_channels=1, pretrained=True)
+    torch.testing.assert_close(model.conv1.weight, timm_hub["conv1.weight"].sum(1, keepdim=True))
+
+
+def test_a_timm_model_reads_a_file_strictly(saved):
+    model = create_model("timm/resnet18", num_classes=7, pretrained=saved)
+    assert torch.equal(model.conv1.weight, torch.load(saved, weights_only=True)["conv1.weight"])
+    with pytest.raises(WeightsError, match=r"does not fit ResNet \(missing: layer1\.2\.conv1\.weight"):
+        create_model("timm/resnet34", num_classes=7, pretrained=saved)
+
+
+# -- on the command line ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def task_of(tmp_path, monkeypatch):
+    """What a config and the command line make of `create_model`; Lightning's variables are put back."""
+    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(variable, "0")
+
+    def build(model, *arguments):
+        model["class_path"] = "lightning_bayes.zoo.create_model"
+        task = {"class_path": "lightning_bayes.zoo.BayesClassifier", "init_args": {"num_classes": 3, "model": model}}
+        config = {"seed_everything": 0, "model": task, "data": {"class_path": "lightning_bayes.zoo.DigitsDataModule"}}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        quiet = ["--trainer.accelerator=cpu", "--trainer.logger=false"]
+        return instantiate(str(tmp_path / "config.yaml"), *quiet, *arguments).model
+
+    return build
+
+
+def test_a_config_names_a_model_and_its_weights(task_of, saved):
+    arguments = {"name": "resnet18_imagenet", "num_classes": 3, "pretrained": str(saved)}
+    built = task_of({"init_args": arguments, "dict_kwargs": {"norm": "batch"}}).model
+    assert architecture(built) == ("resnet18_imagenet", {"num_classes": 3, "in_channels": 3, "norm": "batch"})
+    assert torch.equal(built.conv1.weight, torch.load(saved, weights_only=True)["conv1.weight"])
+
+
+def test_the_command_line_sets_arguments_of_the_model(task_of):
+    task = task_of({"init_args": {"name": "lenet5"}}, "--model.num_classes=4", "--model.model.num_classes=4")
+    assert (task.num_classes, architecture(task.model).arguments["num_classes"]) == (4, 4)

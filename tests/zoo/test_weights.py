@@ -1,0 +1,307 @@
+"""Weights from files, dictionaries and the places where they are published."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from urllib.error import URLError
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+from torch import nn
+
+from lightning_bayes.errors import HyperparameterError, WeightsError
+from lightning_bayes.zoo.weights import fetch, head_name, load_weights, published_weights, read_weights, timm_weights
+from lightning_bayes.zoo.weights.published import from_timm, timm_model, timm_transform
+
+
+def network(classes=3, width=4):
+    return nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, classes))
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": state, "optimizer": {"lr": 0.1}},
+        lambda state: {"state_dict": {f"model.{name}": value for name, value in state.items()}},
+        lambda state: {f"module.{name}": value for name, value in state.items()},
+        lambda state: {f"_orig_mod.model.{name}": value for name, value in state.items()},
+    ],
+    ids=["plain", "state_dict", "model", "Lightning", "DataParallel", "compiled task"],
+)
+def test_a_state_dict_is_found_inside_of_a_checkpoint(tmp_path, wrap):
+    state = network().state_dict()
+    torch.save(wrap(state), tmp_path / "weights.pt")
+    assert same(read_weights(tmp_path / "weights.pt"), state)
+
+
+def test_safetensors_are_read(tmp_path):
+    state = network().state_dict()
+    save_file(state, tmp_path / "weights.safetensors")
+    assert same(read_weights(tmp_path / "weights.safetensors"), state)
+
+
+def test_the_old_format_of_torch_is_read(tmp_path):
+    state = network().state_dict()
+    torch.save(state, tmp_path / "weights.pth", _use_new_zipfile_serialization=False)
+    assert same(read_weights(str(tmp_path / "weights.pth")), state)
+
+
+class Harmful:
+    def __reduce__(self):
+        return (open, ("was_run", "w"))
+
+
+@pytest.mark.parametrize(
+    "save", [lambda x, path: torch.save(x, path), lambda x, path: path.write_bytes(pickle.dumps(x))]
+)
+@pytest.mark.parametrize("content", [Harmful(), network(), {"weight": Harmful()}], ids=["code", "module", "inside"])
+def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, save, content):
+    monkeypatch.chdir(tmp_path)
+    save(content, tmp_path / "model.pt")
+    with pytest.raises(WeightsError, match=r"model\.pt is no file of plain tensors .*could run code.*state_dict\(\)"):
+        read_weights(tmp_path / "model.pt")
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_truncated_file_is_named(tmp_path, name, share):
+    path = tmp_path / name
+    torch.save(network().state_dict(), path) if name.endswith(".pt") else save_file(network().state_dict(), path)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(WeightsError, match=rf"{re.escape(name)} is no file of plain tensors .*file is complete"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"weight": torch.ones(1), "epoch": 3, "name": "a"},
+            r"weights\.pt holds no state dict: epoch, name are not tensors",
+        ),
+        ([torch.ones(1)], r"weights\.pt holds a list instead of a state dict"),
+        ({}, r"weights\.pt holds a dict instead of a state dict with tensors"),
+        ({"state_dict": {}}, r"holds a dict instead of a state dict with tensors"),
+    ],
+)
+def test_a_file_without_a_state_dict_is_refused(tmp_path, content, message):
+    torch.save(content, tmp_path / "weights.pt")
+    with pytest.raises(WeightsError, match=message):
+        read_weights(tmp_path / "weights.pt")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(WeightsError, match=rf"There is no file of weights at {tmp_path}/nowhere\.pt"):
+        read_weights(tmp_path / "nowhere.pt")
+
+
+# -- fitting ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded():
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = dict(network().state_dict())
+    del state["0.bias"]
+    state["0.weight"] = torch.ones(4, 7)
+    state["1.running_mean"] = torch.full((4,), torch.nan)
+    state["9.weight"] = torch.ones(1)
+    expected = (
+        "weights.pt does not fit Sequential (missing: 0.bias; unexpected: 9.weight; of another shape: 0.weight [4, 7] "
+        "instead of [4, 2]; not finite: 1.running_mean). Build the model with"
+    )
+    with pytest.raises(WeightsError, match=re.escape(expected)):
+        load_weights(model, state, "weights.pt")
+    assert same(model.state_dict(), before)
+
+
+def test_a_head_of_other_classes_is_left_out_and_said(caplog):
+    model, theirs = network(classes=3), network(classes=5).state_dict()
+    head = model[3].weight.clone()
+    with caplog.at_level("INFO"):
+        load_weights(model, theirs)
+    assert torch.equal(model[3].weight, head)
+    assert same(model[:3].state_dict(), {name: v for name, v in theirs.items() if not name.startswith("3.")})
+    assert "the head (3.bias, 3.weight) is not taken over" in caplog.text
+
+
+def test_a_head_of_the_same_classes_is_loaded_unless_it_shall_be_replaced():
+    model, theirs = network(), network().state_dict()
+    head = model[3].weight.clone()
+    load_weights(model, theirs, replace_head=True)
+    assert torch.equal(model[3].weight, head)
+    assert torch.equal(model[0].weight, theirs["0.weight"])
+    load_weights(model, theirs)
+    assert same(model.state_dict(), theirs)
+
+
+def test_a_head_that_must_stay_must_fit():
+    with pytest.raises(WeightsError, match=r"of another shape: 3\.weight \[5, 4\] instead of \[3, 4\], 3\.bias \[5\]"):
+        load_weights(network(classes=3), network(classes=5).state_dict(), replace_head=False)
+
+
+@pytest.mark.parametrize("theirs", [network(classes=5, width=6), network(classes=3, width=6)], ids=["both", "width"])
+def test_a_head_of_another_width_is_no_matter_of_classes(theirs):
+    with pytest.raises(WeightsError, match=r"3\.weight \[\d, 6\] instead of \[3, 4\]"):
+        load_weights(network(classes=3, width=4), theirs.state_dict())
+
+
+def test_the_counters_of_batchnorm_may_be_missing():
+    model, theirs = network(), network().state_dict()
+    load_weights(model, {name: value for name, value in theirs.items() if not name.endswith("num_batches_tracked")})
+    assert torch.equal(model[0].weight, theirs["0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [(nn.Linear(2, 3), ("",)), (network(), ("3",)), (torchvision.models.get_model("resnet18", num_classes=3), ("fc",))],
+    ids=["Linear", "Sequential", "ResNet"],
+)
+def test_the_head_is_the_last_linear_layer(model, head):
+    assert head_name(model) == head
+
+
+def test_timm_says_which_layer_is_the_head():
+    model = timm.create_model("deit_tiny_distilled_patch16_224", embed_dim=12, depth=1, num_heads=3)
+    assert head_name(model) == ("head", "head_dist")
+
+
+def test_a_model_without_a_linear_layer_has_no_head():
+    with pytest.raises(WeightsError, match="Sequential has no linear layer that could be its head"):
+        head_name(nn.Sequential(nn.ReLU()))
+
+
+# -- published --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty torch.hub cache, and a network on which nothing is found."""
+
+    def no_network(*args, **kwargs):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("torch.hub.urlopen", no_network)
+    return tmp_path / "checkpoints"
+
+
+URLS = {
+    "alexnet_imagenet": "alexnet-owt-7be5be79.pth",
+    "resnet18_imagenet": "resnet18-f37072fd.pth",
+    "vgg16_imagenet": "vgg16-397923af.pth",
+    "vgg16_bn_imagenet": "vgg16_bn-6c64b313.pth",
+}
+
+
+@pytest.mark.parametrize("name", URLS)
+def test_without_network_the_file_to_put_in_place_is_named(hub, name):
+    where = re.escape(
+        f"put it in place as {hub / URLS[name]}, or pass the path of the file: pretrained='.../{URLS[name]}'"
+    )
+    with pytest.raises(WeightsError, match=rf"https://download\.pytorch\.org/models/{URLS[name]} could not.*{where}"):
+        published_weights(name, True)
+
+
+@pytest.mark.parametrize("name", ["IMAGENET1K_V1", "DEFAULT", True])
+def test_a_file_in_place_is_used(hub, name):
+    hub.mkdir()
+    theirs = torchvision.models.get_model("resnet18", num_classes=2).state_dict()
+    torch.save(theirs, hub / URLS["resnet18_imagenet"])
+    found = published_weights("resnet18_imagenet", name)
+    assert same(found.state, theirs)
+    assert found.transform.image_size == 224
+
+
+def test_a_download_lies_in_the_cache_afterwards(hub, monkeypatch):
+    def download(url, path, hash_prefix):
+        assert (url, hash_prefix) == ("https://example.org/net-0123abcd.pth", "0123abcd")
+        torch.save(network().state_dict(), path)
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    path = fetch("https://example.org/net-0123abcd.pth")
+    assert path == hub / "net-0123abcd.pth"
+    monkeypatch.setattr(torch.hub, "download_url_to_file", None)  # the second time nothing is downloaded
+    assert fetch("https://example.org/net-0123abcd.pth") == path
+
+
+def test_unknown_weights_are_refused_with_the_known_ones(hub):
+    with pytest.raises(
+        WeightsError, match=r"'IMAGENET22K' is neither a file .* which are IMAGENET1K_V1, DEFAULT, and timm/"
+    ):
+        published_weights("resnet18_imagenet", "IMAGENET22K")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "lenet5"])
+def test_small_image_forms_have_no_published_weights(name):
+    with pytest.raises(
+        WeightsError, match=rf"no published weights for {name}, only for alexnet_imagenet, resnet18_imagenet,"
+    ):
+        published_weights(name, True)
+
+
+# -- timm -------------------------------------------------------------------------------------------------------------
+
+
+def test_timms_resnet_has_torchvisions_names():
+    ours = torchvision.models.get_model("resnet18").state_dict()
+    theirs = from_timm(timm.create_model("resnet18").state_dict())
+    assert {name: value.shape for name, value in theirs.items()} == {name: value.shape for name, value in ours.items()}
+
+
+@pytest.mark.parametrize("name", ["vgg16", "vgg16_bn"])
+def test_timms_vgg_gets_torchvisions_names_and_shapes(name):
+    with torch.device("meta"):
+        ours, theirs = torchvision.models.get_model(name).state_dict(), from_timm(timm.create_model(name).state_dict())
+    assert {name: value.shape for name, value in theirs.items()} == {name: value.shape for name, value in ours.items()}
+
+
+@pytest.mark.slow
+def test_timms_vgg_computes_the_same_under_torchvisions_names(generator):
+    theirs = timm.create_model("vgg16").eval()
+    ours = torchvision.models.get_model("vgg16").eval()
+    ours.load_state_dict(from_timm(theirs.state_dict()))
+    images = torch.randn(1, 3, 224, 224, generator=generator)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-5)
+
+
+def test_timms_transform_is_that_of_its_own_pipeline():
+    model = timm.create_model("resnet18.a1_in1k")
+    theirs = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    ours = timm_transform(model)
+    resize, crop, normalize = theirs.transforms[0], theirs.transforms[1], theirs.transforms[-1]
+    assert (ours.resize, ours.image_size, ours.interpolation) == (resize.size, crop.size[0], resize.interpolation.value)
+    torch.testing.assert_close(torch.tensor(ours.mean), normalize.mean.flatten())
+    torch.testing.assert_close(torch.tensor(ours.std), normalize.std.flatten())
+
+
+def test_without_network_the_file_of_timm_is_named(monkeypatch):
+    def no_network(*args, **kwargs):
+        raise FileNotFoundError("no route to host")
+
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", no_network)
+    expected = (
+        r"timm's weights of resnet18\.a1_in1k could .*huggingface\.co/timm/resnet18\.a1_in1k/resolve/main/model\.safe"
+    )
+    with pytest.raises(WeightsError, match=expected):
+        timm_weights("resnet18.a1_in1k")
+
+
+def test_an_unknown_timm_model_is_refused_with_near_ones():
+    with pytest.raises(HyperparameterError, match=r"timm has no model 'resnet19'\. It has .*resnet.*zoo\.list_models"):
+        timm_model("resnet19")
