@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from fake_images import write_cifar10, write_idx_sets
+from fake_images import write_cifar10, write_cifar100, write_idx_sets, write_image_folder, write_svhn
 from lightning.pytorch import Trainer
-from torchvision.datasets import CIFAR10
+from torchvision.datasets import CIFAR10, CIFAR100, SVHN
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def quiet_trainer():
 
 @pytest.fixture
 def idx_root(tmp_path):
-    """A folder with MNIST and FashionMNIST; see `write_idx_sets`."""
+    """A folder with MNIST, FashionMNIST and KMNIST; see `write_idx_sets`."""
     write_idx_sets(tmp_path)
     return tmp_path
 
@@ -38,6 +38,29 @@ def cifar_root(tmp_path, monkeypatch):
     for name, value in write_cifar10(tmp_path).items():
         monkeypatch.setattr(CIFAR10, name, value)
     return tmp_path
+
+
+@pytest.fixture
+def cifar100_root(tmp_path, monkeypatch):
+    """A folder with CIFAR-100; see `write_cifar100`."""
+    for name, value in write_cifar100(tmp_path).items():
+        monkeypatch.setattr(CIFAR100, name, value)
+    return tmp_path
+
+
+@pytest.fixture
+def svhn_root(tmp_path, monkeypatch):
+    """A folder with SVHN; see `write_svhn`."""
+    for name, value in write_svhn(tmp_path).items():
+        monkeypatch.setattr(SVHN, name, value)
+    return tmp_path
+
+
+@pytest.fixture
+def picture_root(tmp_path):
+    """Class folders of PNG files; see `write_image_folder`."""
+    write_image_folder(tmp_path / "pictures")
+    return tmp_path / "pictures"
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_bayes.errors import DatasetError, HyperparameterError
-from lightning_bayes.zoo.data.vision import NormalizedImages, VisionDataModule, split_indices
+from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
+from lightning_bayes.zoo.data.images import NormalizedImages
+from lightning_bayes.zoo.data.splits import split_indices
+from lightning_bayes.zoo.data.vision import VisionDataModule
 
 
 class Stub:
@@ -24,6 +26,8 @@ class StubDataModule(VisionDataModule):
     expected_files = "stub.bin"
     mean = (0.0,)
     std = (1 / 255,)  # so that a normalised pixel is the byte itself
+    in_channels = 1
+    image_size = 4
 
 
 @pytest.fixture(autouse=True)
@@ -34,37 +38,6 @@ def calls(monkeypatch):
 
 def numbers(loader):
     return torch.cat([images[:, 0, 0, 0] for images, _ in loader]).round().int().tolist()
-
-
-def test_validation_and_training_are_disjoint_parts_of_the_training_set():
-    train, val = split_indices(100, val_size=30)
-    assert len(val) == 30
-    assert sorted(train + val) == list(range(100))
-    assert (train, val) == split_indices(100, val_size=30)
-
-
-def test_train_size_takes_the_first_and_leaves_validation_alone():
-    train, val = split_indices(100, val_size=30)
-    assert split_indices(100, val_size=30, train_size=10) == (train[:10], val)
-
-
-def test_the_split_is_random_and_leaves_the_global_generator_alone():
-    before = torch.get_rng_state()
-    train, _ = split_indices(100, val_size=30)
-    assert train != sorted(train)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize(
-    ("val_size", "train_size"),
-    [(-1, None), (100, None), (30, 71), (30, 0)],
-    ids=["negative", "all", "too many", "none"],
-)
-def test_impossible_sizes_are_refused(val_size, train_size):
-    with pytest.raises(
-        HyperparameterError, match=f"val_size={val_size} and train_size={train_size} do not fit a training set of 100"
-    ):
-        split_indices(100, val_size, train_size)
 
 
 def test_loaders_read_the_promised_examples():
@@ -102,19 +75,94 @@ def test_no_validation_set_gives_no_loader():
 
 
 def test_missing_files_name_the_path_and_the_way_out(tmp_path):
-    def missing(root, train, download):
-        raise RuntimeError("Dataset not found.")
+    class Nothing:
+        def __init__(self, root, train, download):
+            raise RuntimeError("Dataset not found.")
 
-    class Missing(VisionDataModule):
-        dataset_class = missing
-        expected_files = "stub.bin"
+    class MissingDataModule(StubDataModule):
+        dataset_class = Nothing
 
-        def __init__(self, root):
-            super().__init__(root)
-            self.dataset_class = missing
+    with pytest.raises(DatasetError, match=rf"Nothing is not below {tmp_path}/nowhere.*download=True.*holds stub\.bin"):
+        MissingDataModule(str(tmp_path / "nowhere")).setup("fit")
 
-    with pytest.raises(DatasetError, match=rf"missing is not below {tmp_path}/nowhere.*download=True.*holds stub\.bin"):
-        Missing(str(tmp_path / "nowhere")).setup("fit")
+
+def test_labels_out_of_range_are_listed():
+    class Mislabelled(Stub):
+        def __init__(self, root, train, download):
+            super().__init__(root, train, download)
+            self.targets = torch.tensor([0, 1, 2, 12, 3, 1, 9, 10, 0, 0, 12, -1])
+
+    class MislabelledDataModule(StubDataModule):
+        dataset_class = Mislabelled
+
+    with pytest.raises(DataError, match=r"Mislabelled below .*there has the labels \[-1, 10, 12\], but .* are 0 to 9"):
+        MislabelledDataModule(root="there", val_size=4).setup("fit")
+
+
+def test_few_shots_are_balanced_and_leave_validation_alone():
+    data = StubDataModule(val_size=4, shots=2)
+    data.setup("fit")
+    train, val = split_indices(12, val_size=4)
+    assert data.val_set.indices == val
+    even, odd = ([i for i in train if i % 2 == label] for label in (0, 1))
+    assert data.train_set.indices == even[:2] + odd[:2]
+
+
+def test_shots_and_train_size_exclude_each_other():
+    with pytest.raises(HyperparameterError, match="shots=2 and train_size=4 exclude each other"):
+        StubDataModule(shots=2, train_size=4)
+
+
+def test_augmentation_recommends_the_papers_factor_and_says_so(caplog):
+    assert StubDataModule().data_augmentation_factor == 1.0
+    data = StubDataModule(val_size=4, augment=True)
+    assert data.data_augmentation_factor == 10.0
+    data.setup("fit")
+    with caplog.at_level("INFO"):
+        data.train_dataloader()
+    assert "StubDataModule augments its training images" in caplog.text
+    assert "data_augmentation_factor=10" in caplog.text
+
+
+@pytest.mark.parametrize("mirrors", [False, True])
+def test_only_sets_that_bear_it_are_mirrored(mirrors):
+    class RampDataModule(StubDataModule):
+        def _dataset(self, images, targets, augment=None):
+            ramp = torch.arange(1, 5, dtype=torch.uint8).expand(len(images), 1, 4, 4).contiguous()
+            return super()._dataset(ramp, targets, augment)
+
+    RampDataModule.mirrors = mirrors
+    torch.manual_seed(0)
+    data = RampDataModule(val_size=2, augment=True)
+    data.setup("fit")
+    images = torch.cat([images for _ in range(10) for images, _ in data.train_dataloader()]).round()
+    inside = [row[row > 0] for image in images for row in image[0] if (row > 0).sum() > 1]
+    assert any(row[0] > row[1] for row in inside) == mirrors
+    assert any(row[0] < row[1] for row in inside)
+
+
+def test_corrupted_copies_follow_the_test_set_and_have_names():
+    data = StubDataModule(val_size=4, corruptions=("brightness", "contrast"), severities=(2, 5))
+    data.setup("test")
+    test, *shifted = data.test_dataloader()
+    assert data.shift_names == (("brightness", 2), ("brightness", 5), ("contrast", 2), ("contrast", 5))
+    assert numbers(test) == [0, 1, 2, 3, 4]
+    for (kind, severity), loader in zip(data.shift_names, shifted, strict=True):
+        assert numbers(loader) == numbers(data.corrupted_dataloader(kind, severity))
+    assert numbers(data.predict_dataloader()) == numbers(test)
+
+
+def test_an_unknown_corruption_is_refused_at_once():
+    with pytest.raises(HyperparameterError, match="no corruption 'rain' of severity 1; there are gaussian_noise,"):
+        StubDataModule(corruptions=("rain",))
+
+
+def test_a_corrupted_test_set_is_the_corruption_of_each_image():
+    data = StubDataModule(val_size=4)
+    (images, targets), *_ = data.corrupted_dataloader("brightness", 5)
+    assert torch.equal(targets, torch.arange(5) % 2)
+    # 0.3 · 255 = 76.5, so rounding half to even.
+    assert images[:, 0, 0, 0].round().tolist() == [76, 78, 78, 80, 80]
 
 
 def test_normalisation_is_per_channel():

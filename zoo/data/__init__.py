@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from lightning_bayes.zoo.data.cifar10 import CIFAR10DataModule
+from lightning_bayes.zoo.data.cifar100 import CIFAR100DataModule
+from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption, corruption_kinds
 from lightning_bayes.zoo.data.digits import DigitsDataModule
 from lightning_bayes.zoo.data.fashion_mnist import FashionMNISTDataModule
+from lightning_bayes.zoo.data.image_folder import ImageFolderDataModule
+from lightning_bayes.zoo.data.kmnist import KMNISTDataModule
 from lightning_bayes.zoo.data.mnist import MNISTDataModule
+from lightning_bayes.zoo.data.svhn import SVHNDataModule
 from lightning_bayes.zoo.data.uci import UCIDataModule
 
 __all__ = [
+    "SEVERITIES",
     "CIFAR10DataModule",
+    "CIFAR100DataModule",
+    "Corruption",
     "DigitsDataModule",
     "FashionMNISTDataModule",
+    "ImageFolderDataModule",
+    "KMNISTDataModule",
     "MNISTDataModule",
+    "SVHNDataModule",
     "UCIDataModule",
+    "corruption_kinds",
 ]

@@ -14,19 +14,9 @@ from lightning_bayes.zoo.data.vision import VisionDataModule
 
 @final
 class FashionMNISTDataModule(VisionDataModule):
-    """FashionMNIST through torchvision; images ``[batch, 1, 28, 28]``, ten kinds of clothing.
+    """FashionMNIST through torchvision; images ``[batch, 1, 28, 28]``, ten kinds of clothing, below ``FashionMNIST/raw``.
 
-    Args:
-        root: Folder that holds, or will hold, ``FashionMNIST/raw``.
-        download: Whether torchvision may download what is missing.
-        batch_size: Examples per batch, in all loaders.
-        num_workers: Worker processes per loader.
-        val_size: Training examples set aside for validation; 0 trains on all and does not validate.
-        train_size: How many of the others to train on, the first in a fixed random order; None takes all.
-
-    Raises:
-        DatasetError: In ``setup``, if the files are not below ``root``.
-        HyperparameterError: In ``setup``, if ``val_size`` or ``train_size`` do not fit the training set.
+    Arguments, errors and loaders are those of `VisionDataModule`.
 
     Example:
         >>> data = FashionMNISTDataModule(root="data", batch_size=64, train_size=1000)  # reads nothing before setup
@@ -43,3 +33,4 @@ class FashionMNISTDataModule(VisionDataModule):
     in_channels = 1
     image_size = 28
     class_names = tuple(datasets.FashionMNIST.classes)
+    mirrors = True

@@ -14,19 +14,9 @@ from lightning_bayes.zoo.data.vision import VisionDataModule
 
 @final
 class MNISTDataModule(VisionDataModule):
-    """MNIST through torchvision; images ``[batch, 1, 28, 28]``, ten digits.
+    """MNIST through torchvision; images ``[batch, 1, 28, 28]``, ten digits, below ``MNIST/raw``.
 
-    Args:
-        root: Folder that holds, or will hold, ``MNIST/raw``.
-        download: Whether torchvision may download what is missing.
-        batch_size: Examples per batch, in all loaders.
-        num_workers: Worker processes per loader.
-        val_size: Training examples set aside for validation; 0 trains on all and does not validate.
-        train_size: How many of the others to train on, the first in a fixed random order; None takes all.
-
-    Raises:
-        DatasetError: In ``setup``, if the files are not below ``root``.
-        HyperparameterError: In ``setup``, if ``val_size`` or ``train_size`` do not fit the training set.
+    Arguments, errors and loaders are those of `VisionDataModule`.
 
     Example:
         >>> data = MNISTDataModule(root="data", batch_size=64, train_size=1000)  # reads nothing before setup

@@ -6,23 +6,24 @@ x = (pixel / 255 - mean) / std        mean and std per channel, over the publish
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Subset
+from torchvision import transforms
 
-from lightning_bayes.errors import DatasetError, HyperparameterError
+from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
+from lightning_bayes.zoo.data.base import ImageDataModule
+from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
+from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, TransformedImages
+from lightning_bayes.zoo.data.ood import TEST_SETS
+from lightning_bayes.zoo.data.splits import few_shots, split_indices
+from lightning_bayes.zoo.transforms import ImageTransform
 
-Augmentation = Callable[[Tensor], Tensor]  # one uint8 image [channels, height, width] to another
 
-_SPLIT_SEED: Final = 0  # a constant, so that all results are about the same split
-
-
-class VisionDataModule(LightningDataModule, abc.ABC):
+class VisionDataModule(ImageDataModule, abc.ABC):
     """Base of the data modules on torchvision's image sets.
 
     A subclass names the torchvision class, the files that it expects and the statistics. The test set is
@@ -36,6 +37,20 @@ class VisionDataModule(LightningDataModule, abc.ABC):
         num_workers: Worker processes per loader.
         val_size: Training examples set aside for validation; 0 trains on all and does not validate.
         train_size: How many of the others to train on, the first in a fixed random order; None takes all.
+        shots: How many of each class to train on, instead of `train_size`; the first of each in the same order.
+        augment: Whether training images are cropped at random from a 4-pixel black frame and, where a mirrored image
+            still shows its class, mirrored at random. The callbacks then want a ``data_augmentation_factor``.
+        ood: Sets out of distribution that the test loaders append: names of other sets here (``svhn``), or folders of
+            images. Their images are brought to the shape of this set, which is said, and normalised like it.
+        ood_root: Folder below which those known by name are; None takes `root`.
+
+        corruptions: Kinds of corruption (`lightning_bayes.zoo.corruption_kinds`) of which the test loaders append copies of
+            the test set, after the sets out of distribution.
+        severities: Severities of each kind, 1 to 5.
+
+    Raises:
+        DatasetError: In ``setup``, if the files are not below ``root``.
+        HyperparameterError: If the sizes do not fit the training set, `ood` names this set, or there is no such corruption.
     """
 
     dataset_class: ClassVar[type[Any]]  # a torchvision.datasets class, (root, train, download)
@@ -46,6 +61,14 @@ class VisionDataModule(LightningDataModule, abc.ABC):
     in_channels: ClassVar[int]
     image_size: ClassVar[int]
     class_names: ClassVar[tuple[str, ...]]
+    mirrors: ClassVar[bool] = False  # whether a mirrored image still shows its class
+    published_augmentation_factor: ClassVar[float] = 10.0  # Osawa et al. 2019, on CIFAR-10
+    test_set: NormalizedImages
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make the set known by name as one out of distribution for others."""
+        super().__init_subclass__(**kwargs)
+        TEST_SETS[_name_of(cls)] = lambda root: cls.read(root, train=False)[0]
 
     def __init__(
         self,
@@ -55,21 +78,37 @@ class VisionDataModule(LightningDataModule, abc.ABC):
         num_workers: int = 0,
         val_size: int = 5000,
         train_size: int | None = None,
+        shots: int | None = None,
+        augment: bool = False,
+        ood: tuple[str, ...] = (),
+        ood_root: str | None = None,
+        corruptions: tuple[str, ...] = (),
+        severities: tuple[int, ...] = SEVERITIES,
     ) -> None:
-        super().__init__()
+        if shots is not None and train_size is not None:
+            raise HyperparameterError(
+                f"shots={shots} and train_size={train_size} exclude each other. Pass one of them."
+            )
+        augmentation = _crop_and_mirror(self.image_size, self.mirrors) if augment else None
+        super().__init__(
+            _name_of(type(self)), batch_size, num_workers, ood, ood_root or root, augmentation, corruptions, severities
+        )
         self.root = root
         self.download = download
-        self.batch_size = batch_size
-        self.num_workers = num_workers
         self.val_size = val_size
         self.train_size = train_size
-        self.augmentation: Augmentation | None = None  # of the training images
+        self.shots = shots
+
+    @property
+    def transform(self) -> ImageTransform:
+        """No resizing for this set's own images; others are brought to their size."""
+        return ImageTransform(self.image_size, self.mean, self.std)
 
     def prepare_data(self) -> None:
         """Download what is missing, if allowed; Lightning calls this in one process only."""
         if self.download:
             for train in (True, False):
-                self.dataset_class(self.root, train=train, download=True)
+                self.open(self.root, train, download=True)
 
     def setup(self, stage: str) -> None:
         """Read the images of a stage into memory, as bytes; a second call changes nothing.
@@ -78,142 +117,94 @@ class VisionDataModule(LightningDataModule, abc.ABC):
             stage: ``fit`` and ``validate`` read the training set, ``test`` and ``predict`` the test set.
         """
         if stage in {"fit", "validate"} and not hasattr(self, "train_set"):
-            images, targets = self._read(train=True)
+            images, targets = self.read(self.root, train=True)
             train, val = split_indices(len(targets), self.val_size, self.train_size)
+            if self.shots is not None:
+                train = few_shots(train, targets, self.shots)
             self.train_set = Subset(self._dataset(images, targets, self.augmentation), train)
             self.val_set = Subset(self._dataset(images, targets), val)
         if stage in {"test", "predict"} and not hasattr(self, "test_set"):
-            self.test_set = self._dataset(*self._read(train=False))
+            self.test_set = self._dataset(*self.read(self.root, train=False))
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        """The training images, augmented where the set offers it, shuffled by torch's global generator.
+    def corrupted_set(self, corruption: Corruption) -> TransformedImages:
+        """The test images, corrupted; see `ImageDataModule.corrupted_set`."""
+        self.setup("test")
+        test = self.test_set
+        return TransformedImages(test.images, test.targets.tolist(), self.transform, corruption=corruption)
 
-        Returns:
-            A loader of ``(images, targets)``.
-        """
-        return self._loader(self.train_set, shuffle=True)
+    @classmethod
+    def open(cls, root: str, train: bool, download: bool = False) -> Any:
+        """The torchvision data set.
 
-    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The validation images, from the training set, never augmented.
-
-        Returns:
-            A loader of ``(images, targets)``; an empty list if ``val_size`` is 0.
-        """
-        return self._loader(self.val_set) if self.val_size > 0 else []
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        """The test images.
+        Args:
+            root: Folder below which it lies.
+            train: Whether the training set, or the test set.
+            download: Whether it may be downloaded.
 
         Returns:
-            A loader of ``(images, targets)``.
+            The data set.
         """
-        return self._loader(self.test_set)
+        return cls.dataset_class(root, train=train, download=download)
 
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """The loader of the test.
+    @classmethod
+    def read(cls, root: str, train: bool) -> tuple[Tensor, Tensor]:
+        """All images and classes.
+
+        Args:
+            root: Folder below which the set lies.
+            train: Whether the training set, or the test set.
 
         Returns:
-            A loader of ``(images, targets)``.
-        """
-        return self.test_dataloader()
+            Bytes ``[N, channels, height, width]`` and classes ``[N]``.
 
-    def _read(self, train: bool) -> tuple[Tensor, Tensor]:
+        Raises:
+            DatasetError: If the files are missing or not complete.
+            DataError: If there are labels that the set does not have.
+        """
         try:
-            dataset = self.dataset_class(self.root, train=train, download=False)
-        except RuntimeError as error:  # what torchvision raises for files that are missing or damaged
+            dataset = cls.open(root, train)
+        except (RuntimeError, ImportError) as error:  # for files that are missing or damaged; for SVHN without SciPy
             raise DatasetError(
-                f"{self.dataset_class.__name__} is not below {Path(self.root).absolute()}, or not complete. Set "
+                f"{cls.dataset_class.__name__} is not below {Path(root).absolute()}, or not complete ({error}). Set "
                 f"download=True to let trainer or prepare_data() fetch it, or point root to the folder that holds "
-                f"{self.expected_files}."
+                f"{cls.expected_files}."
             ) from error
-        images = torch.as_tensor(dataset.data)
-        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
-        return images, torch.as_tensor(dataset.targets)
+        images, targets = torch.as_tensor(dataset.data), torch.as_tensor(cls.labels(dataset))
+        wrong = sorted(label for label in set(targets.tolist()) if not 0 <= label < cls.num_classes)
+        if wrong:
+            raise DataError(
+                f"{cls.dataset_class.__name__} below {Path(root).absolute()} has the labels {wrong}, but its classes are 0 "
+                f"to {cls.num_classes - 1}. The files are damaged or belong to another set; fetch them again."
+            )
+        return _channels_first(images), targets
+
+    @staticmethod
+    def labels(dataset: Any) -> Any:
+        """The classes of a torchvision data set.
+
+        Args:
+            dataset: The data set.
+
+        Returns:
+            One class per example.
+        """
+        return dataset.targets
 
     def _dataset(self, images: Tensor, targets: Tensor, augment: Augmentation | None = None) -> NormalizedImages:
         return NormalizedImages(images, targets, self.mean, self.std, augment)
 
-    def _loader(self, dataset: Dataset[tuple[Tensor, Tensor]], shuffle: bool = False) -> DataLoader[Any]:
-        return DataLoader(
-            dataset,
-            batch_size=self.batch_size,
-            shuffle=shuffle,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-        )
+
+def _name_of(module: type[Any]) -> str:
+    return module.__name__.removesuffix("DataModule").lower()
 
 
-class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
-    """Images held as bytes, normalised when they are fetched.
-
-    Args:
-        images: ``[N, channels, height, width]``, uint8.
-        targets: ``[N]``.
-        mean: Per channel, on the scale [0, 1].
-        std: Per channel, on the same scale.
-        augment: Applied to each image by itself, before normalisation.
-
-    Example:
-        >>> black = NormalizedImages(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.arange(3), [0.5], [0.25])
-        >>> black[1]
-        (tensor([[[-2., -2.],
-                 [-2., -2.]]]), tensor(1))
-    """
-
-    def __init__(
-        self,
-        images: Tensor,
-        targets: Tensor,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        augment: Augmentation | None = None,
-    ) -> None:
-        self.images = images
-        self.targets = targets
-        self.mean = 255 * torch.tensor(mean)[:, None, None]
-        self.std = 255 * torch.tensor(std)[:, None, None]
-        self.augment = augment
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
-        # A DataLoader asks for a batch at once, which is an order of magnitude faster than one image after another.
-        images = self.images[indices]
-        if self.augment is not None:
-            images = torch.stack([self.augment(image) for image in images])
-        return list(zip((images - self.mean) / self.std, self.targets[indices], strict=True))
+def _channels_first(images: Tensor) -> Tensor:
+    if images.ndim == 3:
+        return images.unsqueeze(1)
+    return images if images.shape[1] in {1, 3} else images.permute(0, 3, 1, 2).contiguous()
 
 
-def split_indices(num_examples: int, val_size: int, train_size: int | None = None) -> tuple[list[int], list[int]]:
-    """Fixed random positions for training and validation.
-
-    Args:
-        num_examples: Size of the training set.
-        val_size: How many positions are for validation; the same ones whatever ``train_size`` is.
-        train_size: How many positions are for training; None takes all others.
-
-    Returns:
-        Positions for training and for validation; none is in both.
-
-    Raises:
-        HyperparameterError: If the set is too small, or a size is not possible.
-
-    Example:
-        >>> train, val = split_indices(10, val_size=4)
-        >>> sorted(train + val)
-        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    """
-    left = num_examples - val_size
-    if val_size < 0 or left < 1 or (train_size is not None and not 1 <= train_size <= left):
-        raise HyperparameterError(
-            f"val_size={val_size} and train_size={train_size} do not fit a training set of {num_examples} examples: "
-            f"both come out of it, val_size from 0 and train_size from 1. Make them smaller."
-        )
-    order = torch.randperm(num_examples, generator=torch.Generator().manual_seed(_SPLIT_SEED)).tolist()
-    train = order[val_size:]
-    return train[:train_size], order[:val_size]
+def _crop_and_mirror(image_size: int, mirrors: bool) -> Augmentation:
+    steps: list[Any] = [transforms.RandomCrop(image_size, padding=4)]
+    augmentation: Augmentation = transforms.Compose(steps + [transforms.RandomHorizontalFlip()] * mirrors)
+    return augmentation

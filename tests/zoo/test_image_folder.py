@@ -1,0 +1,208 @@
+"""Class folders of image files: what is read, how it is split, and folders and files that are not as they should be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_images import write_image_folder
+from torch import nn
+from torchvision.models import ResNet18_Weights
+from torchvision.transforms.v2 import functional
+
+from lightning_bayes.errors import BayesError, DataError, DatasetError, HyperparameterError
+from lightning_bayes.zoo import BayesClassifier
+from lightning_bayes.zoo.data import ImageFolderDataModule
+from lightning_bayes.zoo.data.images import read_image
+
+PLAIN = {"image_size": 30, "resize": None, "mean": (0.0, 0.0, 0.0), "std": (1 / 255,) * 3, "batch_size": 4}
+
+
+def make(root, stage="fit", **kwargs):
+    data = ImageFolderDataModule(root=str(root), **{**PLAIN, **kwargs})
+    data.setup(stage)
+    return data
+
+
+def reds(loader):
+    """The numbers of images, which their red is."""
+    return sorted(torch.cat([images[:, 0, 15, 15] for images, _ in loader]).round().int().tolist()) if loader else []
+
+
+def classes(loader):
+    return torch.cat([targets for _, targets in loader]).tolist()
+
+
+# -- splits -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_folder_is_split_in_three_by_class(picture_root):
+    data = make(picture_root, val_size=0.2, test_size=0.3)
+    train, val, test = (reds(loader()) for loader in (data.train_dataloader, data.val_dataloader, data.test_dataloader))
+    assert sorted(train + val + test) == [*range(10), *range(50, 60)]
+    assert [len(train), len(val), len(test)] == [12, 2, 6]  # 0.2 of the seven that are left of each class are one
+    for part in (train, val, test):
+        assert sum(red >= 50 for red in part) == len(part) / 2
+    again = make(picture_root, val_size=0.2, test_size=0.3)
+    assert reds(again.val_dataloader()) == val
+    assert data.class_names == ("cat", "dog")
+
+
+def test_numbers_are_sizes_and_shares_are_shares(picture_root):
+    assert len(make(picture_root, val_size=4, test_size=6).val_set) == 4
+    assert len(make(picture_root, val_size=4, test_size=6).test_set) == 6
+
+
+def test_as_in_imagenet_val_is_the_test_and_validation_comes_from_training(tmp_path):
+    write_image_folder(tmp_path / "train")
+    write_image_folder(tmp_path / "val", count=3)
+    data = make(tmp_path, val_size=0.2)
+    assert reds(data.test_dataloader()) == [0, 1, 2, 50, 51, 52]
+    assert len(data.val_set) == 4
+    assert sorted(reds(data.train_dataloader()) + reds(data.val_dataloader())) == [*range(10), *range(50, 60)]
+
+
+def test_with_a_test_folder_val_is_for_validation(tmp_path):
+    for name, count in (("train", 4), ("val", 3), ("test", 2)):
+        write_image_folder(tmp_path / name, count=count)
+    data = make(tmp_path)
+    assert [len(data.train_set), len(data.val_set), len(data.test_set)] == [8, 6, 4]
+
+
+def test_without_validation_there_is_no_loader(picture_root):
+    assert make(picture_root, val_size=0).val_dataloader() == []
+
+
+def test_few_shots_are_balanced(picture_root):
+    data = make(picture_root, shots=3)
+    assert sorted(classes(data.train_dataloader())) == [0, 0, 0, 1, 1, 1]
+
+
+def test_sizes_are_logged(picture_root, caplog):
+    with caplog.at_level("INFO"):
+        make(picture_root, val_size=4, test_size=6)
+    assert f"{picture_root}: 2 classes, 10 images for training, 4 for validation, 6 for the test." in caplog.text
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_input_is_that_of_torchvisions_weights(picture_root):
+    data = ImageFolderDataModule(root=str(picture_root), test_size=0.5)
+    data.setup("test")
+    preset = ResNet18_Weights.IMAGENET1K_V1.transforms()
+    for index in (0, 7):
+        path = data.test_set.images[index]
+        ours, theirs = data.test_set[index][0], preset(read_image(path))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0.0176)  # one of 255, which they round differently
+
+
+def test_grey_models_get_grey_images(picture_root):
+    data = make(picture_root, mean=(0.5,), std=(0.25,))
+    (images, _), *_ = data.val_dataloader()
+    assert images.shape[1:] == (1, 30, 30)
+    assert data.in_channels == 1
+
+
+def test_augmentation_changes_training_images_and_no_others(picture_root):
+    torch.manual_seed(0)
+    data, plain = make(picture_root, augment=True), make(picture_root)
+    assert data.data_augmentation_factor == 5.0
+    (images, _), *_ = data.train_dataloader()
+    assert images.shape == (4, 3, 30, 30)
+    corners = torch.cat([images[:, 1, 0, 0] for _ in range(5) for images, _ in data.train_dataloader()])
+    assert 0 < (corners > 0).float().mean() < 0.9  # the white corner is cut off of most crops, or on the right
+    for one, other in zip(data.val_set, plain.val_set, strict=True):
+        assert torch.equal(one[0], other[0])
+
+
+def test_a_corrupted_test_set_is_corrupted_as_the_model_sees_it(picture_root):
+    data = make(picture_root)
+    (images, targets), *_ = data.corrupted_dataloader("brightness", 2)
+    (plain, same), *_ = data.test_dataloader()
+    assert torch.equal(targets, same)
+    inside = (plain + 0.1 * 255).clamp(max=255)
+    assert (images - inside).abs().max() < 0.51
+
+
+def test_folders_out_of_distribution_go_through_the_same_transform(picture_root, tmp_path):
+    write_image_folder(tmp_path / "letters", classes=("a",), count=2)
+    data = make(picture_root, ood=(str(tmp_path / "letters"),))
+    _, letters = data.test_dataloader()
+    (images, targets), *_ = letters
+    expected = functional.center_crop(
+        functional.resize(read_image(tmp_path / "letters" / "a" / "0.png"), [30]), [30, 30]
+    )
+    assert torch.equal(images[0].round().to(torch.uint8), expected)
+    assert targets.tolist() == [-1, -1]
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_file_is_named(picture_root, damage, workers):
+    path = picture_root / "dog" / "3.png"
+    content = {"truncated": path.read_bytes()[: path.stat().st_size // 2], "text": b"not an image", "empty": b""}[damage]
+    path.write_bytes(content)
+    data = make(picture_root, val_size=0, test_size=0, num_workers=workers)
+    with pytest.raises(DataError, match=rf"{path} cannot be read as an image \(.*\)\. Replace the file, or remove it"):
+        list(data.train_dataloader())
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(DatasetError, match=rf"{tmp_path}/no does not hold one folder of images for each class"):
+        make(tmp_path / "no")
+
+
+def test_a_folder_without_class_folders_is_named(tmp_path):
+    with pytest.raises(
+        DatasetError, match=rf"{tmp_path} does not hold one folder .*ROOT/CLASS, or into ROOT/train/CLASS"
+    ):
+        make(tmp_path)
+
+
+def test_empty_class_folders_are_named(picture_root):
+    for name in ("bird", "eel"):
+        (picture_root / name).mkdir()
+    with pytest.raises(DatasetError, match=r"no valid file for the classes bird, eel.*remove empty folders"):
+        make(picture_root)
+
+
+def test_class_folders_that_the_test_lacks_or_adds_are_listed(tmp_path):
+    write_image_folder(tmp_path / "train", classes=("ant", "bee", "cat"), count=3)
+    write_image_folder(tmp_path / "val", classes=("bee", "dog"), count=3)
+    with pytest.raises(DataError, match=rf"{tmp_path}/val must have the class .*missing: ant, cat; unknown: dog"):
+        make(tmp_path)
+
+
+def test_folders_of_sets_without_one_for_training_are_refused(tmp_path):
+    write_image_folder(tmp_path / "val", count=3)
+    write_image_folder(tmp_path / "test", count=3)
+    with pytest.raises(DatasetError, match=r"has a folder val or test, but no folder train beside it"):
+        make(tmp_path)
+
+
+def test_training_without_a_test_folder_is_refused(tmp_path):
+    write_image_folder(tmp_path / "train", count=3)
+    with pytest.raises(DatasetError, match=rf"{tmp_path}/val does not hold one folder of images for each class"):
+        make(tmp_path)
+
+
+def test_another_number_of_classes_in_the_model_is_refused_before_training(picture_root, quiet_trainer):
+    task = BayesClassifier(nn.Sequential(nn.Flatten(), nn.Linear(2700, 10)), num_classes=10)
+    data = ImageFolderDataModule(root=str(picture_root), **PLAIN)
+    with pytest.raises(DataError, match=r"has 2 class folders \(cat, dog\), but the model has num_classes=10"):
+        quiet_trainer(max_epochs=1).fit(task, data)
+
+
+@pytest.mark.parametrize("sizes", [{"val_size": 0.95}, {"test_size": 30}, {"shots": 9}])
+def test_sizes_that_leave_nothing_are_refused(picture_root, sizes):
+    with pytest.raises(HyperparameterError):
+        make(picture_root, **sizes)
+
+
+def test_errors_can_be_caught_as_one(picture_root):
+    (picture_root / "dog" / "3.png").write_bytes(b"")
+    with pytest.raises(BayesError):
+        read_image(picture_root / "dog" / "3.png")

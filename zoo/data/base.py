@@ -1,0 +1,145 @@
+"""What all data modules on images share: loaders, sets out of distribution, corrupted test images, augmentation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning_utilities.core.rank_zero import rank_zero_info
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
+from lightning_bayes.zoo.data.images import Augmentation
+from lightning_bayes.zoo.data.ood import ood_names, ood_set
+from lightning_bayes.zoo.transforms import ImageTransform
+
+
+class ImageDataModule(LightningDataModule, ABC):
+    """Base of the data modules on images.
+
+    A subclass fills ``train_set``, ``val_set`` (empty without validation) and ``test_set`` in `setup`, says which
+    ``transform`` its images go through, and gives test images without it as `corrupted_set`.
+
+    Args:
+        name: Name of the set.
+        batch_size: Examples per batch, in all loaders.
+        num_workers: Worker processes per loader.
+        ood: Sets out of distribution, see `ood_names`.
+        ood_root: Folder of those that are known by name.
+        augmentation: Of the training images; None for none.
+        corruptions: Kinds of corrupted copies of the test set that the test appends, see `corruption_kinds`.
+        severities: Severities of each kind.
+
+    Raises:
+        HyperparameterError: If `ood` names this set or two sets alike, or there is no such corruption.
+    """
+
+    published_augmentation_factor: ClassVar[float] = 1.0  # ρ of the papers for this set's augmentation
+    train_set: Dataset[Any]
+    val_set: Dataset[Any]
+    test_set: Dataset[Any]
+
+    def __init__(
+        self,
+        name: str,
+        batch_size: int,
+        num_workers: int,
+        ood: Sequence[str],
+        ood_root: str,
+        augmentation: Augmentation | None,
+        corruptions: Sequence[str] = (),
+        severities: Sequence[int] = SEVERITIES,
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.ood, self.ood_root = tuple(ood), ood_root
+        self.ood_names = ood_names(self.ood, own=name)
+        self.augmentation = augmentation
+        self.shifts = [Corruption(kind, severity) for kind in corruptions for severity in severities]
+        self.shift_names = tuple((shift.kind, shift.severity) for shift in self.shifts)
+
+    @property
+    @abstractmethod
+    def transform(self) -> ImageTransform:
+        """What images go through before the model, in distribution and out of it."""
+
+    @abstractmethod
+    def corrupted_set(self, corruption: Corruption) -> Dataset[Any]:
+        """The test images, corrupted.
+
+        Args:
+            corruption: Applied to each image as the model would see it, before normalisation.
+        """
+
+    @property
+    def data_augmentation_factor(self) -> float:
+        """ρ that the papers use with this augmentation: N examples count as ρN; 1 without augmentation."""
+        return self.published_augmentation_factor if self.augmentation is not None else 1.0
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The training images, augmented where that is asked for, shuffled by torch's global generator.
+
+        Returns:
+            A loader of ``(images, targets)``.
+        """
+        if self.augmentation is not None:
+            rank_zero_info(
+                f"{type(self).__name__} augments its training images, so that N of them count as more. Osawa et al. 2019 "
+                f"use data_augmentation_factor={self.data_augmentation_factor:g} for such a set; the callbacks' default "
+                "of 1 counts every image once."
+            )
+        return self._loader(self.train_set, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """The validation images, never augmented.
+
+        Returns:
+            A loader of ``(images, targets)``; an empty list if there are none.
+        """
+        return self._loader(self.val_set) if len(self.val_set) > 0 else []  # type: ignore[arg-type]
+
+    def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """The test images, then the sets of ``ood_names``, then the corrupted copies of ``shift_names``, in their order.
+
+        Returns:
+            One loader of ``(images, targets)``, or with more sets a list; out of distribution the targets are -1.
+        """
+        shifted = [self._loader(self.corrupted_set(shift)) for shift in self.shifts]
+        known = self.predict_dataloader()
+        return [*(known if isinstance(known, list) else [known]), *shifted] if shifted else known
+
+    def predict_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """The test images and the sets out of distribution.
+
+        Returns:
+            As `test_dataloader`, without corrupted copies.
+        """
+        test = self._loader(self.test_set)
+        sets = [ood_set(entry, self.ood_root, self.transform) for entry in self.ood]
+        return [test, *map(self._loader, sets)] if sets else test
+
+    def corrupted_dataloader(self, kind: str, severity: int) -> DataLoader[Any]:
+        """The test images with a corruption, the same in every run.
+
+        Args:
+            kind: See `corruption_kinds`.
+            severity: 1 to 5.
+
+        Returns:
+            A loader of ``(images, targets)``.
+        """
+        return self._loader(self.corrupted_set(Corruption(kind, severity)))
+
+    def _loader(self, dataset: Dataset[Any], shuffle: bool = False) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            batch_size=self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )

@@ -1,0 +1,225 @@
+"""Corruptions of images by kind and severity, to measure how predictions bear a shift of their inputs.
+
+In the manner of CIFAR-10-C (Hendrycks & Dietterich 2019, https://arxiv.org/abs/1903.12261), computed when an image is
+fetched; the strengths of noise, Gaussian blur, brightness, contrast and JPEG are the ones published there. The images are
+not those of CIFAR-10-C: results can be compared with each other, but not with published ones. With x in [0, 1] and ε
+standard normal noise:
+
+    gaussian_noise   x + c ε                            brightness   x + c
+    shot_noise       Poisson(c x) / c                   contrast     c (x - mean) + mean, mean over pixels
+    speckle_noise    x + c x ε                          fog          (x + c f) m / (m + c), f smooth noise, m = max x
+    impulse_noise    a share c of pixels black or white elastic      x at places moved by a smooth field of c pixels
+    gaussian_blur    width c pixels                     pixelate     c times the size by area, and back by repetition
+    defocus_blur     disk of radius c pixels            jpeg         compressed with quality c
+    motion_blur      line of length c pixels            zoom_blur    mean of magnifications from 1 to c
+
+Lengths in pixels are for images 32 pixels high and grow with the height.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
+
+from lightning_bayes.errors import HyperparameterError
+
+SEVERITIES: Final = (1, 2, 3, 4, 5)
+
+
+@final
+@dataclass(frozen=True)
+class Corruption:
+    """One kind of corruption at one severity; the same for the same index, whatever the order of images.
+
+    Args:
+        kind: One of `corruption_kinds`.
+        severity: 1, the weakest, to 5.
+
+    Raises:
+        HyperparameterError: If there is no such kind or severity.
+
+    Example:
+        >>> grey = torch.full((3, 32, 32), 128, dtype=torch.uint8)
+        >>> Corruption("brightness", severity=4)(grey, index=0)[0, 0, 0]
+        tensor(179, dtype=torch.uint8)
+    """
+
+    kind: str
+    severity: int
+
+    def __post_init__(self) -> None:
+        """Check the arguments.
+
+        Raises:
+            HyperparameterError: If there is no such kind or severity.
+        """
+        if self.kind not in _KINDS or self.severity not in SEVERITIES:
+            raise HyperparameterError(
+                f"There is no corruption {self.kind!r} of severity {self.severity}; there are "
+                f"{', '.join(_KINDS)} of severity 1 to 5."
+            )
+
+    def __call__(self, image: Tensor, index: int) -> Tensor:
+        """Corrupt one image.
+
+        Args:
+            image: Bytes, ``[channels, height, width]`` with one or three channels.
+            index: The image's position in its set, which seeds what is random.
+
+        Returns:
+            Bytes of the same shape.
+        """
+        function, strengths = _KINDS[self.kind]
+        # The severity is no part of the seed: the same noise grows stronger.
+        seed = (zlib.crc32(self.kind.encode()) + 0x9E3779B1 * index) % 2**32
+        corrupted = function(image / 255, strengths[self.severity - 1], Generator().manual_seed(seed))
+        return corrupted.clamp(0, 1).mul(255).round().to(torch.uint8)
+
+
+def corruption_kinds() -> list[str]:
+    """The names of all kinds.
+
+    Returns:
+        The names; noise first, then blur, weather and digital ones.
+
+    Example:
+        >>> len(corruption_kinds())
+        14
+    """
+    return list(_KINDS)
+
+
+def _noise(image: Tensor, generator: Generator) -> Tensor:
+    return torch.randn(image.shape, generator=generator)
+
+
+def _gaussian_noise(image: Tensor, strength: float, generator: Generator) -> Tensor:
+    return image + strength * _noise(image, generator)
+
+
+def _shot_noise(image: Tensor, photons: float, generator: Generator) -> Tensor:
+    return torch.poisson(image * photons, generator=generator) / photons
+
+
+def _speckle_noise(image: Tensor, strength: float, generator: Generator) -> Tensor:
+    return image + strength * image * _noise(image, generator)
+
+
+def _impulse_noise(image: Tensor, share: float, generator: Generator) -> Tensor:
+    place, value = torch.rand(2, *image.shape, generator=generator)
+    return torch.where(place < share, value.round(), image)
+
+
+def _gaussian_blur(image: Tensor, width: float, generator: Generator) -> Tensor:
+    return _blurred(image, width * _scale(image))
+
+
+def _defocus_blur(image: Tensor, radius: float, generator: Generator) -> Tensor:
+    radius *= _scale(image)
+    rows, columns = _offsets(radius + 0.5)
+    return _filtered(image, (radius + 0.5 - torch.hypot(rows, columns)).clamp(0, 1))  # with a soft edge
+
+
+def _motion_blur(image: Tensor, length: float, generator: Generator) -> Tensor:
+    half = length * _scale(image) / 2
+    angle = math.pi * torch.rand((), generator=generator).item()
+    rows, columns = _offsets(half)
+    along = rows * math.sin(angle) + columns * math.cos(angle)
+    across = rows * math.cos(angle) - columns * math.sin(angle)
+    return _filtered(image, (1 - torch.hypot(across, (along.abs() - half).clamp(min=0))).clamp(min=0))
+
+
+def _zoom_blur(image: Tensor, largest: float, generator: Generator) -> Tensor:
+    zooms = torch.linspace(1, largest, 8).tolist()
+    bilinear = InterpolationMode.BILINEAR
+    return torch.stack([functional.affine(image, 0, [0, 0], zoom, [0, 0], bilinear) for zoom in zooms]).mean(0)
+
+
+def _fog(image: Tensor, strength: float, generator: Generator) -> Tensor:
+    size, brightest = image.shape[-2:], image.max()
+    layers = [
+        F.interpolate(torch.rand(1, 1, cells, cells, generator=generator), size, mode="bilinear")[0] / cells
+        for cells in (3, 6, 12, 24)
+    ]
+    fog = torch.stack(layers).sum(0)
+    fog = (fog - fog.min()) / (fog.max() - fog.min())
+    return (image + strength * fog) * brightest / (brightest + strength)
+
+
+def _brightness(image: Tensor, shift: float, generator: Generator) -> Tensor:
+    return image + shift
+
+
+def _contrast(image: Tensor, factor: float, generator: Generator) -> Tensor:
+    mean = image.mean((1, 2), keepdim=True)
+    return factor * (image - mean) + mean
+
+
+def _elastic(image: Tensor, distance: float, generator: Generator) -> Tensor:
+    height, width = image.shape[-2:]
+    field = _blurred(torch.randn(2, height, width, generator=generator), height / 8)
+    field = field / field.square().mean().sqrt() * distance * _scale(image)  # in pixels, root mean square
+    places = F.affine_grid(torch.eye(2, 3)[None], [1, 1, height, width], align_corners=False)
+    places = places + torch.stack([field[0] * 2 / width, field[1] * 2 / height], -1)  # an image is 2 wide and high
+    return F.grid_sample(image[None], places, padding_mode="reflection", align_corners=False)[0]
+
+
+def _pixelate(image: Tensor, factor: float, generator: Generator) -> Tensor:
+    size = image.shape[-2:]
+    small = F.interpolate(image[None], [max(1, round(factor * n)) for n in size], mode="area")
+    return F.interpolate(small, size, mode="nearest")[0]
+
+
+def _jpeg(image: Tensor, quality: float, generator: Generator) -> Tensor:
+    picture = functional.to_pil_image(image.mul(255).round().to(torch.uint8))
+    compressed: Tensor = functional.pil_to_tensor(functional.jpeg(picture, int(quality)))
+    return compressed / 255
+
+
+_KINDS: Final[dict[str, tuple[Callable[[Tensor, float, Generator], Tensor], tuple[float, ...]]]] = {
+    "gaussian_noise": (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
+    "shot_noise": (_shot_noise, (500, 250, 100, 75, 50)),
+    "impulse_noise": (_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
+    "speckle_noise": (_speckle_noise, (0.06, 0.10, 0.12, 0.16, 0.20)),
+    "gaussian_blur": (_gaussian_blur, (0.4, 0.6, 0.7, 0.8, 1.0)),
+    "defocus_blur": (_defocus_blur, (0.7, 0.9, 1.1, 1.5, 2.0)),
+    "motion_blur": (_motion_blur, (1.0, 2.0, 3.0, 4.5, 6.0)),
+    "zoom_blur": (_zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
+    "fog": (_fog, (0.2, 0.5, 0.75, 1.0, 1.5)),
+    "brightness": (_brightness, (0.05, 0.10, 0.15, 0.20, 0.30)),
+    "contrast": (_contrast, (0.75, 0.50, 0.40, 0.30, 0.15)),
+    "elastic": (_elastic, (0.2, 0.35, 0.5, 0.75, 1.0)),
+    "pixelate": (_pixelate, (0.50, 0.40, 0.33, 0.25, 0.20)),
+    "jpeg": (_jpeg, (80, 65, 58, 50, 40)),
+}
+
+
+def _scale(image: Tensor) -> float:
+    return image.shape[-2] / 32
+
+
+def _offsets(reach: float) -> tuple[Tensor, Tensor]:
+    """Rows and columns of a square kernel that holds all places up to `reach` from its centre."""
+    steps = torch.arange(-math.ceil(reach), math.ceil(reach) + 1.0)
+    return steps[:, None].expand(-1, len(steps)), steps.expand(len(steps), -1)
+
+
+def _filtered(image: Tensor, kernel: Tensor) -> Tensor:
+    channels, reach = len(image), len(kernel) // 2
+    padded = F.pad(image[None], [reach] * 4, mode="reflect")
+    return F.conv2d(padded, (kernel / kernel.sum()).expand(channels, 1, -1, -1), groups=channels)[0]
+
+
+def _blurred(image: Tensor, width: float) -> Tensor:
+    reach = min(math.ceil(3 * width), min(image.shape[-2:]) - 1)  # what reflection at the border allows
+    blurred: Tensor = functional.gaussian_blur(image, [2 * reach + 1, 2 * reach + 1], [width, width])
+    return blurred

@@ -1,0 +1,138 @@
+"""Images as data sets: held as bytes or read from files, and turned into the input of a model when they are fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from lightning_bayes.errors import DataError
+from lightning_bayes.zoo.data.corruptions import Corruption
+from lightning_bayes.zoo.transforms import ImageTransform, as_tensor
+
+Augmentation = Callable[[Tensor], Tensor]  # one uint8 image [channels, height, width] to another
+
+_UNREADABLE: Final = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    Image.DecompressionBombError,
+)  # what PIL raises for damaged files
+
+
+class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
+    """Images held as bytes, normalised when they are fetched.
+
+    Args:
+        images: ``[N, channels, height, width]``, uint8.
+        targets: ``[N]``.
+        mean: Per channel, on the scale [0, 1].
+        std: Per channel, on the same scale.
+        augment: Applied to each image by itself, before normalisation.
+
+    Example:
+        >>> black = NormalizedImages(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.arange(3), [0.5], [0.25])
+        >>> black[1]
+        (tensor([[[-2., -2.],
+                 [-2., -2.]]]), tensor(1))
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        augment: Augmentation | None = None,
+    ) -> None:
+        self.images = images
+        self.targets = targets
+        self.mean = 255 * torch.tensor(mean)[:, None, None]
+        self.std = 255 * torch.tensor(std)[:, None, None]
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        # A DataLoader asks for a batch at once, which is an order of magnitude faster than one image after another.
+        images = self.images[indices]
+        if self.augment is not None:
+            images = torch.stack([self.augment(image) for image in images])
+        return list(zip((images - self.mean) / self.std, self.targets[indices], strict=True))
+
+
+class TransformedImages(Dataset[tuple[Tensor, int]]):
+    """Images of any size, from memory or from files, brought to the model's input one by one.
+
+    Args:
+        images: Bytes ``[N, channels, height, width]``, or the paths of image files.
+        targets: One class per image.
+        transform: Crops and normalises.
+        augment: Takes the place of the crop: from an image's bytes to bytes of the model's shape.
+        corruption: Applied to the cropped bytes, before normalisation.
+    """
+
+    def __init__(
+        self,
+        images: Tensor | Sequence[str | Path],
+        targets: Sequence[int],
+        transform: ImageTransform,
+        augment: Augmentation | None = None,
+        corruption: Corruption | None = None,
+    ) -> None:
+        self.images, self.targets = images, targets
+        self.transform, self.augment, self.corruption = transform, augment, corruption
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = self.images[index]
+        pixels = image if isinstance(image, Tensor) else read_image(image)
+        cropped = self.transform.crop(pixels) if self.augment is None else self.augment(pixels)
+        if self.corruption is not None:
+            cropped = self.corruption(cropped, index)
+        return self.transform.normalize(cropped), int(self.targets[index])
+
+
+def read_image(path: str | Path) -> Tensor:
+    """Read an image file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Bytes, ``[1, height, width]`` if the image is grey, else ``[3, height, width]``.
+
+    Raises:
+        DataError: If the file is damaged or no image.
+    """
+    try:
+        with Image.open(path) as image:
+            return as_tensor(image)
+    except _UNREADABLE as error:
+        raise DataError(
+            f"{path} cannot be read as an image ({type(error).__name__}: {error}). Replace the file, or remove it."
+        ) from error
+
+
+def image_files(folder: str | Path) -> list[Path]:
+    """All image files below a folder, by their extension.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Their paths in alphabetical order.
+    """
+    return sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())

@@ -1,0 +1,44 @@
+"""Street View House Numbers (Netzer et al. 2011): 73 257 training and 26 032 test images in colour, 32 × 32.
+
+Normalised with the mean and standard deviation of its training images, per channel. Reading it needs SciPy, which comes with
+scikit-learn. Often the set out of distribution for CIFAR-10.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from torchvision import datasets
+
+from lightning_bayes.zoo.data.vision import VisionDataModule
+
+
+@final
+class SVHNDataModule(VisionDataModule):
+    """SVHN through torchvision; images ``[batch, 3, 32, 32]``, ten digits; two files of MATLAB below the root.
+
+    Arguments, errors and loaders are those of `VisionDataModule`.
+
+    Example:
+        >>> data = SVHNDataModule(root="data", batch_size=64)  # reads nothing before setup
+        >>> data.in_channels, data.image_size
+        (3, 32)
+    """
+
+    dataset_class = datasets.SVHN
+    expected_files = "train_32x32.mat and test_32x32.mat, and install SciPy (pip install scipy)"
+    mean = (0.4377, 0.4438, 0.4728)
+    std = (0.1980, 0.2010, 0.1970)
+    in_channels = 3
+    image_size = 32
+    class_names = tuple("0123456789")
+
+    @classmethod
+    def open(cls, root: str, train: bool, download: bool = False) -> Any:
+        """The torchvision data set; see `VisionDataModule.open`."""
+        return datasets.SVHN(root, split="train" if train else "test", download=download)
+
+    @staticmethod
+    def labels(dataset: Any) -> Any:
+        """The digits; see `VisionDataModule.labels`."""
+        return dataset.labels
