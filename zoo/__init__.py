@@ -22,6 +22,7 @@ from lightning_bayes.zoo.data import (
     corruption_kinds,
 )
 from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, LeNet5, ResNet18
+from lightning_bayes.zoo.posterior_file import SavedPosterior, load, save_posterior
 from lightning_bayes.zoo.tasks import BayesClassifier, BayesRegressor
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -43,10 +44,13 @@ __all__ = [
     "MNISTDataModule",
     "ResNet18",
     "SVHNDataModule",
+    "SavedPosterior",
     "UCIDataModule",
     "architecture",
     "corruption_kinds",
     "create_model",
     "input_transform",
     "list_models",
+    "load",
+    "save_posterior",
 ]

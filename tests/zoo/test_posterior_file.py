@@ -1,0 +1,258 @@
+"""Posterior files: what goes in comes out, the card says it, and other files are refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes import VOGN, VOGNCallback, load_posterior, mc_predict, zoo
+from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.posteriors import FullGaussian, MatrixGaussian, MeanField
+from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, save_posterior
+from lightning_bayes.zoo.posterior_file import VERSION
+
+TRANSFORM = ImageTransform(32, mean=(0.5,), std=(0.25,), resize=36)
+EXTRAS = {
+    "class_names": ["cat", "dog", "eel"],
+    "metrics": {"test/cls/NLL": torch.tensor(0.25), "test/cls/Acc": 0.9},
+    "config": {"trainer": {"max_epochs": 3, "callbacks": ["VOGNCallback"]}, "seed": 0},
+}
+
+
+def network():
+    return create_model("vgg16", num_classes=3, in_channels=1, norm="batch", width=0.05)
+
+
+def posterior_like(model, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mean = {name: torch.randn(p.shape, generator=generator) / 20 for name, p in model.named_parameters()}
+    precision = {name: 100 + 1000 * torch.rand(p.shape, generator=generator) for name, p in mean.items()}
+    constants = {name: value for name, value in model.state_dict().items() if name not in mean}
+    return MeanField(mean, precision, dict.fromkeys(mean, 2.0), num_data=123, constants=constants)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = network()
+    posterior = posterior_like(model)
+    path = tmp_path / "cats.pt"
+    card = save_posterior(path, model, posterior, transform=TRANSFORM, **EXTRAS)
+    return path, card, model, posterior
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# -- the round trip ---------------------------------------------------------------------------------------------------
+
+
+def test_a_posterior_makes_the_round_trip(saved, generator):
+    path, _, model, posterior = saved
+    loaded = zoo.load(path)
+    for part in ("mean", "precision", "constants"):
+        assert same(getattr(loaded.posterior, part), getattr(posterior, part))
+    assert (loaded.posterior.prior_precision, loaded.posterior.num_data) == (posterior.prior_precision, 123)
+    assert (loaded.transform, loaded.class_names) == (TRANSFORM, ("cat", "dog", "eel"))
+    assert loaded.metrics == {"test/cls/NLL": 0.25, "test/cls/Acc": 0.9}
+    assert loaded.config == EXTRAS["config"]
+    images = torch.randn(2, 1, 32, 32, generator=generator)
+    ours, theirs = (
+        mc_predict(m, q, images, samples=3) for m, q in [(loaded.model, loaded.posterior), (model, posterior)]
+    )
+    assert torch.equal(ours.sample_probs, theirs.sample_probs)
+
+
+def test_the_model_is_at_the_mean_and_ready(saved):
+    path, _, _, posterior = saved
+    loaded = zoo.load(str(path))
+    assert same({name: p.detach() for name, p in loaded.model.named_parameters()}, posterior.mean)
+    assert not loaded.model.training
+    assert zoo.architecture(loaded.model) == zoo.architecture(network())
+    assert zoo.input_transform(loaded.model) == TRANSFORM
+    prediction = mc_predict(loaded.model, loaded.posterior, loaded.transform(torch.zeros(1, 12, 14)).unsqueeze(0))
+    assert prediction.probs.shape == (1, 3)
+
+
+def test_a_loaded_posterior_can_be_saved_again(saved, tmp_path):
+    loaded = zoo.load(saved[0])
+    save_posterior(tmp_path / "again.pt", loaded.model, loaded.posterior)
+    again = zoo.load(tmp_path / "again.pt")
+    assert same(again.posterior.mean, loaded.posterior.mean)
+    assert (again.transform, again.class_names, again.metrics, again.config) == (TRANSFORM, (), {}, {})
+
+
+def test_other_families_make_the_round_trip(tmp_path, generator):
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
+    mean = {name: p.detach() for name, p in model.named_parameters()}
+    eye = {name: (torch.eye(len(p)), torch.eye(p.shape[1] + 1)) for name, p in mean.items() if p.ndim == 2}
+    biases = {name: name.replace("weight", "bias") for name in eye}
+    prior = dict.fromkeys(mean, 1.0)
+    families = [
+        MatrixGaussian(mean, eye, biases, {}, prior, num_data=9),
+        FullGaussian(mean, 4 * torch.eye(sum(p.numel() for p in mean.values())), prior, num_data=9),
+    ]
+    images = torch.randn(2, 1, 2, 2, generator=generator)
+    for posterior in families:
+        save_posterior(tmp_path / "small.pt", model, posterior)
+        loaded = zoo.load(tmp_path / "small.pt")
+        assert type(loaded.posterior) is type(posterior)
+        ours, theirs = (mc_predict(m, q, images) for m, q in [(loaded.model, loaded.posterior), (model, posterior)])
+        assert torch.equal(ours.sample_probs, theirs.sample_probs)
+
+
+def test_the_transform_of_pretrained_weights_is_stored(tmp_path):
+    weights = torchvision.models.get_model("resnet18", num_classes=2).state_dict()
+    model = create_model("resnet18_imagenet", num_classes=2, pretrained=weights)
+    save_posterior(tmp_path / "a.pt", model, posterior_like(model))
+    assert zoo.load(tmp_path / "a.pt").transform == ImageTransform(224, resize=256)
+
+
+def test_what_a_callback_has_trained_can_be_kept(tmp_path, quiet_trainer, generator):
+    x, y = torch.randn(24, 1, 2, 2, generator=generator), torch.arange(24) % 3
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
+    task = BayesClassifier(model, num_classes=3)
+    trainer = quiet_trainer(max_epochs=2, callbacks=[VOGNCallback()])
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    trainer.fit(task, loader, loader)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    posterior = load_posterior(tmp_path / "last.ckpt")
+    save_posterior(tmp_path / "kept.pt", model, posterior.select("model."))
+    loaded = zoo.load(tmp_path / "kept.pt")
+    assert torch.equal(
+        mc_predict(loaded.model, loaded.posterior, x).sample_probs, mc_predict(task, posterior, x).sample_probs
+    )
+
+
+def test_what_the_optimizer_has_trained_can_be_kept(tmp_path, generator):
+    x, y = torch.randn(24, 1, 2, 2, generator=generator), torch.arange(24) % 3
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
+    opt = VOGN(model, lr=0.1, num_data=24)
+    with opt.sampled_params():
+        F.cross_entropy(model(x), y).backward()
+    opt.step()
+    save_posterior(tmp_path / "kept.pt", model, opt.posterior())
+    assert same(zoo.load(tmp_path / "kept.pt").posterior.precision, opt.posterior().precision)
+
+
+# -- the card ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_card_says_what_the_file_holds(saved):
+    _, card, model, _ = saved
+    text = card.read_text("utf-8")
+    assert card.name == "cats.md"
+    for part in (
+        "# cats.pt",
+        "`create_model('vgg16', num_classes=3, in_channels=1, norm='batch', width=0.05)`",
+        f"MeanField over {sum(p.numel() for p in model.parameters())} weights in {len(list(model.parameters()))} tensors",
+        "| Training examples N | 123 |",
+        "| Prior precision | 2, centred at zero |",
+        "1 × 32 × 32 pixels, mean (0.5,), std (0.25,)",
+        "| Classes | cat, dog, eel |",
+        "| test/cls/NLL | 0.25 |",
+    ):
+        assert part in text
+    assert json.loads(re.search(r"```json\n(.*?)```", text, re.DOTALL)[1]) == EXTRAS["config"]
+
+
+def test_the_code_on_the_card_runs(saved, monkeypatch):
+    path, card, *_ = saved
+    monkeypatch.chdir(path.parent)
+    code = re.search(r"```python\n(.*?)```", card.read_text("utf-8"), re.DOTALL)[1]
+    namespace = {"image": torch.zeros(1, 12, 14, dtype=torch.uint8)}
+    exec(code, namespace)
+    assert namespace["prediction"].probs.shape == (1, 3)
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+def rewritten(path, **changes):
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, **changes}, path)
+
+
+@pytest.mark.parametrize("changes", [{"version": VERSION + 1}, {"family": "NormalisingFlow"}])
+def test_a_newer_format_is_refused(saved, changes):
+    path, *_ = saved
+    rewritten(path, **changes)
+    expected = rf"cats\.pt has format \d with a \w+ and is newer than this package, which reads up to format {VERSION} .*Upg"
+    with pytest.raises(PosteriorError, match=expected):
+        zoo.load(path)
+
+
+class Harmful:
+    def __reduce__(self):
+        return (open, ("was_run", "w"))
+
+
+@pytest.mark.parametrize("write", [lambda x, p: torch.save(x, p), lambda x, p: p.write_bytes(pickle.dumps(x))])
+def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, write):
+    monkeypatch.chdir(tmp_path)
+    write({"format": "lightning_bayes.posterior", "config": Harmful()}, tmp_path / "model.pt")
+    with pytest.raises(
+        PosteriorError, match=r"model\.pt cannot be read .*A pickle is refused, because reading it could run"
+    ):
+        zoo.load(tmp_path / "model.pt")
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_truncated_file_is_named(saved, share):
+    path, *_ = saved
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(PosteriorError, match=r"cats\.pt cannot be read .*check that the file is complete"):
+        zoo.load(path)
+
+
+@pytest.mark.parametrize("content", [{"state_dict": {}}, [1], {"weight": torch.ones(1)}], ids=str)
+def test_another_file_is_told_where_it_belongs(tmp_path, content):
+    torch.save(content, tmp_path / "other.pt")
+    with pytest.raises(
+        PosteriorError, match=r"other\.pt is no posterior file\. .*load_posterior, weights alone by create_model"
+    ):
+        zoo.load(tmp_path / "other.pt")
+
+
+def test_a_file_that_is_not_there_is_an_ordinary_file_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.pt"):
+        zoo.load(tmp_path / "nowhere.pt")
+
+
+def test_a_posterior_of_another_model_is_not_saved(tmp_path):
+    model = network()
+    with pytest.raises(
+        PosteriorError, match=r"The posterior is not one of this VGG16 .*posterior\.select\('model\.'\)"
+    ):
+        save_posterior(tmp_path / "a.pt", model, posterior_like(nn.ModuleDict({"model": model})))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_from_elsewhere_is_not_saved(tmp_path):
+    model = nn.Linear(2, 2)
+    with pytest.raises(HyperparameterError, match=r"This Linear does not know how it was built"):
+        save_posterior(tmp_path / "a.pt", model, posterior_like(model))
+
+
+def test_values_that_are_not_plain_are_listed(tmp_path):
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
+    config = {"data": {"root": tmp_path}, "sizes": [1, torch.ones(1)]}
+    with pytest.raises(
+        HyperparameterError, match=r"but config\.data\.root \(\w+Path\), config\.sizes\[1\] \(Tensor\) is none"
+    ):
+        save_posterior(tmp_path / "a.pt", model, posterior_like(model), config=config)
+
+
+def test_names_for_another_number_of_classes_are_refused(tmp_path):
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
+    with pytest.raises(HyperparameterError, match=r"There are 2 class_names for a model of 3 classes"):
+        save_posterior(tmp_path / "a.pt", model, posterior_like(model), class_names=["a", "b"])

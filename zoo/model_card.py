@@ -1,0 +1,67 @@
+"""A page in Markdown that says what a posterior file holds and how to predict with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from lightning_bayes.posteriors import AbstractPosterior
+
+
+def model_card(file_name: str, content: dict[str, Any], posterior: AbstractPosterior) -> str:
+    """The card of a posterior file.
+
+    Args:
+        file_name: Name of the file.
+        content: What the file holds beside the posterior.
+        posterior: The posterior.
+
+    Returns:
+        Markdown.
+    """
+    return "\n".join(_lines(file_name, content, posterior)) + "\n"
+
+
+def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior) -> Iterator[str]:
+    built = content["architecture"]
+    arguments = ", ".join(f"{name}={value!r}" for name, value in built["arguments"].items())
+    weights = sum(mean.numel() for mean in posterior.mean.values())
+    priors = sorted(set(posterior.prior_precision.values()))
+    centred = "at zero" if not posterior.prior_mean else "at other weights, for " + ", ".join(posterior.prior_mean)
+    yield from (
+        f"# {file_name}",
+        "",
+        "A Gaussian posterior over the weights of a neural network, written by lightning-bayes.",
+        "",
+    )
+    yield from ("| | |", "|---|---|")
+    yield f"| Architecture | `create_model({built['name']!r}, {arguments})` |"
+    yield f"| Posterior | {type(posterior).__name__} over {weights} weights in {len(posterior.mean)} tensors |"
+    yield f"| Training examples N | {posterior.num_data:g} |"
+    yield f"| Prior precision | {', '.join(f'{prior:g}' for prior in priors)}, centred {centred} |"
+    yield f"| Input | {_input(content['transform'])} |"
+    yield f"| Classes | {', '.join(content['class_names']) or 'not named'} |"
+    yield from ("", "```python", *_usage(file_name, content["transform"] is not None), "```")
+    if content["metrics"]:
+        yield from ("", "## Measured", "", "| metric | value |", "|---|---|")
+        yield from (f"| {name} | {value:.4g} |" for name, value in sorted(content["metrics"].items()))
+    if content["config"]:
+        yield from ("", "## Training", "", "```json", json.dumps(content["config"], indent=2), "```")
+
+
+def _input(transform: dict[str, Any] | None) -> str:
+    if transform is None:
+        return "as in training; no transform is stored"
+    size = transform["image_size"]
+    return f"{len(transform['mean'])} × {size} × {size} pixels, mean {transform['mean']}, std {transform['std']}"
+
+
+def _usage(file_name: str, has_transform: bool) -> Iterator[str]:
+    yield "from lightning_bayes import mc_predict, zoo"
+    yield ""
+    yield f'saved = zoo.load("{file_name}")'
+    if has_transform:
+        yield "images = saved.transform(image).unsqueeze(0)  # a PIL image, or bytes [channels, height, width]"
+    yield "prediction = mc_predict(saved.model, saved.posterior, images)"
+    yield "prediction.probs, prediction.entropy, prediction.mutual_information"

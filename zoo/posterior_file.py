@@ -1,0 +1,177 @@
+"""A posterior in one file: weights with their precision, and all that a prediction needs beside them.
+
+The file holds tensors, numbers, text, lists and dictionaries only, so that reading it runs no code. A model card in Markdown
+is written beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+from torch import nn
+
+from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.posteriors import AbstractPosterior, BlockTridiagonal, FullGaussian, MatrixGaussian, MeanField
+from lightning_bayes.predictive import check_fits
+from lightning_bayes.zoo.create import architecture, create_model, input_transform
+from lightning_bayes.zoo.model_card import model_card
+from lightning_bayes.zoo.transforms import ImageTransform
+from lightning_bayes.zoo.weights import load_weights
+
+FORMAT: Final = "lightning_bayes.posterior"
+VERSION: Final = 1  # raised whenever an older reader would misread the file
+
+_FAMILIES: Final[dict[str, type[Any]]] = {
+    family.__name__: family for family in (MeanField, MatrixGaussian, FullGaussian, BlockTridiagonal)
+}
+
+
+@final
+@dataclass(frozen=True)
+class SavedPosterior:
+    """What a posterior file holds.
+
+    Attributes:
+        model: The architecture, with the posterior mean as its weights, in evaluation mode.
+        posterior: The posterior of its weights.
+        transform: What images go through before the model; None if that is not known.
+        class_names: Names of the classes in their order; empty if not known.
+        metrics: What was measured, by name.
+        config: How it was trained.
+    """
+
+    model: nn.Module
+    posterior: AbstractPosterior
+    transform: ImageTransform | None
+    class_names: tuple[str, ...]
+    metrics: dict[str, float]
+    config: dict[str, Any]
+
+
+def save_posterior(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    posterior: AbstractPosterior,
+    *,
+    transform: ImageTransform | None = None,
+    class_names: Sequence[str] = (),
+    metrics: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a posterior into one file, and a model card with the same name and the ending ``.md`` beside it.
+
+    Args:
+        path: The file, such as ``"digits.pt"``.
+        model: Built by `create_model`; its weights do not matter.
+        posterior: Of this model's weights; ``posterior.select("model.")`` takes them out of those of a task.
+        transform: What images go through before the model; by default the one of pretrained weights.
+        class_names: Names of the classes in their order.
+        metrics: Numbers that were measured, such as ``trainer.callback_metrics``.
+        config: How it was trained, such as the YAML of the run; plain values only.
+
+    Returns:
+        The model card's path.
+
+    Raises:
+        HyperparameterError: If there are other values than plain ones, or names for another number of classes.
+
+    Example:
+        >>> import tempfile
+        >>> model = create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
+        >>> mean = {name: p.detach() for name, p in model.named_parameters()}
+        >>> q = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=10)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     card = save_posterior(f"{folder}/tiny.pt", model, q, class_names=["no", "yes"])
+        ...     saved = load(f"{folder}/tiny.pt")
+        >>> card.name, saved.class_names, saved.posterior.num_data
+        ('tiny.md', ('no', 'yes'), 10)
+    """
+    check_fits(model, posterior)
+    built = architecture(model)
+    transform = transform or input_transform(model)
+    num_classes = built.arguments["num_classes"]
+    if class_names and len(class_names) != num_classes:
+        raise HyperparameterError(f"There are {len(class_names)} class_names for a model of {num_classes} classes.")
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "architecture": {"name": built.name, "arguments": built.arguments},
+        "transform": transform.to_dict() if transform is not None else None,
+        "class_names": [str(name) for name in class_names],
+        "metrics": {str(name): float(value) for name, value in (metrics or {}).items()},
+        "config": dict(config or {}),
+    }
+    strange = _not_plain(content, "")
+    if strange:
+        raise HyperparameterError(
+            f"A posterior file holds plain values only, but {', '.join(strange)} is none. Turn them into text or numbers."
+        )
+    family = type(posterior).__name__
+    path = Path(path)
+    torch.save({**content, "family": family, "posterior": posterior.to("cpu").state_dict()}, path)
+    card = path.with_suffix(".md")
+    card.write_text(model_card(path.name, content, posterior), "utf-8")
+    return card
+
+
+def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> SavedPosterior:
+    """Read a posterior file; nothing in it is run.
+
+    ``mc_predict(saved.model, saved.posterior, images)`` predicts with it.
+
+    Args:
+        path: What `save_posterior` has written.
+        map_location: Device of the tensors and the model.
+
+    Returns:
+        The posterior and the model that it belongs to.
+
+    Raises:
+        PosteriorError: If the file is none of these, damaged, a pickle, or of a newer format.
+    """
+    content = _read(path, map_location)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise PosteriorError(
+            f"{path} is no posterior file. zoo.save_posterior writes one; a Lightning checkpoint is read by load_posterior, "
+            "weights alone by create_model(..., pretrained=path)."
+        )
+    if content["version"] > VERSION or content["family"] not in _FAMILIES:
+        raise PosteriorError(
+            f"{path} has format {content['version']} with a {content['family']} and is newer than this package, which reads "
+            f"up to format {VERSION} with {', '.join(_FAMILIES)}. Upgrade lightning-bayes."
+        )
+    posterior: AbstractPosterior = _FAMILIES[content["family"]].from_state_dict(content["posterior"])
+    built = content["architecture"]
+    model = create_model(built["name"], **built["arguments"]).to(map_location).eval()
+    load_weights(model, {**posterior.constants, **posterior.mean}, str(path), replace_head=False)
+    transform = ImageTransform(**content["transform"]) if content["transform"] is not None else None
+    vars(model).update(zoo_transform=transform)
+    names = tuple(content["class_names"])
+    return SavedPosterior(model, posterior, transform, names, content["metrics"], content["config"])
+
+
+def _read(path: str | os.PathLike[str], map_location: str | torch.device) -> Any:
+    with open(path, "rb") as file:
+        try:
+            return torch.load(file, map_location=map_location, weights_only=True)
+        except Exception as error:  # a foreign or damaged file makes the parser fail in any way
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise PosteriorError(
+                f"{path} cannot be read as a file of tensors and plain values ({reason}). A pickle is refused, because "
+                "reading it could run code; otherwise check that the file is complete."
+            ) from error
+
+
+def _not_plain(value: Any, name: str) -> list[str]:
+    """Names of values that a safe file cannot hold."""
+    if isinstance(value, dict):
+        return [found for key, inner in value.items() for found in _not_plain(inner, f"{name}.{key}".lstrip("."))]
+    if isinstance(value, (list, tuple)):
+        return [found for i, inner in enumerate(value) for found in _not_plain(inner, f"{name}[{i}]")]
+    plain = value is None or type(value) in {bool, int, float, str}
+    return [] if plain else [f"{name} ({type(value).__name__})"]
