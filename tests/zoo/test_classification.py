@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule
+from scipy.special import logsumexp, softmax
+from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score, roc_curve
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,7 +24,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
 ]
 
-METRICS = ["cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/MCE", "cal/aECE", "sc/AURC"]
+METRICS = [
+    *("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/MCE", "cal/aECE", "cal/cECE"),
+    *("sc/AURC", "sc/Cov_5Risk", "sc/Risk_80Cov", "mis/AUROC", "mis/AUPR", "mis/FPR95"),
+]
+POINT_SCORES = ["entropy", "max_probability", "energy", "max_logit"]
+DETECTION = ["AUROC", "AUPR", "FPR95"]
 
 
 def loader(inputs, targets=None, batch_size=8):
@@ -50,7 +57,9 @@ def test_learns_the_digits_and_logs_exactly_the_stated_keys(quiet_trainer):
     trainer.fit(task, datamodule=data)
     assert set(trainer.callback_metrics) == {"train/loss", "val/loss", *(f"val/{key}" for key in METRICS)}
     results = trainer.test(task, datamodule=data, verbose=False)[0]
-    ood = {f"ood/{part}{key}" for part in ("", "patches/", "shuffled/") for key in ("AUROC", "AUPR", "FPR95")}
+    scores = ["", *(f"{score}/" for score in POINT_SCORES)]
+    names = ["", *(f"{name}/{score}" for name in ("patches", "shuffled") for score in scores)]
+    ood = {f"ood/{name}{key}" for name in names for key in DETECTION}
     assert set(results) == {*(f"test/{key}" for key in METRICS), *ood}
     assert results["test/cls/Acc"] > 0.9
 
@@ -59,7 +68,8 @@ def test_scores_equal_scikit_learn_on_the_predicted_logits(quiet_trainer):
     torch.manual_seed(0)
     task, trainer, data = BayesClassifier(LeNet5(image_size=8), 10), quiet_trainer(), DigitsDataModule(batch_size=90)
     results = trainer.test(task, datamodule=data, verbose=False)[0]
-    probs = [torch.cat(part).double().softmax(-1).numpy() for part in trainer.predict(task, datamodule=data)]
+    logits = [torch.cat(part).double().numpy() for part in trainer.predict(task, datamodule=data)]
+    probs = [softmax(part, axis=-1) for part in logits]
     targets = data.test_set.tensors[1].numpy()
     assert results["test/cls/Acc"] == pytest.approx(accuracy_score(targets, probs[0].argmax(-1)))
     assert results["test/cls/NLL"] == pytest.approx(log_loss(targets, probs[0], labels=range(10)), rel=1e-5)
@@ -67,6 +77,15 @@ def test_scores_equal_scikit_learn_on_the_predicted_logits(quiet_trainer):
     outside = {"": np.concatenate([patches, shuffled]), "patches/": patches, "shuffled/": shuffled}
     for name, scores in outside.items():
         _assert_detection(results, f"ood/{name}", inside, scores)
+    for score, of in {
+        "entropy": lambda z: entropy(softmax(z, axis=-1), axis=-1),
+        "max_probability": lambda z: -softmax(z, axis=-1).max(-1),
+        "energy": lambda z: -logsumexp(z, axis=-1),
+        "max_logit": lambda z: -z.max(-1),
+    }.items():
+        inside, *others = map(of, logits)
+        for name, scores in zip(("patches", "shuffled"), others, strict=True):
+            _assert_detection(results, f"ood/{name}/{score}/", inside, scores)
 
 
 def _assert_detection(results, prefix, inside, outside):
@@ -115,7 +134,8 @@ def test_evaluation_uses_a_replaced_forward(task, toy, quiet_trainer):
 def test_a_single_set_out_of_distribution_is_logged_once(task, toy, quiet_trainer):
     loaders = [loader(*toy), loader(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))]
     results = quiet_trainer().test(task, loaders, verbose=False)[0]
-    assert {key for key in results if key.startswith("ood")} == {"ood/AUROC", "ood/AUPR", "ood/FPR95"}
+    parts = ["ood/", *(f"ood/set1/{score}/" for score in POINT_SCORES)]
+    assert {key for key in results if key.startswith("ood")} == {part + key for part in parts for key in DETECTION}
 
 
 def test_sets_without_names_are_numbered(task, toy, quiet_trainer):
@@ -140,6 +160,88 @@ def test_names_that_do_not_fit_the_sets_are_refused(task, toy, quiet_trainer):
         HyperparameterError, match=r"Misnamed\.ood_names is \['only'\], but test_dataloader gives 2 sets"
     ):
         quiet_trainer().test(task, datamodule=Misnamed(), verbose=False)
+
+
+class Shifted(LightningDataModule):
+    """The toy set, one set out of distribution, and three shifted copies."""
+
+    ood_names = ("noise",)
+    shift_names = (("fog", 1), ("fog", 3), ("snow", 3))
+
+    def __init__(self, toy):
+        super().__init__()
+        self.inputs, self.targets = toy
+
+    def shifted(self):
+        return [self.inputs + 0.5, 2 * self.inputs, -self.inputs]
+
+    def test_dataloader(self):
+        outside = loader(3 * torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))
+        return [loader(self.inputs, self.targets), outside, *(loader(x, self.targets) for x in self.shifted())]
+
+
+def test_shifted_copies_are_scored_by_kind_and_severity(task, toy, quiet_trainer):
+    data = Shifted(toy)
+    results = {k: v for row in quiet_trainer().test(task, datamodule=data, verbose=False) for k, v in row.items()}
+    values = []
+    for (kind, severity), inputs in zip(data.shift_names, data.shifted(), strict=True):
+        probs = task(inputs).double().softmax(-1).detach()
+        values.append([accuracy_score(toy[1], probs.argmax(-1)), log_loss(toy[1], probs)])
+        found = [results[f"shift/{kind}/{severity}/cls/{key}"] for key in ("Acc", "NLL")]
+        assert found == pytest.approx(values[-1], rel=1e-5)
+    assert results["shift/all/3/cls/NLL"] == pytest.approx(np.mean(values[1:], axis=0)[1], rel=1e-5)
+    assert results["shift/cls/Acc"] == pytest.approx(np.mean(values, axis=0)[0], rel=1e-5)
+    assert "ood/noise/energy/AUROC" in results
+    assert not any(key.startswith("ood/set") for key in results)
+
+
+def test_names_of_shifts_that_do_not_fit_the_loaders_are_refused(task, toy, quiet_trainer):
+    data = Shifted(toy)
+    data.shift_names = data.shift_names[:2]
+    with pytest.raises(
+        HyperparameterError,
+        match=r"ood_names is \['noise'\] and shift_names is \[\('fog', 1\), \('fog', 3\)\], but .* gives 4 sets",
+    ):
+        quiet_trainer().test(task, datamodule=data, verbose=False)
+
+
+def test_targets_of_shifted_copies_are_looked_at(task, toy, quiet_trainer):
+    data = Shifted((toy[0], torch.full((30,), 3)))
+    data.ood_names = ()
+    data.test_dataloader = lambda: [loader(*toy), *(loader(x, data.targets) for x in data.shifted())]
+    with pytest.raises(HyperparameterError, match=r"targets \[3\], but num_classes=3 allows 0 to 2"):
+        quiet_trainer().test(task, datamodule=data, verbose=False)
+
+
+def test_a_temperature_adds_the_metrics_of_the_scaled_prediction(task, toy, quiet_trainer):
+    task.temperature = 0.5
+    (results,) = quiet_trainer().test(task, loader(*toy), verbose=False)
+    logits = task(toy[0]).double().detach()
+    assert results["test/cls/NLL"] == pytest.approx(log_loss(toy[1], logits.softmax(-1)), rel=1e-5)
+    assert results["test/post/cls/NLL"] == pytest.approx(log_loss(toy[1], (2 * logits).softmax(-1)), rel=1e-5)
+    assert results["test/post/cls/Acc"] == results["test/cls/Acc"]
+    assert results["test/post/temperature"] == 0.5
+    assert {key.removeprefix("test/post/") for key in results if "post" in key} == {*METRICS, "temperature"}
+
+
+def test_steps_return_logits_and_targets_for_callbacks(task, toy, quiet_trainer):
+    class Keep(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_validation_batch_end(self, trainer, pl_module, outputs, *rest):
+            self.seen.append(outputs)
+
+        def on_test_batch_end(self, trainer, pl_module, outputs, *rest):
+            self.seen.append(outputs)
+
+    for stage, extra in (("validate", set()), ("test", {"set"})):
+        keep = Keep()
+        getattr(quiet_trainer(callbacks=[keep]), stage)(task, loader(*toy), verbose=False)
+        assert all(set(each) == {"outputs", "targets"} | extra for each in keep.seen)
+        logits = torch.cat([each["outputs"] for each in keep.seen], dim=1)
+        torch.testing.assert_close(logits, task(toy[0]).unsqueeze(0).detach())
+        assert torch.equal(torch.cat([each["targets"] for each in keep.seen]), toy[1])
 
 
 def test_a_checkpoint_loads_safely_and_as_an_ordinary_module(task, toy, quiet_trainer, tmp_path):

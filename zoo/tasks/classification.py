@@ -2,7 +2,8 @@
 
     loss = -mean_i log p(y_i | x_i, θ)
 
-An input's score for being out of distribution is the entropy of its predicted class probabilities, in nats.
+An input's score for being out of distribution is the entropy of its predicted class probabilities, in nats; other scores are
+measured beside it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,35 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from lightning_bayes.curvature import Likelihood, Softmax
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.metrics import classification_metrics, ood_metrics
+from lightning_bayes.metrics import classification_metrics
+from lightning_bayes.predictive import OOD_SCORES, combine
 from lightning_bayes.zoo.tasks.base import SupervisedTask, split_batch
+from lightning_bayes.zoo.tasks.evaluation import ClassifierEvaluation, EvaluationSets, named_sets
+
+POINT_SCORES = tuple(name for name in OOD_SCORES if name != "mutual_information")  # which needs samples
 
 
 @final
 class BayesClassifier(SupervisedTask):
     """An ordinary classifier, ready for any callback of this package; without one it trains as it stands.
 
-    Logged are ``train/loss``, ``val/loss``, ``{val,test}/cls/{Acc,NLL,Brier}``, ``{val,test}/cal/{ECE,MCE,aECE}`` and
-    ``{val,test}/sc/AURC``. If ``test_dataloader`` gives a list, its first loader is the test set and every other one
-    an out-of-distribution set, whose targets are not looked at: ``ood/{AUROC,AUPR,FPR95}`` compares the test set with
-    all of these sets together and, where there are several, ``ood/{name}/...`` with each of them. The names are the
-    data module's ``ood_names``, else ``set1``, ``set2``, and so on.
+    Logged are ``train/loss``, ``val/loss`` and the ``{val,test}/{cls,cal,sc,mis}/...`` of `classification_metrics`. A test
+    under a posterior logs all that is below twice: of the average over samples as said, and of the posterior mean under
+    ``test_mean/...``, ``ood_mean/...`` and ``shift_mean/...``.
+
+    If ``test_dataloader`` gives a list, its first loader is the test set. Then come the sets out of distribution, whose
+    targets are not looked at, with the names in the data module's ``ood_names``, else ``set1``, ``set2``, and so on.
+    ``ood/{AUROC,AUPR,FPR95}`` compares the test set with all of these sets together by entropy and, where there are
+    several, ``ood/{set}/...`` with each of them; ``ood/{set}/{score}/...`` does so by each of the scores
+    ``entropy, max_probability, mutual_information`` (of samples only), ``energy, max_logit``.
+
+    Last come shifted copies of the test set, with the kinds and severities in the data module's ``shift_names``, such as
+    ``("fog", 3)``: ``shift/{kind}/{severity}/...``, see `lightning_bayes.metrics.ShiftMetrics`.
+
+    With a ``temperature``, which the callback ``TemperatureScaling`` sets, ``test/post/...`` has the metrics of the test set
+    after scaling. Steps return their logits and targets, for callbacks.
 
     ``trainer.predict`` returns logits; with a callback of this package the Bayesian predictive instead.
 
@@ -48,6 +64,7 @@ class BayesClassifier(SupervisedTask):
     """
 
     link: ClassVar[str] = "softmax"  # callbacks read how an output becomes a prediction
+    likelihood: ClassVar[Likelihood] = Softmax()  # and what labels a model would draw, for the Fisher
 
     def __init__(
         self,
@@ -64,7 +81,9 @@ class BayesClassifier(SupervisedTask):
         test_metrics = classification_metrics(num_classes, prefix="test/")
         super().__init__(model, optimizer, lr_scheduler, val_metrics, test_metrics)
         self.num_classes = num_classes
-        self._ood_metrics: list[MetricCollection] = []  # all sets together, then each of several
+        self.temperature: float | None = None  # divides logits, of every posterior sample
+        self._sets = EvaluationSets()
+        self._evaluations: dict[str, ClassifierEvaluation] = {}  # by way to predict: "test", "test_mean", "test/post"
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Mean cross-entropy of the batch.
@@ -81,46 +100,76 @@ class BayesClassifier(SupervisedTask):
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Feed the validation metrics.
 
         Args:
             batch: Inputs, and class indices ``[batch]``.
             batch_idx: Position in the epoch.
+
+        Returns:
+            ``outputs``, the logits ``[samples, batch, classes]``, and ``targets``.
         """
         inputs, targets = self._labelled(batch)
-        logits = self._logits(inputs)
-        self.log("val/loss", F.cross_entropy(logits, targets), prog_bar=True, batch_size=len(targets), sync_dist=True)
-        self.val_metrics.update(logits.softmax(-1), targets)
+        outputs = self._sampled(inputs)
+        log_probs = combine(outputs, "softmax")
+        self.log("val/loss", F.nll_loss(log_probs, targets), prog_bar=True, batch_size=len(targets), sync_dist=True)
+        self.val_metrics.update(log_probs.exp(), targets)
+        return {"outputs": outputs, "targets": targets}
 
     def on_test_epoch_start(self) -> None:
-        """Prepare fresh metrics, those of out-of-distribution detection by the number of loaders."""
+        """Prepare fresh metrics, by the number of loaders and by the ways to predict."""
         super().on_test_epoch_start()
-        num_sets = len(self.trainer.num_test_batches) - 1
-        prefixes = ["ood/"] if num_sets > 0 else []
-        if num_sets > 1:
-            prefixes += [f"ood/{name}/" for name in self._ood_names(num_sets)]
-        self._ood_metrics = [ood_metrics(prefix=prefix).to(self.device) for prefix in prefixes]
+        self._sets = named_sets(getattr(self.trainer, "datamodule", None), len(self.trainer.num_test_batches))
+        sampled = self.mean_forward is not None
+        scores = tuple(OOD_SCORES) if sampled else POINT_SCORES
+        evaluations = {"test": ClassifierEvaluation(self.test_metrics, self._sets, "", scores, device=self.device)}
+        if sampled:
+            metrics = self._metrics("test_mean/")
+            evaluations["test_mean"] = ClassifierEvaluation(
+                metrics, self._sets, "_mean", POINT_SCORES, device=self.device
+            )
+        if self.temperature is not None:
+            metrics = self._metrics("test/post/")
+            evaluations["test/post"] = ClassifierEvaluation(
+                metrics, EvaluationSets(), temperature=self.temperature, device=self.device
+            )
+        self._evaluations = evaluations
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """Feed the test metrics.
 
         Args:
             batch: Inputs, and class indices ``[batch]``.
             batch_idx: Position in the epoch.
-            dataloader_idx: 0 for the test set, above for sets out of distribution.
+            dataloader_idx: 0 for the test set, above for what follows it.
+
+        Returns:
+            ``outputs``, the logits ``[samples, batch, classes]``; ``targets``; ``set``, the name of the loader's set; and
+            ``mean_outputs``, ``[batch, classes]``, if the outputs are samples.
         """
-        inputs, targets = self._labelled(batch) if dataloader_idx == 0 else split_batch(batch)
-        probs = self._logits(inputs).softmax(-1)
-        if dataloader_idx == 0:
-            self.test_metrics.update(probs, targets)
-        self._update_ood(torch.special.entr(probs).sum(-1), dataloader_idx)
+        is_ood = 0 < dataloader_idx <= len(self._sets.ood)
+        inputs, targets = split_batch(batch) if is_ood else self._labelled(batch)
+        outputs = self._sampled(inputs)
+        step: dict[str, Any] = {"outputs": outputs, "targets": targets, "set": self._sets.names()[dataloader_idx]}
+        if self.mean_forward is not None:
+            mean = self.mean_forward(inputs)
+            step["mean_outputs"] = self._checked(mean, mean.shape, len(inputs))
+        for name, evaluation in self._evaluations.items():
+            used = step["mean_outputs"].unsqueeze(0) if name == "test_mean" else outputs
+            evaluation.update(used, targets, dataloader_idx)
+        return step
 
     def on_test_epoch_end(self) -> None:
-        """Log the test metrics and those of out-of-distribution detection."""
-        super().on_test_epoch_end()
-        for metrics in self._ood_metrics:
-            self.log_metrics(metrics)
+        """Log all metrics of the test."""
+        for evaluation in self._evaluations.values():
+            # compute() has met the other processes already, as in log_metrics
+            self.log_dict(evaluation.compute(), sync_dist=True)
+        if self.temperature is not None:
+            self.log("test/post/temperature", self.temperature, sync_dist=True)
+
+    def _metrics(self, prefix: str) -> MetricCollection:
+        return classification_metrics(self.num_classes, prefix=prefix).to(self.device)
 
     def _labelled(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, targets = split_batch(batch)
@@ -128,31 +177,22 @@ class BayesClassifier(SupervisedTask):
         return inputs, targets
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        # self(...), not self.model(...): evaluation callbacks replace forward by the Monte-Carlo average.
+        # self(...), not self.model(...): callbacks and DDP see forward.
         logits: Tensor = self(inputs)
-        if logits.shape != (len(inputs), self.num_classes):
+        return self._checked(logits, logits.shape, len(inputs))
+
+    def _sampled(self, inputs: Tensor) -> Tensor:
+        outputs = self.sampled_forward(inputs)
+        return self._checked(outputs, outputs.shape[1:], len(inputs))
+
+    def _checked(self, logits: Tensor, shape: torch.Size, num_inputs: int) -> Tensor:
+        if shape != (num_inputs, self.num_classes):
             raise ShapeError(
-                f"{type(self.model).__name__} returned {list(logits.shape)} for {len(inputs)} inputs, but "
-                f"num_classes={self.num_classes} needs [{len(inputs)}, {self.num_classes}]. "
+                f"{type(self.model).__name__} returned {list(shape)} for {num_inputs} inputs, but "
+                f"num_classes={self.num_classes} needs [{num_inputs}, {self.num_classes}]. "
                 "Give both the same number of classes."
             )
         return logits.to(torch.promote_types(logits.dtype, torch.float32))  # the softmax of 16-bit logits in 32 bits
-
-    def _update_ood(self, scores: Tensor, dataloader_idx: int) -> None:
-        is_ood = torch.full_like(scores, dataloader_idx > 0, dtype=torch.long)
-        for position, metrics in enumerate(self._ood_metrics):
-            if dataloader_idx == 0 or position in {0, dataloader_idx}:
-                metrics.update(scores, is_ood)
-
-    def _ood_names(self, num_sets: int) -> list[str]:
-        datamodule = getattr(self.trainer, "datamodule", None)
-        names = list(getattr(datamodule, "ood_names", None) or [f"set{i + 1}" for i in range(num_sets)])
-        if len(names) != num_sets or len(set(names)) != num_sets:
-            raise HyperparameterError(
-                f"{type(datamodule).__name__}.ood_names is {names}, but test_dataloader gives {num_sets} sets after "
-                "the test set. Name each of them once, in their order."
-            )
-        return names
 
 
 def check_targets(targets: Tensor, num_classes: int) -> None:

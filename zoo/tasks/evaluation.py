@@ -1,0 +1,113 @@
+"""What a test of a classifier measures: on the test set, on sets out of distribution, and on shifted copies.
+
+The loaders of a test follow one order: the test set, the data module's ``ood_names``, then its ``shift_names``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import MetricCollection
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.metrics import OODDetection, ShiftMetrics
+from lightning_bayes.predictive import OOD_SCORES, combine
+
+
+class EvaluationSets(NamedTuple):
+    """The names of what follows the test set in a test."""
+
+    ood: tuple[str, ...] = ()  # sets out of distribution, whose targets are not looked at
+    shifts: tuple[tuple[str, int], ...] = ()  # kind and severity of shifted copies of the test set
+
+    def names(self) -> list[str]:
+        """One name per loader: ``test``, then ``ood/svhn`` and so on, then ``shift/fog/3`` and so on."""
+        return [
+            "test",
+            *(f"ood/{name}" for name in self.ood),
+            *(f"shift/{kind}/{level}" for kind, level in self.shifts),
+        ]
+
+
+def named_sets(datamodule: Any, num_loaders: int) -> EvaluationSets:
+    """Read the names of the test loaders from a data module.
+
+    Args:
+        datamodule: Its ``ood_names`` and ``shift_names`` are read; without the former, sets are ``set1``, ``set2`` …
+        num_loaders: Number of test loaders.
+
+    Returns:
+        The names.
+
+    Raises:
+        HyperparameterError: If names and loaders do not fit together.
+
+    Example:
+        >>> named_sets(None, num_loaders=3).names()
+        ['test', 'ood/set1', 'ood/set2']
+    """
+    shifts = tuple((str(kind), int(severity)) for kind, severity in getattr(datamodule, "shift_names", None) or ())
+    num_ood = num_loaders - 1 - len(shifts)
+    ood = tuple(getattr(datamodule, "ood_names", None) or [f"set{i + 1}" for i in range(num_ood)])
+    if len(ood) != num_ood or len(set(ood)) < len(ood) or len(set(shifts)) < len(shifts):
+        counted = f" and shift_names is {list(shifts)}" if shifts else ""
+        raise HyperparameterError(
+            f"{type(datamodule).__name__}.ood_names is {list(ood)}{counted}, but test_dataloader gives {num_loaders - 1} "
+            "sets after the test set. Name each of them once, in their order."
+        )
+    return EvaluationSets(ood, shifts)
+
+
+class ClassifierEvaluation:
+    """The metrics of one way to predict, over all loaders of a test.
+
+    Args:
+        metrics: Of the test set.
+        sets: What follows it.
+        suffix: Between the first word and the slash of the keys of the other sets: ``"_mean"`` gives ``ood_mean/AUROC``.
+        scores: Names of the scores out of distribution, from `OOD_SCORES`; the first gives the keys without a score.
+        temperature: Logits are divided by it.
+        device: Where the metrics live.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricCollection,
+        sets: EvaluationSets,
+        suffix: str = "",
+        scores: Sequence[str] = (),
+        temperature: float = 1.0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.metrics, self.sets = metrics, sets
+        self.scores, self.temperature = tuple(scores), temperature
+        self.detection = OODDetection(sets.ood, scores, f"ood{suffix}/").to(device) if sets.ood else None
+        self.shift = ShiftMetrics(sets.shifts, f"shift{suffix}/").to(device) if sets.shifts else None
+
+    def update(self, outputs: Tensor, targets: Tensor, dataloader_idx: int) -> None:
+        """Add a batch.
+
+        Args:
+            outputs: Logits, ``[samples, batch, classes]``.
+            targets: Class indices, ``[batch]``.
+            dataloader_idx: The position of its loader.
+        """
+        outputs = outputs / self.temperature
+        first_shift = 1 + len(self.sets.ood)
+        if self.detection is not None and dataloader_idx < first_shift:
+            self.detection.update({name: OOD_SCORES[name](outputs) for name in self.scores}, dataloader_idx)
+        if dataloader_idx == 0:
+            self.metrics.update(combine(outputs, "softmax").exp(), targets)
+        elif self.shift is not None and dataloader_idx >= first_shift:
+            self.shift.update(combine(outputs, "softmax").exp(), targets, dataloader_idx - first_shift)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return all values over all that was seen, on all processes."""
+        found: dict[str, Tensor] = self.metrics.compute()
+        for more in (self.detection, self.shift):
+            if more is not None:
+                found = found | more.compute()
+        return found
