@@ -4,6 +4,7 @@ from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.bbb import BBBCallback
 from lightning_bayes.callbacks.cvi import CVICallback
 from lightning_bayes.callbacks.ivon import IVONCallback
+from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.noisy_adam import NoisyAdamCallback, NoisyAdamFisherCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
@@ -18,6 +19,7 @@ __all__ = [
     "BBBCallback",
     "CVICallback",
     "IVONCallback",
+    "MCDropoutCallback",
     "MomentumVONCallback",
     "NoisyAdamCallback",
     "NoisyAdamFisherCallback",

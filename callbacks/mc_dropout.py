@@ -1,0 +1,146 @@
+"""Monte-Carlo dropout on an unmodified LightningModule, trained by its own optimizer."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from typing import Any, final
+
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+
+from lightning_bayes.callbacks.averaging import AveragingCallback, check_alone
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
+from lightning_bayes.predictive import DropoutSamples, Link, dropout_layers
+
+
+@final
+class MCDropoutCallback(AveragingCallback):
+    r"""Averages validation, test and prediction over S passes with dropout (Gal & Ghahramani 2016).
+
+    https://arxiv.org/abs/1506.02142. Training is the module's own, with the user's optimizer and the module's dropout layers
+    (`predictive.dropout_layers` says which those are). Without any, `p` and `layers` put dropout behind layers, in training
+    and in the sampled passes; behind every convolution and linear layer it is the form of Osawa et al. 2019. Sampled passes
+    are reproducible and leave the global random numbers alone.
+
+    Args:
+        eval_samples: S, passes in validation, test and prediction; 0 evaluates without dropout.
+        p: Probability with which the dropout put in sets an output to zero; None puts none in.
+        layers: Regular expression that matches the whole names of the layers to put it behind.
+        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what the training
+            loss says, else ``"softmax"``.
+        seed: Seed of the sampled passes.
+
+    Raises:
+        HyperparameterError: If an argument lies outside of its range, or `p` or `layers` lacks the other.
+
+    Example:
+        >>> callback = MCDropoutCallback(eval_samples=32, p=0.1, layers=r"model\.(conv|fc)\d")
+    """
+
+    def __init__(
+        self,
+        eval_samples: int = 10,
+        p: float | None = None,
+        layers: str | None = None,
+        link: Link | None = None,
+        seed: int = 0,
+    ) -> None:
+        if eval_samples < 0 or eval_samples != int(eval_samples):
+            raise HyperparameterError(f"eval_samples={eval_samples!r} must be a whole number of at least 0.")
+        if p is not None and not 0 <= p < 1:
+            raise HyperparameterError(f"p={p!r} must be at least 0 and below 1.")
+        if (p is None) != (layers is None):
+            raise HyperparameterError(
+                f"p={p!r} and layers={layers!r} belong together: pass a probability, and a regular expression of the names "
+                "of the layers that dropout shall follow; or neither, for the module's own dropout layers."
+            )
+        super().__init__(link, seed)
+        self.eval_samples, self.p, self.layers = eval_samples, p, layers
+        self._inserted = nn.Dropout(
+            0.0 if p is None else p
+        ).eval()  # stands for all that is put in; on in sampled passes
+        self._hooks = ExitStack()
+        self._hooked: nn.Module | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start anew.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        """
+        self._restore()
+        check_alone(trainer)
+        if stage == "fit":
+            self._asked_loss = False
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put dropout in, and require that there is some.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        self._layers_of(pl_module)
+
+    def _samples_now(self, trainer: Trainer, pl_module: LightningModule) -> DropoutSamples | None:
+        layers = self._layers_of(pl_module)
+        return DropoutSamples(layers, self.eval_samples, self.seed) if self.eval_samples else None
+
+    def _layers_of(self, module: LightningModule) -> list[nn.Module]:
+        if self.p is not None and self.layers is not None:
+            if self._hooked is not module:
+                self._insert(module, self.layers)
+            return [self._inserted, *dropout_layers(module)]
+        found = dropout_layers(module)
+        if not found:
+            raise UnsupportedLayerError(
+                f"{type(module).__name__} has no dropout layer, so all passes would be the same. Build it with nn.Dropout "
+                "(calls of torch.nn.functional.dropout are not seen), or pass p=0.1 and layers=..., a regular expression of "
+                "the names of the layers that dropout shall follow."
+            )
+        return found
+
+    def _insert(self, module: LightningModule, pattern: str) -> None:
+        self._hooks.close()
+        matching = [(name, layer) for name, layer in module.named_modules() if re.fullmatch(pattern, name)]
+        if not matching:
+            names = [name for name, layer in module.named_modules() if name and not list(layer.children())]
+            raise UnsupportedLayerError(
+                f"No layer of {type(module).__name__} has a name that layers={pattern!r} matches as a whole. Its layers are "
+                f"{', '.join(names)}."
+            )
+        for name, layer in matching:
+            self._hooks.callback(layer.register_forward_hook(self._hook(name)).remove)
+        self._hooked = module
+
+    def _hook(self, name: str) -> Any:
+        def drop(layer: nn.Module, inputs: Any, output: Any) -> Tensor:
+            if not isinstance(output, Tensor):
+                raise UnsupportedLayerError(
+                    f"Dropout cannot follow {name}, which returns a {type(output).__name__} and not a tensor. Change layers="
+                    f"{self.layers!r}."
+                )
+            return F.dropout(output, self._inserted.p, training=layer.training or self._inserted.training)
+
+        return drop
+
+    def _restore(self) -> None:
+        super()._restore()
+        self._hooks.close()
+        self._hooked = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the training loss says about predictions."""
+        return {"link": self.loss_link}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it from a checkpoint.
+
+        Args:
+            state_dict: From `state_dict`.
+        """
+        self.loss_link = state_dict["link"]
