@@ -3,6 +3,7 @@
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.bbb import BBBCallback
 from lightning_bayes.callbacks.cvi import CVICallback
+from lightning_bayes.callbacks.deep_ensemble import DeepEnsembleCallback
 from lightning_bayes.callbacks.ivon import IVONCallback
 from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
@@ -18,6 +19,7 @@ from lightning_bayes.callbacks.vprop import Vprop0Callback, VpropCallback
 __all__ = [
     "BBBCallback",
     "CVICallback",
+    "DeepEnsembleCallback",
     "IVONCallback",
     "MCDropoutCallback",
     "MomentumVONCallback",

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from lightning_bayes.callbacks import (
     BBBCallback,
     CVICallback,
+    DeepEnsembleCallback,
     IVONCallback,
     MCDropoutCallback,
     MomentumVONCallback,
@@ -66,6 +67,7 @@ __all__ = [
     "BayesError",
     "CVICallback",
     "CosineSchedule",
+    "DeepEnsembleCallback",
     "ExponentialSchedule",
     "IVONCallback",
     "LinearSchedule",

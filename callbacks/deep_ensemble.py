@@ -1,0 +1,67 @@
+"""Deep ensembles of checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import final
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lightning_bayes.callbacks.averaging import AveragingCallback
+from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.posteriors import CALLBACK_KEY, read_checkpoint
+from lightning_bayes.predictive import Link, MemberSamples, misfits
+
+
+@final
+class DeepEnsembleCallback(AveragingCallback):
+    """Averages test, prediction and validation over M networks trained apart (Lakshminarayanan et al. 2017).
+
+    https://arxiv.org/abs/1612.01474. Train the members with any config, each with a seed of its own, and evaluate them
+    together; the module's own weights do not count, and are the same afterwards::
+
+        for seed in 0 1 2 3 4; do
+            lightning-bayes fit --config digits_lenet_adam --seed_everything $seed
+        done
+        members=$(ls runs/digits_lenet_adam/version_*/checkpoints/last.ckpt | paste -sd,)
+        ensemble="--trainer.callbacks+=lightning_bayes.DeepEnsembleCallback --trainer.callbacks.members=[$members]"
+        lightning-bayes test --config digits_lenet_adam $ensemble
+
+    Of a member that a `VariationalCallback` has trained, the posterior's mean counts. Validation during a fit is the
+    module's own.
+
+    Args:
+        members: Paths of M Lightning checkpoints.
+        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what a member's
+            training loss said, else ``"softmax"``.
+
+    Raises:
+        HyperparameterError: If there is no member.
+    """
+
+    way_out = "take DeepEnsembleCallback out"
+
+    def __init__(self, members: Sequence[str | os.PathLike[str]], link: Link | None = None) -> None:
+        if isinstance(members, (str, os.PathLike)) or not members:
+            raise HyperparameterError(f"members={members!r} must be a list of paths of checkpoints, at least one.")
+        super().__init__(link, seed=0)
+        self.members = [os.fspath(path) for path in members]
+
+    def _samples_now(self, trainer: Trainer, pl_module: LightningModule) -> MemberSamples | None:
+        if trainer.state.fn == "fit":
+            return None
+        return MemberSamples([self._weights(path, pl_module) for path in self.members])
+
+    def _weights(self, path: str, module: LightningModule) -> dict[str, Tensor]:
+        checkpoint = read_checkpoint(path)
+        wrong = misfits(module, checkpoint["state_dict"])
+        if wrong:
+            raise PosteriorError(
+                f"The member {path} is not a {type(module).__name__} of this architecture ({wrong}). Build the module with "
+                "the arguments that the member was trained with."
+            )
+        self.loss_link = self.loss_link or checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {}).get("link")
+        weights = checkpoint["state_dict"].items()
+        return {name: value.to(module.device) for name, value in weights if isinstance(value, Tensor)}
