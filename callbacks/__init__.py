@@ -15,6 +15,7 @@ from lightning_bayes.callbacks.vadam import VadamCallback
 from lightning_bayes.callbacks.vogn import VOGNCallback
 from lightning_bayes.callbacks.von import VONCallback
 from lightning_bayes.callbacks.vprop import Vprop0Callback, VpropCallback
+from lightning_bayes.callbacks.warm_start import WarmStart
 
 __all__ = [
     "BBBCallback",
@@ -34,4 +35,5 @@ __all__ = [
     "VariationalCallback",
     "Vprop0Callback",
     "VpropCallback",
+    "WarmStart",
 ]

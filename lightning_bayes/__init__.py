@@ -24,6 +24,7 @@ from lightning_bayes.callbacks import (
     VONCallback,
     Vprop0Callback,
     VpropCallback,
+    WarmStart,
 )
 from lightning_bayes.curvature import Measurement, measure
 from lightning_bayes.errors import BayesError
@@ -97,6 +98,7 @@ __all__ = [
     "Vprop0",
     "Vprop0Callback",
     "VpropCallback",
+    "WarmStart",
     "load_posterior",
     "mc_predict",
     "measure",

@@ -1,0 +1,52 @@
+"""Starting a fit from the weights of another one."""
+
+from __future__ import annotations
+
+import os
+from typing import final
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from lightning_bayes.errors import PosteriorError
+from lightning_bayes.posteriors import read_checkpoint
+from lightning_bayes.predictive import misfits
+
+
+@final
+class WarmStart(Callback):
+    """Loads weights and buffers from a checkpoint before a fit; optimizer, schedule and epochs start anew.
+
+    Beside `VOGNCallback` it switches noise on in a network that OGN or Adam has trained. The first update has no noise and
+    measures the curvature, and ``kl_warmup_steps`` lets the noise grow, as the authors of VOGN advise (Osawa et al. 2019).
+    A fit that is resumed (``ckpt_path``) takes the weights of its own checkpoint.
+
+    Args:
+        path: A Lightning checkpoint of a module with the same architecture.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Load before the optimizer is built, which may look at the weights.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+
+        Raises:
+            PosteriorError: If the checkpoint is one of another architecture.
+        """
+        if stage != "fit" or trainer.ckpt_path:
+            return
+        weights = read_checkpoint(self.path)["state_dict"]
+        wrong = misfits(pl_module, weights)
+        if wrong:
+            raise PosteriorError(
+                f"WarmStart cannot start from {self.path}, which is not a {type(pl_module).__name__} of this architecture "
+                f"({wrong}). Build the module with the arguments that the checkpoint was trained with."
+            )
+        pl_module.load_state_dict(weights)
+        rank_zero_info(f"The fit starts from the weights in {self.path}")
