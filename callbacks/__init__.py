@@ -4,6 +4,7 @@ from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.bbb import BBBCallback
 from lightning_bayes.callbacks.cvi import CVICallback
 from lightning_bayes.callbacks.deep_ensemble import DeepEnsembleCallback
+from lightning_bayes.callbacks.diagnostics import PosteriorDiagnostics
 from lightning_bayes.callbacks.ivon import IVONCallback
 from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
@@ -27,6 +28,7 @@ __all__ = [
     "NoisyAdamCallback",
     "NoisyAdamFisherCallback",
     "OGNCallback",
+    "PosteriorDiagnostics",
     "PredictionWriter",
     "VOGNCallback",
     "VONCallback",
