@@ -5,12 +5,14 @@ from lightning_bayes.callbacks.bbb import BBBCallback
 from lightning_bayes.callbacks.cvi import CVICallback
 from lightning_bayes.callbacks.deep_ensemble import DeepEnsembleCallback
 from lightning_bayes.callbacks.diagnostics import PosteriorDiagnostics
+from lightning_bayes.callbacks.figures import EvaluationFigures
 from lightning_bayes.callbacks.ivon import IVONCallback
 from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.noisy_adam import NoisyAdamCallback, NoisyAdamFisherCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
+from lightning_bayes.callbacks.temperature import TemperatureScaling
 from lightning_bayes.callbacks.vadagrad import VadaGradCallback
 from lightning_bayes.callbacks.vadam import VadamCallback
 from lightning_bayes.callbacks.vogn import VOGNCallback
@@ -22,6 +24,7 @@ __all__ = [
     "BBBCallback",
     "CVICallback",
     "DeepEnsembleCallback",
+    "EvaluationFigures",
     "IVONCallback",
     "MCDropoutCallback",
     "MomentumVONCallback",
@@ -30,6 +33,7 @@ __all__ = [
     "OGNCallback",
     "PosteriorDiagnostics",
     "PredictionWriter",
+    "TemperatureScaling",
     "VOGNCallback",
     "VONCallback",
     "VadaGradCallback",

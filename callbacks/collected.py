@@ -1,0 +1,121 @@
+"""What a test has predicted, kept over its batches and put together from all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.callbacks.step_outputs import StepOutputs
+from lightning_bayes.predictive import combine, ood_scores
+
+Gather = Callable[[Tensor], Tensor]  # one tensor from the parts of all processes, along the first dimension
+
+
+class Predicted(NamedTuple):
+    """A whole test."""
+
+    probs: dict[str, Tensor]  # of the test set by way to predict, [examples, classes]
+    targets: Tensor  # of the test set, [examples]
+    scores: dict[str, dict[str, Tensor]]  # for inputs out of distribution, by score and set, [inputs]
+
+
+class CollectedPredictions:
+    """Keeps the probabilities of the test set, and the scores of it and of sets out of distribution."""
+
+    def __init__(self) -> None:
+        self._probs: dict[str, list[Tensor]] = {}
+        self._targets: list[Tensor] = []
+        self._scores: dict[str, dict[str, list[Tensor]]] = {}
+
+    def add(self, step: StepOutputs, set_name: str, mean_outputs: Tensor | None, temperature: float | None) -> Tensor:
+        """Add a batch.
+
+        Args:
+            step: Logits and targets.
+            set_name: ``test``, ``ood/...`` or another, which is left out.
+            mean_outputs: Logits at the mean, ``[batch, classes]``, if those of the step are samples.
+            temperature: The temperature of the scaled prediction, if there is one.
+
+        Returns:
+            Probabilities of the unscaled prediction, ``[batch, classes]``.
+        """
+        probs = combine(step.outputs, "softmax").exp()
+        if set_name == "test":
+            ways = {"prediction" if mean_outputs is None else "Monte Carlo": probs}
+            if mean_outputs is not None:
+                ways["mean"] = mean_outputs.detach().cpu().float().softmax(-1)
+            if temperature is not None:
+                ways[f"scaled, T = {temperature:.2f}"] = combine(step.outputs / temperature, "softmax").exp()
+            for way, values in ways.items():
+                self._probs.setdefault(way, []).append(values)
+            self._targets.append(step.targets)
+        if set_name == "test" or set_name.startswith("ood/"):
+            outputs = step.outputs if len(step.outputs) > 1 else step.outputs[0]
+            for score, values in ood_scores(outputs).items():
+                self._scores.setdefault(score, {}).setdefault(set_name.removeprefix("ood/"), []).append(values)
+        return probs
+
+    def gathered(self, gather: Gather) -> Predicted | None:
+        """Put the batches of all processes together.
+
+        Args:
+            gather: How.
+
+        Returns:
+            Everything; None if no batch of the test set was seen.
+        """
+        if not self._targets:
+            return None
+        probs = {way: gather(torch.cat(parts)) for way, parts in self._probs.items()}
+        scores = {
+            score: {name: gather(torch.cat(parts)) for name, parts in sets.items()}
+            for score, sets in self._scores.items()
+        }
+        return Predicted(probs, gather(torch.cat(self._targets)), scores)
+
+
+class ExtremeImages:
+    """Keeps the most and the least certain images of a stream.
+
+    Args:
+        count: How many of each.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # images, targets, probs
+
+    def add(self, images: Tensor, targets: Tensor, probs: Tensor) -> None:
+        """Look at a batch.
+
+        Args:
+            images: ``[batch, 1 | 3, height, width]``; other inputs are left out.
+            targets: ``[batch]``.
+            probs: ``[batch, classes]``.
+        """
+        if images.ndim != 4 or images.shape[1] not in {1, 3}:
+            return
+        columns = (images.detach().cpu().float(), targets, probs)
+        if self._kept is not None:
+            columns = tuple(torch.cat(pair) for pair in zip(self._kept, columns, strict=True))  # type: ignore[assignment]
+        order = columns[2].amax(-1).argsort(descending=True, stable=True)
+        if len(order) > 2 * self.count:
+            order = torch.cat([order[: self.count], order[-self.count :]])
+        self._kept = (columns[0][order], columns[1][order], columns[2][order])
+
+    def gathered(self, gather: Gather) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Put those of all processes together.
+
+        Args:
+            gather: How.
+
+        Returns:
+            Images, targets and probabilities; None if there are fewer than two images.
+        """
+        if self._kept is None or len(self._kept[1]) < 2:
+            return None
+        images, targets, probs = self._kept
+        return gather(images), gather(targets), gather(probs)

@@ -1,0 +1,171 @@
+"""The figures of a test: calibration, selective prediction, inputs out of distribution, shift, and the images themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
+from matplotlib.figure import Figure
+from torch import Tensor
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from lightning_bayes.callbacks.collected import CollectedPredictions, ExtremeImages, Gather, Predicted
+from lightning_bayes.callbacks.step_outputs import step_outputs
+from lightning_bayes.metrics import (
+    by_severity,
+    certainty_sheet,
+    reliability_diagram,
+    risk_coverage_diagram,
+    score_histograms,
+    shift_curves,
+)
+
+SHEET = (2, 8)  # rows and columns of the most, and of the least certain images
+
+
+@final
+class EvaluationFigures(Callback):
+    """Draws what a test has found, into the run's folder ``figures`` and into its loggers.
+
+    ``reliability``, ``risk_coverage``, ``certainty`` (of images), ``ood_scores`` (with sets out of distribution) and
+    ``shift`` (with shifted test sets) are written as PNG; TensorBoard and Weights & Biases get the same as
+    ``test/reliability`` and so on. Under a posterior, the Monte-Carlo prediction and that of the mean are drawn beside each
+    other, with `TemperatureScaling` the scaled one as well.
+
+    The module's ``test_step`` has to return ``{"outputs": logits, "targets": classes}`` and may add ``mean_outputs`` and
+    ``set``, as `lightning_bayes.zoo.BayesClassifier` does. The probabilities of the test set are held in memory.
+
+    Args:
+        dirpath: Folder to write to; None takes ``figures`` in the run's own, ``trainer.log_dir``, or in the trainer's
+            ``default_root_dir`` where the logger has none.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        self.dirpath = dirpath
+        self._forget()
+
+    def _forget(self) -> None:
+        self._collected = CollectedPredictions()
+        self._images = ExtremeImages(SHEET[0] * SHEET[1])
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget an earlier test."""
+        self._forget()
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep what the test step returned.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            outputs: What ``test_step`` has returned.
+            batch: The batch.
+            batch_idx: Its position.
+            dataloader_idx: The position of its loader.
+        """
+        step = step_outputs(pl_module, "test_step", outputs)
+        name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
+        temperature = getattr(pl_module, "temperature", None)
+        probs = self._collected.add(step, name, outputs.get("mean_outputs"), temperature)
+        inputs = batch[0] if isinstance(batch, (tuple, list)) else None
+        if name == "test" and isinstance(inputs, Tensor):
+            self._images.add(_unnormalised(inputs, trainer), step.targets, probs)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw, write and log.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        folder = trainer.log_dir or trainer.default_root_dir  # on every process: log_dir communicates
+        gather = _gather(trainer, pl_module)
+        predicted, images = self._collected.gathered(gather), self._images.gathered(gather)
+        self._forget()
+        if predicted is None or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        names = getattr(getattr(trainer, "datamodule", None), "class_names", None)
+        figures = draw(predicted, images, names, trainer.callback_metrics)
+        publish(figures, Path(folder) / "figures" if self.dirpath is None else Path(self.dirpath), trainer)
+
+
+def draw(
+    predicted: Predicted,
+    images: tuple[Tensor, Tensor, Tensor] | None,
+    class_names: Any,
+    logged: Mapping[str, Any],
+) -> dict[str, Figure]:
+    """Draw the figures of a test.
+
+    Args:
+        predicted: What it has predicted.
+        images: The most and the least certain images with targets and probabilities.
+        class_names: A name per class, or None.
+        logged: Its metrics.
+
+    Returns:
+        Figures by name.
+    """
+    curves = {way: (probs, predicted.targets) for way, probs in predicted.probs.items()}
+    figures = {"reliability": reliability_diagram(curves), "risk_coverage": risk_coverage_diagram(curves)}
+    if images is not None:
+        figures["certainty"] = certainty_sheet(*images, class_names, *SHEET)
+    if len(next(iter(predicted.scores.values()))) > 1:
+        figures["ood_scores"] = score_histograms(predicted.scores)
+    first = next(iter(predicted.probs))
+    shifts = {"mean" if suffix else first: by_severity(logged, suffix) for suffix in ("", "_mean")}
+    shifts = {way: curves for way, curves in shifts.items() if curves}
+    if shifts:
+        figures["shift"] = shift_curves(shifts)
+    return figures
+
+
+def publish(figures: Mapping[str, Figure], folder: Path, trainer: Trainer) -> None:
+    """Write figures and hand them to the loggers that take figures.
+
+    Args:
+        figures: Figures by name.
+        folder: Where to write; it is created.
+        trainer: The trainer with the loggers.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        path = folder / f"{name}.png"
+        figure.savefig(path)
+        for logger in trainer.loggers:
+            experiment: Any = getattr(logger, "experiment", None)
+            if hasattr(experiment, "add_figure"):  # TensorBoard
+                experiment.add_figure(f"test/{name}", figure, trainer.global_step)
+            elif hasattr(logger, "log_image"):  # Weights & Biases
+                logger.log_image(key=f"test/{name}", images=[str(path)])
+    rank_zero_info(f"{len(figures)} figures ({', '.join(figures)}) are in {folder}")
+
+
+def _gather(trainer: Trainer, module: LightningModule) -> Gather:
+    def gather(values: Tensor) -> Tensor:
+        if trainer.world_size == 1:
+            return values
+        return torch.cat(gather_all_tensors(values.to(module.device))).cpu()
+
+    return gather
+
+
+def _unnormalised(images: Tensor, trainer: Trainer) -> Tensor:
+    datamodule = getattr(trainer, "datamodule", None)
+    mean, std = getattr(datamodule, "mean", None), getattr(datamodule, "std", None)
+    if mean is None or std is None or images.ndim != 4:
+        return images
+    scale, shift = (torch.tensor(each, device=images.device).view(-1, 1, 1) for each in (std, mean))
+    return (images * scale + shift).clamp(0, 1)

@@ -1,0 +1,205 @@
+"""Temperature scaling on the validation set, of whatever makes the predictions: a point or the sampled posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
+from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.predictive import fit_temperature
+from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
+
+_NO_VALIDATION = (
+    "TemperatureScaling fits its temperature on a validation set, but {why}. Set some training examples aside, such as with "
+    "val_size of the zoo's data modules; the test set is never taken."
+)
+
+
+@final
+class TemperatureScaling(Callback):
+    """Fits the temperature that minimises the NLL of the validation set (see `lightning_bayes.predictive.temperature`).
+
+    Each validation of a fit ends with a new temperature, logged as ``val/temperature``, from the logits that the validation
+    step returned; the checkpoint keeps that of its weights. A test uses it: the module logs the metrics of the scaled
+    prediction under ``test/post/`` beside those of the unscaled one. Predictions are scaled, too. Where a checkpoint has no
+    temperature, the validation set is evaluated first. All of its logits are held in memory, ``[samples, examples,
+    classes]``.
+
+    The module's ``validation_step`` has to return ``{"outputs": logits, "targets": classes}``, and the module to use its
+    attribute ``temperature``; `lightning_bayes.zoo.BayesClassifier` does both.
+
+    Args:
+        refit: Fit before a test even if the checkpoint has a temperature, such as for another number of samples.
+    """
+
+    def __init__(self, refit: bool = False) -> None:
+        self.refit = refit
+        self.temperature: float | None = None  # of the weights as they are
+        self._seen: list[StepOutputs] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The temperature of the weights in the checkpoint."""
+        return {"temperature": self.temperature}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a checkpoint's temperature.
+
+        Args:
+            state_dict: What `state_dict` has returned.
+        """
+        self.temperature = state_dict["temperature"]
+
+    # -- during a fit -------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Require a validation set.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+
+        Raises:
+            UnsupportedTrainingError: If there is none.
+        """
+        if not sum(trainer.num_val_batches):
+            raise UnsupportedTrainingError(_NO_VALIDATION.format(why="this fit has none"))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Forget the temperature, which is that of other weights from here."""
+        self.temperature = None
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget what an interrupted validation may have left."""
+        self._seen = []
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the logits of the first validation loader.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            outputs: What ``validation_step`` has returned.
+            batch: The batch.
+            batch_idx: Its position.
+            dataloader_idx: The position of its loader.
+        """
+        if dataloader_idx == 0 and not trainer.sanity_checking:
+            self._seen.append(step_outputs(pl_module, "validation_step", outputs))
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fit and log.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        if self._seen and not trainer.sanity_checking:
+            self._fit(trainer, pl_module)
+            pl_module.log("val/temperature", float(self.temperature or 1.0), sync_dist=True)
+
+    # -- afterwards ---------------------------------------------------------------------------------------------------
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the module scale, with a temperature fitted now if there is none.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        self._start(trainer, pl_module)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the module go on without."""
+        _scale(pl_module, None)
+
+    def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the module scale, with a temperature fitted now if there is none.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        self._start(trainer, pl_module)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the module go on without."""
+        _scale(pl_module, None)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Let the module go on without."""
+        if getattr(pl_module, "temperature", None) is not None:
+            _scale(pl_module, None)
+
+    def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not hasattr(pl_module, "temperature") or not hasattr(pl_module, "sampled_forward"):
+            raise UnsupportedTrainingError(
+                f"TemperatureScaling sets the attribute temperature of a module and calls its sampled_forward, but "
+                f"{type(pl_module).__name__} lacks them. Use lightning_bayes.zoo.BayesClassifier, or fit by hand with "
+                "lightning_bayes.predictive.fit_temperature."
+            )
+        if self.temperature is None or self.refit:
+            self._seen = list(_evaluated(trainer, pl_module))
+            self._fit(trainer, pl_module)
+            rank_zero_info(
+                f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
+            )
+        _scale(pl_module, self.temperature)
+
+    def _fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        outputs = torch.cat([each.outputs for each in self._seen], dim=1)
+        targets = torch.cat([each.targets for each in self._seen])
+        self._seen = []
+
+        def reduce(total: Tensor) -> Tensor:
+            if trainer.world_size == 1:
+                return total
+            added: Tensor = trainer.strategy.reduce(total.to(pl_module.device), reduce_op="sum")
+            return added
+
+        self.temperature = fit_temperature(outputs, targets, reduce)
+        if not SMALLEST * 1.01 < self.temperature < LARGEST / 1.01:
+            rank_zero_warn(
+                f"The temperature {self.temperature:.3g} is at the end of the range from {SMALLEST} to {LARGEST} that was "
+                "searched: the validation set does not determine it, as when all of it is classified correctly."
+            )
+
+
+def _scale(module: Any, temperature: float | None) -> None:
+    module.temperature = temperature
+
+
+def _evaluated(trainer: Trainer, pl_module: LightningModule) -> Iterator[StepOutputs]:
+    """Evaluate the validation set while another evaluation goes on, in its mode and under its samples."""
+    for batch in _validation_loader(trainer):
+        inputs, targets = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+        with trainer.precision_plugin.forward_context():
+            outputs = pl_module.sampled_forward(inputs)  # type: ignore[operator]
+        yield step_outputs(pl_module, "sampled_forward", {"outputs": outputs, "targets": targets})
+
+
+def _validation_loader(trainer: Trainer) -> Any:
+    datamodule = getattr(trainer, "datamodule", None)
+    if datamodule is None:
+        loaders, source = trainer.val_dataloaders, "this trainer has seen none"
+    else:
+        datamodule.setup("validate")
+        loaders = datamodule.val_dataloader()
+        source = f"{type(datamodule).__name__}.val_dataloader() gives none"
+    loader = next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
+    if loader is None:
+        raise UnsupportedTrainingError(_NO_VALIDATION.format(why=source))
+    return loader
