@@ -1,0 +1,273 @@
+"""Unusual models, batches and steps through `VOGNCallback` in a trainer: right against a loop, or refused by name.
+
+The first batch is free of noise and sets the curvature, so after one update the curvature is what was measured at the start.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import one_example_at_a_time, relative_error
+from tiny_training import Classifier, adamw, assert_close, assert_same_bits, fit, mlp, weights
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes import VOGNCallback
+from lightning_bayes.errors import BayesError, ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+
+ENGINES = ("fused", "backpack")
+BATCH = 6
+
+
+def vectors(size=BATCH, features=4):
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(size, features, generator=generator), torch.arange(size) % 3
+
+
+def one_batch(x, y, **options):
+    return DataLoader(TensorDataset(x, y), **{"batch_size": max(len(x), 1), **options})
+
+
+def cross_entropy(module, example):
+    """Loss of one example of a `Classifier`."""
+    return F.cross_entropy(module(example[0][None]), example[1][None])
+
+
+def curvature(callback):
+    names = {param: name for name, param in callback.optimizer.model.named_parameters()}
+    return {names[param]: state["curvature"] for param, state in callback.optimizer.state.items()}
+
+
+def assert_right(module, x, y, engine="fused", loss=cross_entropy):
+    """The first update's curvature is the mean of squares of a loop over the examples."""
+    twin = copy.deepcopy(module)
+    callback = VOGNCallback(engine=engine, num_data=100)
+    fit(module, callback, data=one_batch(x, y), max_epochs=None, max_steps=1)
+    _, square = one_example_at_a_time(twin, list(zip(x, y, strict=True)), loss)
+    assert callback.optimizer.num_updates == 1
+    assert relative_error(curvature(callback), square) < 1e-5
+
+
+def assert_refused(module, error, match, data, engine="fused", **options):
+    """Before any update, and the weights are the mean, bit for bit."""
+    callback, before = VOGNCallback(engine=engine, num_data=100, **options), weights(module)
+    with pytest.raises(error, match=match):
+        fit(module, callback, data=data)
+    assert callback.optimizer is None or callback.optimizer.num_updates == 0
+    params = {name: param.detach() for name, param in module.named_parameters()}
+    assert_same_bits(params, {name: before[name] for name in params})
+
+
+every_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+@every_engine
+def test_one_example_at_batch_statistics(engine):
+    """Vectors have no variance then, which torch refuses; an image has."""
+    x, y = vectors(3)
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    data = one_batch(x, y, batch_size=1)
+    assert_refused(Classifier(net=net), ValueError, "Expected more than 1 value per channel", data, engine)
+    images = nn.Sequential(nn.Conv2d(1, 2, 2, bias=False), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 3))
+    x = torch.randn(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    assert_right(Classifier(net=images), x, torch.tensor([1]), engine)
+
+
+@every_engine
+@pytest.mark.parametrize("init_precision", [None, 200.0], ids=["no noise yet", "noise"])
+def test_a_batch_without_examples_is_refused(engine, init_precision):
+    x, y = vectors()
+    data = DataLoader(TensorDataset(x, y), BATCH, collate_fn=lambda rows: (x[:0], y[:0]))
+    match = r"The batch holds no example \(seen by net\.0 \(Linear\)\).*return None from training_step"
+    assert_refused(Classifier(), BayesError, match, data, engine, init_precision=init_precision)
+
+
+def test_a_batch_without_examples_in_the_middle_leaves_the_mean_of_the_batches_before():
+    x, y = vectors()
+    batches = [(x[:3], y[:3]), (x[:0], y[:0])]
+    data = DataLoader(batches, batch_size=None)
+    module, twin, callback = Classifier(), Classifier(), VOGNCallback(num_data=100)
+    with pytest.raises(BayesError, match="The batch holds no example"):
+        fit(module, callback, data=data)
+    fit(twin, VOGNCallback(num_data=100), data=one_batch(x, y, batch_size=3), max_epochs=None, max_steps=1)
+    assert callback.optimizer.num_updates == 1
+    assert_same_bits(weights(module), weights(twin))
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_in_half_precision_are_refused(dtype, engine):
+    x, y = vectors()
+    module = Classifier(net=mlp().to(dtype))
+    match = rf"Parameters are stored as {dtype}.*train with precision='bf16-mixed'"
+    assert_refused(module, UnsupportedTrainingError, match, one_batch(x.to(dtype), y), engine)
+
+
+def test_one_layer_in_half_precision_is_refused_too():
+    x, y = vectors()
+    net = mlp()
+    net[2].bfloat16()
+    match = r"Parameters are stored as torch\.bfloat16"
+    assert_refused(Classifier(net=net), UnsupportedTrainingError, match, one_batch(x, y))
+
+
+class Complex(Classifier):
+    def forward(self, x):
+        return self.net(x.to(torch.cfloat)).abs()
+
+
+@every_engine
+def test_complex_parameters_are_refused(engine):
+    net = nn.Sequential(nn.Linear(4, 3, dtype=torch.cfloat))
+    match = r"are complex: net\.0\.weight, net\.0\.bias\. The square"
+    assert_refused(Complex(net=net), BayesError, match, one_batch(*vectors()), engine)
+
+
+class Vocabulary(nn.Module):
+    """A linear layer and an embedding with the same parameter: two rules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.out(self.embed(tokens).mean(1).tanh())
+
+
+def test_a_parameter_shared_by_layers_with_different_rules():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 7, (BATCH, 3), generator=generator), torch.randint(0, 7, (BATCH,), generator=generator)
+    assert_right(Classifier(net=Vocabulary()), x, y)
+    match = r"embed\.weight = .*out\.weight"
+    assert_refused(Classifier(net=Vocabulary()), UnsupportedLayerError, match, one_batch(x, y), "backpack")
+
+
+def compiled(how):
+    module = Classifier()
+    if how == "torch.compile(module)":
+        return torch.compile(module, backend="aot_eager")
+    if how == "torch.compile(net)":
+        module.net = torch.compile(module.net, backend="aot_eager")
+    elif how == "net.compile()":
+        module.net.compile(backend="aot_eager")
+    else:
+        module.net[0].compile(backend="aot_eager")
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks
+@every_engine
+@pytest.mark.parametrize("how", ["torch.compile(module)", "torch.compile(net)", "net.compile()", "one layer"])
+def test_a_compiled_module_trains_as_the_plain_one(how, engine):
+    torch.compiler.reset()
+    x, y = vectors()
+    plain, module = Classifier(), compiled(how)
+    for fitted in (plain, module):
+        fit(fitted, VOGNCallback(engine=engine, num_data=100), data=one_batch(x, y, batch_size=3), max_epochs=2)
+    found = {name.replace("_orig_mod.", ""): value for name, value in weights(module).items()}
+    assert_close(found, weights(plain), rtol=1e-4, atol=1e-6)
+
+
+class Outputs(nn.Module):
+    """Nested outputs from layers, beside what is no tensor."""
+
+    def __init__(self, kind) -> None:
+        super().__init__()
+        self.first, self.second, self.kind = nn.Linear(4, 3), nn.Linear(4, 3), kind
+
+    def forward(self, x):
+        first, second = self.first(x), self.second(x)
+        return (first, [second, None], "name") if self.kind is tuple else {"first": first, "rest": {"second": second}}
+
+
+def logits_of(outputs):
+    if isinstance(outputs, dict):
+        return outputs["first"] + outputs["rest"]["second"].tanh()
+    return outputs[0] + outputs[1][0].tanh()
+
+
+class Nested(Classifier):
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(logits_of(self(batch[0])), batch[1])
+
+
+@every_engine
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_a_forward_that_returns_a_tuple_or_a_dictionary(kind, engine):
+    def loss(module, example):
+        return F.cross_entropy(logits_of(module(example[0][None])), example[1][None])
+
+    assert_right(Nested(net=Outputs(kind)), *vectors(), engine, loss)
+
+
+class SecondForward(Classifier):
+    """One more forward, whose output nothing is computed from."""
+
+    grad = True
+
+    def training_step(self, batch, batch_idx):
+        with torch.set_grad_enabled(self.grad):
+            self(batch[0] + 1)
+        return super().training_step(batch, batch_idx)
+
+
+class WithoutGraph(SecondForward):
+    grad = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"), [(SecondForward, "fused"), (WithoutGraph, "fused"), (WithoutGraph, "backpack")]
+)
+def test_a_forward_without_backward_beside_the_training_loss_does_not_count(kind, engine):
+    assert_right(kind(), *vectors(), engine)
+
+
+def test_backpack_keeps_one_call_of_a_layer_and_refuses_a_second():
+    match = r"net\.0 \(Linear\) is called twice in one pass.*Use engine='fused'"
+    assert_refused(SecondForward(), UnsupportedLayerError, match, one_batch(*vectors()), "backpack")
+
+
+class Skips(Classifier):
+    """Returns no loss for the first batches."""
+
+    skipped = 2
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx < self.skipped else loss
+
+
+@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
+def test_steps_that_run_forward_and_return_no_loss_are_no_updates():
+    x, y = vectors(9)
+    module, callback = Skips(), VOGNCallback(num_data=100)
+    before = weights(module)
+    fit(module, callback, data=one_batch(x, y, batch_size=3), limit_train_batches=2)
+    assert callback.optimizer.num_updates == 0
+    assert_same_bits(weights(module), before)
+    callback = VOGNCallback(num_data=100)
+    fit(module, callback, data=one_batch(x, y, batch_size=3))
+    _, square = one_example_at_a_time(Classifier(), list(zip(x[6:], y[6:], strict=True)), cross_entropy)
+    assert callback.optimizer.num_updates == 1
+    assert relative_error(curvature(callback), square) < 1e-5
+
+
+def test_a_loss_without_a_graph_is_refused_by_torch_and_changes_nothing():
+    class Detached(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx).detach()
+
+    assert_refused(Detached(), RuntimeError, "does not require grad", one_batch(*vectors()))
+
+
+def test_examples_without_a_dimension_of_their_own_are_refused():
+    class Single(Classifier):
+        def training_step(self, batch, batch_idx):
+            return self.net(batch[0][0]).sum()
+
+    match = "without a dimension for examples"
+    assert_refused(Single(adamw), ExampleDimensionError, match, one_batch(*vectors()))
