@@ -29,7 +29,7 @@ from lightning_bayes.metrics import (
     ood_metrics,
     reliability_diagram,
 )
-from lightning_bayes.posteriors import MeanField, load_posterior
+from lightning_bayes.posteriors import AbstractPosterior, load_posterior
 from lightning_bayes.predictive import entropy, mc_predict
 
 SAMPLES = 64  # S, posterior samples of the Monte-Carlo predictive
@@ -92,7 +92,7 @@ def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequenc
 
 
 @torch.no_grad()
-def predict(task: LightningModule, posterior: MeanField | None, x: Tensor) -> Tensor:
+def predict(task: LightningModule, posterior: AbstractPosterior | None, x: Tensor) -> Tensor:
     """Class probabilities.
 
     Args:
@@ -110,7 +110,7 @@ def predict(task: LightningModule, posterior: MeanField | None, x: Tensor) -> Te
     return logits.softmax(-1)
 
 
-def evaluate(fitted: Fitted, posterior: MeanField | None = None) -> Evaluation:
+def evaluate(fitted: Fitted, posterior: AbstractPosterior | None = None) -> Evaluation:
     """Evaluate on the test digits, and tell them from the sets out of distribution by predictive entropy.
 
     Args:

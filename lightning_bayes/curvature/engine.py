@@ -70,6 +70,11 @@ class Capture:
         self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
 
+    @property
+    def reached(self) -> set[nn.Parameter]:
+        """The parameters that were measured."""
+        return set(self.squares)
+
     def saw(self, label: str, size: int) -> None:
         """Note that the unit `label` was called with `size` examples."""
         self.calls_of[label] += 1
@@ -104,7 +109,12 @@ class Capture:
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
         """(1/n) Σ_i g_i² by parameter, without the loss scale of mixed precision."""
         n = self.num_examples
-        torch._foreach_mul_(list(self.squares.values()), float(n) if self.scale.reduction == "mean" else 1 / n)
+        return self.scaled_squares(float(n) if self.scale.reduction == "mean" else 1 / n)
+
+    def scaled_squares(self, factor: float) -> dict[nn.Parameter, Tensor]:
+        """`squares` times `factor`, which overwrites them."""
+        if self.squares:
+            torch._foreach_mul_(list(self.squares.values()), factor)
         return dict(self.squares)
 
 
@@ -150,17 +160,15 @@ class AbstractEngine(ABC):
             NoMeasurementError: If no layer was called at all.
         """
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        beside = self._used_beside_layers(captured)
-        missed = [
-            name for name, p in trainable.items() if p.grad is not None and (p not in captured.squares or p in beside)
-        ]
+        reached, beside = captured.reached, self._used_beside_layers(captured)
+        missed = [name for name, p in trainable.items() if p.grad is not None and (p not in reached or p in beside)]
         if missed:
             raise UnsupportedLayerError(
                 f"These parameters get a gradient outside of their module's forward, where no curvature rule reaches "
                 f"them: {', '.join(missed)}. Move each into a small nn.Module that is called with the batch, or freeze "
                 "it with requires_grad_(False)."
             )
-        if not captured.squares:
+        if not reached:
             raise NoMeasurementError(
                 "No trainable layer was called with gradients on, so there is nothing to measure. Run forward and "
                 "backward inside the pass, on the model the engine was built for."

@@ -48,7 +48,7 @@ class FusedEngine(AbstractEngine):
         Yields:
             The capture; its squares are complete on exit.
         """
-        captured = _FusedCapture(self.loss_reduction, self.checked, self.workspace)
+        captured = self.new_capture()
         units = find_units(self.model)
         # A compiler must not trace into the identity below: it would compile away what its backward does.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
@@ -61,6 +61,10 @@ class FusedEngine(AbstractEngine):
                 _unwrap(unit.module)
         captured.finish()
 
+    def new_capture(self) -> FusedCapture:
+        """An empty capture."""
+        return FusedCapture(self.loss_reduction, self.checked, self.workspace)
+
 
 def _unwrap(module: nn.Module) -> None:
     wrapper: Any = module.forward
@@ -71,7 +75,15 @@ def _unwrap(module: nn.Module) -> None:
         module.forward = original
 
 
-class _FusedCapture(Capture):
+class FusedCapture(Capture):
+    """What one pass leaves behind, and who stands in for the units' forwards.
+
+    Args:
+        loss_reduction: How the loss reduces its examples.
+        checked: Generic calls that were checked already, see `FusedEngine`.
+        workspace: Memory of the rules.
+    """
+
     def __init__(
         self,
         loss_reduction: LossReduction,
@@ -94,10 +106,18 @@ class _FusedCapture(Capture):
         self.calls.update(params.values())
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        record = _Record if unit.kind is not None else _GenericRecord
-        return record(self, unit, params).run(forward, args, kwargs)
+        return self.record(unit, params).run(forward, args, kwargs)
+
+    def record(self, unit: Unit, params: dict[str, nn.Parameter]) -> Record:
+        """Who stands in for a call of `unit`."""
+        return (Record if unit.kind is not None else _GenericRecord)(self, unit, params)
+
+    def is_asked(self, accumulators: list[Any]) -> bool:
+        """Whether the running backward accumulates into parameters; ``autograd.grad`` of the loss by its inputs does not."""
+        return any(map(torch._C._will_engine_execute_node, accumulators))
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
+        """Keep Σ_i c_i² of a parameter."""
         if param in self.squares:
             raise UnsupportedTrainingError(
                 "A second backward reached a parameter whose squares were already taken in this pass. Add the losses "
@@ -106,6 +126,7 @@ class _FusedCapture(Capture):
         self.squares[param] = square
 
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
+        """Keep a call's c_i of a parameter that several calls use."""
         known = self.shared.get(param)
         if known is not None and len(known) != len(contribution):
             raise ExampleDimensionError(
@@ -121,13 +142,14 @@ class _FusedCapture(Capture):
         self.shared.clear()
 
 
-class _Record:
+class Record:
     """One call of a unit that has a rule."""
 
-    def __init__(self, captured: _FusedCapture, unit: Unit, params: dict[str, nn.Parameter]) -> None:
+    def __init__(self, captured: FusedCapture, unit: Unit, params: dict[str, nn.Parameter]) -> None:
         self.captured, self.unit, self.params = captured, unit, params
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The unit's output, watched."""
         x = args[0] if args else kwargs["input"]
         self.unit.require_examples(x)
         self.captured.saw(self.unit.label, len(x))
@@ -140,11 +162,20 @@ class _Record:
             module._parameters.update(own)
         assert self.unit.kind is not None
         self.memory = memory_of(self.unit.kind, module, output)
+        return self.watched(x, output, list(self.params.values()))
+
+    def watched(self, x: Tensor, output: Tensor, leaves: list[Any]) -> Any:
+        """`output` with an identity behind it, whose backward asks `backward` for the gradients of `leaves`."""
         # A view may not be marked as changed in place by a custom function.
-        return _Measured.apply(self, [x], 1, output.clone() if output._is_view() else output, *self.params.values())
+        return _Measured.apply(self, [x], 1, output.clone() if output._is_view() else output, *leaves)
+
+    def is_asked(self, accumulators: list[Any]) -> bool:
+        """Whether the running backward asks for `backward`; `accumulators` are the graph's nodes of the leaves."""
+        return self.captured.is_asked(accumulators)
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
-        x, grad_output = (_in_full_precision(t) for t in (inputs[0], grads[0]))
+        """Measure the call; returns the leaves' gradients."""
+        x, grad_output = (in_full_precision(t) for t in (inputs[0], grads[0]))
         kind, module = self.unit.kind, self.unit.module
         assert kind is not None
         if all(self.captured.calls[p] == 1 for p in self.params.values()):
@@ -163,7 +194,7 @@ class _Record:
         return grad
 
 
-class _GenericRecord(_Record):
+class _GenericRecord(Record):
     """One call of a unit without a rule, and of everything below it."""
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,10 +217,10 @@ class _GenericRecord(_Record):
             self.captured.inside_generic = False
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
-        self.one_call.leaves = [_in_full_precision(x) for x in inputs]
-        grads = [_in_full_precision(grad) for grad in grads]
-        self.one_call.buffers = {name: _in_full_precision(b) for name, b in self.one_call.buffers.items()}
-        self.one_call.frozen = {name: _in_full_precision(p) for name, p in self.detached.items()}
+        self.one_call.leaves = [in_full_precision(x) for x in inputs]
+        grads = [in_full_precision(grad) for grad in grads]
+        self.one_call.buffers = {name: in_full_precision(b) for name, b in self.one_call.buffers.items()}
+        self.one_call.frozen = {name: in_full_precision(p) for name, p in self.detached.items()}
         trained = {name: self.one_call.frozen.pop(name) for name in self.params}
         # Gradients on, as in a forward: oneDNN's LSTM keeps nothing for its backward otherwise.
         with self._alone(), torch.enable_grad():
@@ -215,7 +246,7 @@ class _Measured(torch.autograd.Function):
     """The identity on a unit's outputs, whose backward asks the unit's record for the parameters' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, record: _Record, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, record: Record, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
         ctx.record, ctx.num_params = record, len(tensors) - num_outputs
         ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
@@ -230,7 +261,8 @@ class _Measured(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         nothing = (None, None, None)
-        if not _fills_parameters(ctx) or all(grad is None for grad in grads):
+        accumulators = [node for node, _ in ctx.next_functions if node is not None and "AccumulateGrad" in node.name()]
+        if not ctx.record.is_asked(accumulators) or all(grad is None for grad in grads):
             return (*nothing, *grads, *(None for _ in range(ctx.num_params)))
         saved = iter(ctx.saved_tensors)
         inputs = [next(saved) if is_tensor else x for is_tensor, x in zip(ctx.is_tensor, ctx.others, strict=True)]
@@ -240,13 +272,7 @@ class _Measured(torch.autograd.Function):
         return (*nothing, *grads, *params)
 
 
-def _fills_parameters(ctx: Any) -> bool:
-    """Whether this backward accumulates into parameters; ``autograd.grad`` of the loss by its inputs does not."""
-    accumulators = [node for node, _ in ctx.next_functions if node is not None and "AccumulateGrad" in node.name()]
-    return any(map(torch._C._will_engine_execute_node, accumulators))
-
-
-def _in_full_precision(value: Any) -> Any:
+def in_full_precision(value: Any) -> Any:
     """Half precision cannot hold squares of gradients: 1e-4² is below its smallest number."""
     is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
     return value.float() if is_half else value

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.engine import AbstractEngine, Capture, EngineName
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.gradients import GradientEngine
+from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import (
     DiagonalQuantity,
@@ -31,7 +32,7 @@ def make_engine(
     loss_reduction: LossReduction = "auto",
     workspace_mib: float = DEFAULT_MIB,
     *,
-    quantity: Quantity | Literal["gradient"] = "squared_gradients",
+    quantity: Quantity | Literal["gradient", "kronecker"] = "squared_gradients",
     mc_samples: int = 1,
 ) -> AbstractEngine:
     """Build the engine called `name` for `model`.
@@ -41,15 +42,23 @@ def make_engine(
         model: The model whose passes will be measured.
         loss_reduction: ``"auto"`` reads from the loss's graph how it reduces its examples; or declare it.
         workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
-        quantity: What passes are asked for, see `measure`; ``"gradient"`` for no curvature, which needs no rules.
+        quantity: What passes are asked for, see `measure`; ``"gradient"`` for no curvature, which needs no rules;
+            ``"kronecker"`` for what `KroneckerEngine.request` says.
         mc_samples: As in `measure`.
 
     Returns:
         The engine.
+
+    Raises:
+        HyperparameterError: If the engine does not measure the quantity.
     """
     check_names(name, loss_reduction)
     if quantity == "gradient":
         return GradientEngine(model, loss_reduction)
+    if quantity == "kronecker":
+        if name != "fused":
+            raise HyperparameterError(f"engine={name!r} does not measure Kronecker factors of layers; use engine='fused'.")
+        return KroneckerEngine(model, loss_reduction, workspace_mib)
     if quantity != "squared_gradients":
         from lightning_bayes.curvature.second_order import SecondOrderEngine  # loads BackPACK only where it is used
 

@@ -3,7 +3,9 @@
 from lightning_bayes.optim.base import NoisyOptimizer
 from lightning_bayes.optim.bbb import BBB
 from lightning_bayes.optim.cvi import CVI
+from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.ivon import IVON
+from lightning_bayes.optim.kronecker import KFAC, KroneckerOptimizer, NoisyKFAC
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer, PriorMean
 from lightning_bayes.optim.momentum_von import MomentumVON
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
@@ -28,18 +30,22 @@ __all__ = [
     "BBB",
     "CVI",
     "IVON",
+    "KFAC",
     "OGN",
     "VOGN",
     "VON",
     "CosineSchedule",
     "CounterNoise",
     "ExponentialSchedule",
+    "FisherName",
+    "KroneckerOptimizer",
     "LinearSchedule",
     "MeanFieldOptimizer",
     "MeanFieldState",
     "MomentumVON",
     "NoisyAdam",
     "NoisyAdamFisher",
+    "NoisyKFAC",
     "NoisyOptimizer",
     "PiecewiseSchedule",
     "Positivity",

@@ -23,6 +23,11 @@ def is_due(step: int, interval: int, offset: int = 0) -> bool:
     return step == 1 or (step - 1 - offset) % interval == 0
 
 
+def is_power_of_two(count: int) -> bool:
+    """Whether `count` is 1, 2, 4, 8, or so on."""
+    return count > 0 and count & (count - 1) == 0
+
+
 def check_intervals(stats_interval: int, inverse_interval: int) -> None:
     """Require whole numbers of at least 1, and no inverse without new statistics.
 

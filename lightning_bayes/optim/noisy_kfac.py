@@ -55,7 +55,9 @@ def initial_state(
     )
 
 
-def noise_root(curvature: KroneckerProduct, *, prior: float, damping: float = 0.0, name: str = "") -> KroneckerProduct:
+def noise_root(
+    curvature: KroneckerProduct, *, prior: float, damping: float | Tensor = 0.0, name: str = ""
+) -> KroneckerProduct:
     """R_S ⊗ R_A; `damping` is γ where it is part of the noise, other arguments as in `initial_state`."""
     return pi_damped(curvature, prior + damping).inverse_root(f"layer {name!r}" if name else "a layer")
 
@@ -97,7 +99,12 @@ def sample(state: NoisyKFACState, noise: Tensor, *, num_data: float, kl_weight: 
     Returns:
         W, ``[..., out, K]``.
     """
-    return state.layer.mean + math.sqrt(kl_weight / num_data) * state.root.matvec(noise)
+    return draw(state.layer.mean, state.root, noise, num_data=num_data, kl_weight=kl_weight)
+
+
+def draw(mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float, kl_weight: float = 1.0) -> Tensor:
+    """As `sample`, from M and R_S ⊗ R_A alone."""
+    return mean + math.sqrt(kl_weight / num_data) * root.matvec(noise)
 
 
 def update(

@@ -1,0 +1,292 @@
+"""Kronecker factors and per-example squares from one pass, on the passes that are asked for them.
+
+Layers with factors (`factors.has_factors`) keep PyTorch's own gradient: an identity behind their output looks on while
+backward passes, and adds up the second moments of what came in and of what goes back. All other layers are measured by
+their squares, as in the fused engine. A pass that is asked for nothing runs as plain training does.
+
+With a likelihood the labels are drawn from it, for the Fisher: before the loss's own backward, a second backward from the
+model's outputs measures, which leaves every gradient alone. Without one the loss's own backward measures, for the
+empirical Fisher. A layer that is called several times in a pass has its calls for positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.factors import input_factor, output_rows
+from lightning_bayes.curvature.fused import FusedCapture, FusedEngine, Record, in_full_precision
+from lightning_bayes.curvature.gradients import GradientEngine
+from lightning_bayes.curvature.likelihood import Likelihood
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.measurement import KroneckerFactors
+from lightning_bayes.curvature.units import Unit
+from lightning_bayes.curvature.workspace import DEFAULT_MIB
+from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
+
+
+@dataclass(frozen=True)
+class Request:
+    """What passes are asked for beside the gradient.
+
+    Attributes:
+        layers: The layers whose factors are measured, and whether the bias is part of their matrix.
+        likelihood: Draws the labels; None takes those of the data.
+        seed: Seed of the draws.
+        loss_scale: Factor on the loss for the backward in mixed precision.
+    """
+
+    layers: Mapping[nn.Module, bool]
+    likelihood: Likelihood | None = None
+    seed: int = 0
+    loss_scale: float = 1.0
+
+
+class KroneckerEngine(FusedEngine):
+    """Measures what `request` says; arguments as in `AbstractEngine`.
+
+    Attributes:
+        request: What the next passes are asked for; None for their gradient only.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
+    ) -> None:
+        super().__init__(model, loss_reduction, workspace_mib)
+        self.request: Request | None = None
+        self._plain = GradientEngine(model, loss_reduction)
+
+    @contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Measure the passes inside the context.
+
+        Yields:
+            The capture; a `KroneckerCapture` if there is a request.
+        """
+        if self.request is None:
+            with self._plain.capture() as plain:
+                yield plain
+            return
+        with super().capture() as captured:
+            assert isinstance(captured, KroneckerCapture)
+            hook = self.model.register_forward_hook(captured.keep_outputs)
+            try:
+                yield captured
+            finally:
+                hook.remove()
+
+    def new_capture(self) -> FusedCapture:
+        """A capture for the request."""
+        assert self.request is not None
+        return KroneckerCapture(self, self.request)
+
+    def check_reached(self, captured: Capture) -> None:
+        """Require a measurement of each parameter that has a gradient; errors as in `AbstractEngine.check_reached`.
+
+        Args:
+            captured: A finished capture.
+        """
+        if not isinstance(captured, KroneckerCapture):
+            self._plain.check_reached(captured)
+            return
+        if captured.request.likelihood is not None:
+            self._check_outputs(captured)
+        super().check_reached(captured)
+
+    def _check_outputs(self, captured: KroneckerCapture) -> None:
+        if not captured.outputs:
+            raise NoMeasurementError(
+                f"No loss was shown that {type(self.model).__name__}'s own outputs enter, so its likelihood cannot draw "
+                "labels. Call the model itself, self(x) in a training_step, or pass fisher='empirical'."
+            )
+        missed = [
+            name
+            for name, param in self.model.named_parameters()
+            if param.grad is not None and param not in captured.reached and captured.is_called(param)
+        ]
+        if missed:
+            raise UnsupportedLayerError(
+                f"The loss depends on {', '.join(missed)}, but {type(self.model).__name__}'s outputs do not, so labels "
+                "drawn from them say nothing of these parameters. Pass fisher='empirical'."
+            )
+
+
+@dataclass
+class _Moments:
+    """Sums over the calls of one layer."""
+
+    inputs: Tensor | None = None  # (1/B) Σ ā āᵀ
+    outputs: Tensor | None = None  # Σ δ δᵀ, in the scale of the loss that was differentiated
+    positions: int = 0  # B · T
+
+
+@dataclass(eq=False)
+class _Sampling:
+    """The second backward."""
+
+    probe: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))  # a leaf behind every layer
+    is_running: bool = False
+
+
+class KroneckerCapture(FusedCapture):
+    """Also collects factors.
+
+    Args:
+        engine: The engine.
+        request: What is asked for.
+
+    Attributes:
+        outputs: What the model returned, as far as it is differentiable.
+    """
+
+    def __init__(self, engine: KroneckerEngine, request: Request) -> None:
+        super().__init__(engine.loss_reduction, engine.checked, engine.workspace)
+        self.request = request
+        self.outputs: list[Tensor] = []
+        self._moments: dict[nn.Module, _Moments] = {}
+        self._sampling = _Sampling()
+
+    @property
+    def reached(self) -> set[nn.Parameter]:
+        """The measured parameters."""
+        return super().reached | {p for layer in self._moments for p in layer.parameters()}
+
+    def is_called(self, param: nn.Parameter) -> bool:
+        """Whether a measured module that holds `param` was called."""
+        return self.calls[param] > 0
+
+    # -- the passes ---------------------------------------------------------------------------------------------------
+
+    def record(self, unit: Unit, params: dict[str, nn.Parameter]) -> Record:
+        """Who stands in for a call of `unit`."""
+        return _FactorRecord(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
+
+    def is_asked(self, accumulators: list[Any]) -> bool:
+        """Whether the running backward is asked for anything."""
+        return self._sampling.is_running or super().is_asked(accumulators)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the running backward is the one that measures."""
+        return self._sampling.is_running or self.request.likelihood is None
+
+    @property
+    def probe(self) -> Tensor:
+        """A leaf that every layer with factors depends on, so that a backward to it passes them all."""
+        return self._sampling.probe
+
+    def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Forward hook of the model. Under DDP a step runs through the module's own call, and returns a scalar."""
+        if isinstance(output, Tensor) and output.dim() and output.requires_grad:
+            self.outputs.append(output)
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        """Read the loss's scale, and measure with drawn labels if asked to; see `Capture.observe`."""
+        super().observe(loss, divided_by_host)
+        if self.request.likelihood is not None and self.outputs and not self.reached:
+            self._measure_with_drawn_labels(self.request.likelihood)
+
+    def _measure_with_drawn_labels(self, likelihood: Likelihood) -> None:
+        generator = Generator(self.outputs[0].device).manual_seed(self.request.seed)
+        outputs = [in_full_precision(output) for output in self.outputs]
+        loss = torch.stack([likelihood.sampled_loss(output, generator) for output in outputs]).sum()
+        own = {param for layer in self.request.layers for param in layer.parameters()}
+        others = [param for param in self.calls if param not in own]
+        self._sampling.is_running = True
+        try:
+            torch.autograd.grad(
+                loss * self.request.loss_scale, [self.probe, *others], retain_graph=True, allow_unused=True
+            )
+            self.finish()
+        finally:
+            self._sampling.is_running = False
+
+    def add(self, param: nn.Parameter, square: Tensor) -> None:
+        """Keep Σ_i c_i² of a parameter, from the backward that measures."""
+        if self.measures:
+            super().add(param, square)
+
+    def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
+        """Keep a call's c_i of a parameter that several calls use, from the backward that measures."""
+        if self.measures:
+            super().add_shared(param, contribution)
+
+    def add_call(self, layer: nn.Module, x: Tensor, grad_output: Tensor) -> None:
+        """Add one call of a layer with factors.
+
+        Args:
+            layer: The layer.
+            x: Its input.
+            grad_output: Gradient with respect to its output.
+        """
+        moments = self._moments.setdefault(layer, _Moments())
+        rows = output_rows(layer, grad_output)
+        inputs = input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
+        outputs = rows.mT @ rows
+        moments.inputs = inputs if moments.inputs is None else moments.inputs + inputs
+        moments.outputs = outputs if moments.outputs is None else moments.outputs + outputs
+        moments.positions += rows.shape[-2]
+
+    # -- the results --------------------------------------------------------------------------------------------------
+
+    def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
+        """(1/n) Σ_i g_i² of the parameters without factors."""
+        if self.request.likelihood is None:
+            return super().mean_curvature()
+        return self.scaled_squares(float(self._batch_size))  # the drawn loss is a mean over the batch
+
+    def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
+        """(S, A) of each layer that backward reached, as means over examples, without the loss scale of mixed precision."""
+        examples, batch = self.num_examples, self._batch_size
+        own = 1.0  # from the gradient that backward left to that of an example's own loss
+        if self.request.likelihood is not None:
+            own, examples = float(batch), batch
+        elif self.scale.reduction == "mean":
+            own = float(examples)
+        return {
+            layer: KroneckerFactors(
+                (moments.outputs * (own**2 * batch / (examples * moments.positions)), moments.inputs)
+            )
+            for layer, moments in self._moments.items()
+            if moments.outputs is not None and moments.inputs is not None
+        }
+
+    @property
+    def _batch_size(self) -> int:
+        return next(iter(set().union(*self.sizes.values())))
+
+
+class _FactorRecord(Record):
+    """One call of a layer with factors."""
+
+    captured: KroneckerCapture
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else kwargs["input"]
+        self.unit.require_examples(x)
+        self.captured.saw(self.unit.label, len(x))
+        self.accumulators = [get_gradient_edge(param).node for param in self.params.values()]
+        self.is_done = False
+        return self.watched(x, forward(*args, **kwargs), [self.captured.probe])
+
+    def is_asked(self, accumulators: list[Any]) -> bool:
+        return self.captured.measures and self.captured.is_asked(self.accumulators)
+
+    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
+        if self.is_done:
+            raise UnsupportedTrainingError(
+                f"A second backward reached {self.unit.label}, whose factors were already taken in this pass. Add the "
+                "losses and call backward once, or open one pass for each backward."
+            )
+        self.is_done = True
+        grad_output = in_full_precision(grads[0])
+        if grad_output is not None:
+            self.captured.add_call(self.unit.module, in_full_precision(inputs[0]), grad_output)
+        return [None]

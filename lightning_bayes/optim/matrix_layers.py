@@ -1,0 +1,124 @@
+"""Which layers of a model get a matrix-variate treatment, and their weight and bias as one matrix."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.factors import has_factors
+from lightning_bayes.curvature.units import Unit, find_units
+from lightning_bayes.posteriors import layer_matrix, layer_tensors
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixLayer:
+    """A linear layer or a convolution.
+
+    Attributes:
+        name: Name in the model.
+        module: The layer.
+        params: The weight, and the bias if it is the last column of the matrix.
+        groups: Their parameter groups. What concerns the whole matrix (the prior, the noise, the damping) is read from
+            the weight's; each parameter keeps a learning rate of its own.
+    """
+
+    name: str
+    module: nn.Module
+    params: tuple[nn.Parameter, ...]
+    groups: tuple[dict[str, Any], ...]
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The weight, whose optimizer state holds what belongs to the matrix."""
+        return self.params[0]
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The weight's parameter group."""
+        return self.groups[0]
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the bias is the last column of the matrix."""
+        return len(self.params) > 1
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Number of the convolution's groups, rows and columns of the matrix."""
+        groups = _conv_groups(self.module)
+        return groups, len(self.weight) // groups, self.weight[0].numel() + self.has_bias
+
+    def matrix(self, values: Sequence[Tensor]) -> Tensor:
+        """Join tensors shaped like `params`, see `layer_matrix`."""
+        return layer_matrix(values[0], values[1] if self.has_bias else None, _conv_groups(self.module))
+
+    def tensors(self, matrix: Tensor) -> list[Tensor]:
+        """Inverse of `matrix`."""
+        weight, bias = layer_tensors(matrix, self.weight.shape, self.has_bias)
+        return [weight] if bias is None else [weight, bias]
+
+
+@dataclass(frozen=True)
+class Division:
+    """What becomes of a model's parameters.
+
+    Attributes:
+        layers: The layers with a matrix.
+        too_long: Names of the layers without one because a side of it would be too long, with that side.
+        others: Names of the other modules that hold trainable parameters.
+    """
+
+    layers: list[MatrixLayer]
+    too_long: dict[str, int]
+    others: list[str]
+
+
+def divide(
+    model: nn.Module,
+    param_groups: Iterable[dict[str, Any]],
+    is_alike: Callable[[nn.Parameter, nn.Parameter], bool],
+    max_side: int,
+) -> Division:
+    """Find the layers whose weight and bias are sampled and preconditioned as one matrix.
+
+    They are the linear layers and convolutions whose trained parameters belong to them alone, with sides of at most
+    `max_side`. A bias that is frozen, or not in `param_groups`, is left out of the matrix.
+
+    Args:
+        model: The model.
+        param_groups: The optimizer's groups.
+        is_alike: Whether a weight and its bias both have noise, or both have none.
+        max_side: Longest side.
+
+    Returns:
+        The layers, and the rest by name.
+    """
+    group_of = {p: group for group in param_groups for p in group["params"] if p.requires_grad}
+    units = [unit for unit in find_units(model) if any(p in group_of for p in unit.module.parameters())]
+    holders = Counter(p for unit in units for p in unit.module.parameters())
+    found = Division([], {}, [])
+    for unit in units:
+        layer = _layer(unit, group_of)
+        if layer is None or any(holders[p] > 1 for p in layer.params) or not is_alike(layer.weight, layer.params[-1]):
+            found.others.append(unit.name)
+        elif max(layer.shape[1:]) > max_side:
+            found.too_long[unit.name] = max(layer.shape[1:])
+        else:
+            found.layers.append(layer)
+    return found
+
+
+def _layer(unit: Unit, group_of: dict[nn.Parameter, dict[str, Any]]) -> MatrixLayer | None:
+    own = unit.module._parameters
+    if not has_factors(unit.module) or own["weight"] not in group_of:
+        return None
+    params = tuple(p for p in (own["weight"], own.get("bias")) if p is not None and p in group_of)
+    return MatrixLayer(unit.name, unit.module, params, tuple(group_of[p] for p in params))
+
+
+def _conv_groups(module: nn.Module) -> int:
+    return int(getattr(module, "groups", 1))

@@ -1,0 +1,641 @@
+"""K-FAC and Noisy K-FAC as optimizers: what they measure, when, and what their state means."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from distributed import run_on_ranks
+from torch import nn
+
+from lightning_bayes.curvature import Gaussian, Likelihood, Softmax
+from lightning_bayes.errors import (
+    HyperparameterError,
+    NoMeasurementError,
+    NotPositiveDefiniteError,
+    PosteriorError,
+    UnsupportedLayerError,
+    UnsupportedTrainingError,
+)
+from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim import KFAC, ExponentialSchedule, NoisyKFAC
+from lightning_bayes.posteriors import MatrixGaussian
+from lightning_bayes.strategies import all_reduce_mean_
+
+F64 = torch.float64
+N = 40
+
+
+def small_net(seed=0):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3))
+    return net.double()
+
+
+def images(generator, n=12):
+    return torch.randn(n, 2, 4, 4, generator=generator, dtype=F64), torch.randint(0, 3, (n,), generator=generator)
+
+
+def train(model, opt, data, steps, loss=F.cross_entropy):
+    x, y = data
+    for _ in range(steps):
+        with opt.sampled_params():
+            loss(model(x), y).backward()
+        opt.step()
+
+
+def factors(opt, weight):
+    state = opt.state[weight]
+    return KroneckerProduct(state["output_factor"], state["input_factor"])
+
+
+def matrix_gradient(layer, loss):
+    grads = torch.autograd.grad(loss, list(layer.parameters()), retain_graph=True)
+    return torch.cat([g.flatten(1) if g.dim() > 1 else g[:, None] for g in grads], 1)
+
+
+# -- what is measured --
+
+
+@pytest.mark.parametrize(("layer", "shape"), [(nn.Linear(3, 2), (3,)), (nn.Conv2d(2, 3, 2), (2, 2, 2))])
+def test_one_example_is_exact(layer, shape, generator):
+    """E15: S ⊗ A = g gᵀ for one example, for a linear layer and a convolution with one position."""
+    layer, x = layer.double(), torch.randn(1, *shape, generator=generator, dtype=F64)
+    opt = KFAC(layer, num_data=N)
+    grad = matrix_gradient(layer, layer(x).square().sum()).flatten()
+    with opt.sampled_params():
+        layer(x).square().sum(1).mean().backward()  # of one example the mean is its own loss
+    opt.step()
+    torch.testing.assert_close(factors(opt, layer.weight).dense(), torch.outer(grad, grad))
+
+
+def test_a_deep_linear_network_has_the_exact_fisher(generator):
+    """E15: f = W₂ W₁ x, y ~ N(f, σ²): F = J₂ᵀJ₂/σ² ⊗ E[x xᵀ]; only the labels' draws are random."""
+    first, second, std, n = nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False), 0.5, 4000
+    model, x = nn.Sequential(first, second).double(), torch.randn(n, 3, generator=generator, dtype=F64)
+    opt = KFAC(model, num_data=N, likelihood=Gaussian(std), fisher="sampled")
+    jacobian = second.weight.detach().clone()
+    with opt.sampled_params():
+        Gaussian(std).loss(model(x), torch.zeros(n, 2, dtype=F64)).backward()
+    opt.step()
+    found, exact = factors(opt, first.weight), jacobian.T @ jacobian / std**2
+    torch.testing.assert_close(found.right, x.T @ x / n)
+    size = exact.diagonal()
+    error = ((size[:, None] * size[None] + exact.square()) / n).sqrt()  # of the second moment of n Gaussian vectors
+    assert ((found.left - exact) / error).abs().max() < 4
+
+
+def test_labels_drawn_from_softmax_give_the_fisher_not_the_empirical_one(generator):
+    """At zero weights p = 1/3: S = diag(p) - p pᵀ, whatever the labels of the data say."""
+    model, n = nn.Linear(2, 3).double(), 6000
+    nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+    x, y = torch.randn(n, 2, generator=generator, dtype=F64), torch.zeros(n, dtype=torch.long)
+    exact = torch.eye(3, dtype=F64) / 3 - 1 / 9
+    for fisher, is_fisher in (("sampled", True), ("empirical", False)):
+        model.likelihood = Softmax()
+        opt = KFAC(copy.deepcopy(model), num_data=N, fisher=fisher)
+        with opt.sampled_params():
+            F.cross_entropy(opt.model(x), y).backward()
+        opt.step()
+        distance = (factors(opt, opt.model.weight).left - exact).abs().max()
+        assert (distance < 4 * 0.5 / math.sqrt(n)) == is_fisher  # an entry lies between 0 and 1
+
+
+def test_drawn_labels_leave_gradients_statistics_and_random_numbers_alone(generator):
+    model, (x, y) = small_net(), images(generator)
+    plain = copy.deepcopy(model)
+    F.cross_entropy(plain(x), y).backward()
+    opt = NoisyKFAC(model, num_data=N, likelihood=Softmax())
+    state = torch.get_rng_state()
+    with opt.sampled_params():
+        F.cross_entropy(model(x), y).backward()
+    assert torch.equal(torch.get_rng_state(), state)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    for a, b in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_drawn_labels_measure_the_other_layers_too(generator):
+    """The squares of a BatchNorm from drawn labels: those that `measure` finds with the same draws."""
+    model, (x, _) = small_net(), images(generator)
+    empirical = KFAC(copy.deepcopy(model), num_data=N, fisher="empirical")
+    drawn = {}
+
+    class Recording(Likelihood):
+        def sample(self, outputs, generator):
+            drawn["y"] = Softmax().sample(outputs, generator)
+            return drawn["y"]
+
+        def _nll_of_each(self, outputs, targets):
+            return F.cross_entropy(outputs, targets, reduction="none")
+
+    sampled = KFAC(copy.deepcopy(model), num_data=N, likelihood=Recording())
+    with sampled.sampled_params():
+        F.cross_entropy(sampled.model(x), torch.zeros(len(x), dtype=torch.long)).backward()
+    sampled.step()
+    with empirical.sampled_params():
+        F.cross_entropy(empirical.model(x), drawn["y"]).backward()
+    empirical.step()
+    for mine, theirs in zip(sampled.model.parameters(), empirical.model.parameters(), strict=True):
+        for key in ("curvature", "output_factor", "input_factor"):
+            assert (key in sampled.state[mine]) == (key in empirical.state[theirs])
+            if key in sampled.state[mine]:
+                torch.testing.assert_close(sampled.state[mine][key], empirical.state[theirs][key])
+
+
+def test_a_layer_that_is_called_twice_has_its_calls_for_positions(generator):
+    shared, x = nn.Linear(3, 3).double(), torch.randn(5, 3, generator=generator, dtype=F64)
+    opt = KFAC(shared, num_data=N)
+    with opt.sampled_params():
+        hidden = shared(x)
+        output = shared(hidden)
+        hidden.retain_grad(), output.retain_grad()
+        output.square().sum(1).mean().backward()
+    inputs = torch.cat([torch.cat([h.detach(), torch.ones(5, 1, dtype=F64)], 1) for h in (x, hidden)])
+    deltas = 5 * torch.cat([hidden.grad, output.grad])
+    opt.step()
+    found = factors(opt, shared.weight)
+    torch.testing.assert_close(found.right, inputs.T @ inputs / 5)
+    torch.testing.assert_close(found.left, deltas.T @ deltas / 10)
+
+
+def test_sums_and_means_of_the_loss_give_the_same_factors(generator):
+    found = []
+    for reduction in ("mean", "sum"):
+        model, (x, y) = small_net(), images(torch.Generator().manual_seed(3))
+        opt = NoisyKFAC(model, num_data=N)
+        with opt.sampled_params():
+            F.cross_entropy(model(x), y, reduction=reduction).backward()
+        opt.step()
+        found.append(factors(opt, model[0].weight))
+    torch.testing.assert_close(found[0].left, found[1].left)
+    torch.testing.assert_close(found[0].right, found[1].right)
+
+
+def test_micro_batches_equal_the_large_batch(generator):
+    x, y = torch.randn(8, 3, generator=generator, dtype=F64), torch.randn(8, 2, generator=generator, dtype=F64)
+    opts = []
+    for parts in ([slice(0, 8)], [slice(0, 3), slice(3, 8)]):
+        torch.manual_seed(0)
+        opt = NoisyKFAC(nn.Linear(3, 2).double(), num_data=N, init_precision=50.0)
+        for part in parts:
+            with opt.sampled_params(0):
+                F.mse_loss(opt.model(x[part]), y[part]).backward()
+        opt.step()
+        opts.append(opt)
+    whole, split = opts
+    torch.testing.assert_close(whole.model.weight, split.model.weight)
+    torch.testing.assert_close(*(factors(opt, opt.model.weight).dense() for opt in opts))
+
+
+def test_a_grad_scaler_leaves_the_factors_unscaled(generator):
+    data = images(generator)
+    for likelihood in (None, Softmax()):
+        opts = [NoisyKFAC(small_net(), num_data=N, likelihood=likelihood) for _ in range(2)]
+        for opt, scale in zip(opts, (1.0, 1024.0), strict=True):
+            with opt.sampled_params(loss_scale=scale):
+                (F.cross_entropy(opt.model(data[0]), data[1]) * scale).backward()
+            for p in opt.model.parameters():
+                p.grad /= scale
+            opt.step()
+        for p, q in zip(*(opt.model.parameters() for opt in opts), strict=True):
+            torch.testing.assert_close(p, q)
+
+
+# -- when --
+
+
+def test_factors_are_measured_and_inverted_when_they_are_due(generator):
+    model, data = small_net(), images(generator)
+    opt = NoisyKFAC(model, num_data=N, lr=1e-3, stats_interval=3, inverse_interval=50)
+    measured, inverted = [], []
+    state = opt.state[model[4].weight]
+    for step in range(1, 15):
+        before = {key: state.get(key) for key in ("output_factor", "output_root")}
+        train(model, opt, data, 1)
+        measured += [step] if state["output_factor"] is not before["output_factor"] else []
+        inverted += [step] if state["output_root"] is not before["output_root"] else []
+    assert measured == [1, 4, 7, 10, 13]
+    assert inverted == [1, 4, 10]  # at the measurements 1, 2 and 4; its turn comes at update 26
+
+
+def test_layers_take_turns(generator):
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)]).double()
+    x = torch.randn(6, 3, generator=generator, dtype=F64)
+    opt = KFAC(model, num_data=N, lr=1e-3, stats_interval=20, inverse_interval=20)
+    turns = {}
+    for step in range(1, 41):
+        before = [opt.state[layer.weight].get("output_inverse") for layer in model]
+        train(model, opt, (x, x), 1, F.mse_loss)
+        for i, layer in enumerate(model):
+            if opt.state[layer.weight]["output_inverse"] is not before[i] and step not in {1, 21}:
+                turns.setdefault(i, []).append(step)
+    assert turns == {1: [6, 26], 2: [11, 31], 3: [16, 36]}  # the first has its turn with the measurement
+
+
+def test_a_pass_that_is_not_due_is_plain_training(generator):
+    model, (x, y) = small_net(), images(generator)
+    opt = KFAC(model, num_data=N, lr=1e-3)
+    train(model, opt, (x, y), 1)
+    plain = copy.deepcopy(model)
+    F.cross_entropy(plain(x), y).backward()
+    with opt.sampled_params():
+        assert not any("forward" in vars(module) for module in model.modules())
+        F.cross_entropy(model(x), y).backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("optimizer", [KFAC, NoisyKFAC])
+@pytest.mark.parametrize("steps", [4, 5, 8])
+def test_resume_between_two_inversions_is_bit_equal(optimizer, steps, generator):
+    data = images(generator)
+
+    def build():
+        model = small_net()
+        arguments = {"lr": 1e-2, "damping": 1e-2, "stats_interval": 3, "inverse_interval": 7, "likelihood": Softmax()}
+        return model, optimizer(model, num_data=N, **arguments)
+
+    model, opt = build()
+    train(model, opt, data, steps)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": opt.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    train(model, opt, data, 9)
+    other, resumed = build()
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    train(other, resumed, data, 9)
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+    for mine, theirs in zip(opt.state.values(), resumed.state.values(), strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(torch.as_tensor(mine[k]), torch.as_tensor(theirs[k])) for k in mine)
+
+
+# -- the posterior --
+
+
+def test_samples_have_the_posterior_s_covariance(generator):
+    """Right after an inversion, weight and bias jointly; in standard errors of 4000 draws."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2).double()
+    x, y = torch.randn(9, 2, generator=generator, dtype=F64), torch.randn(9, 2, generator=generator, dtype=F64)
+    opt = NoisyKFAC(model, num_data=N, damping=0.1, damping_in_noise=True, kl_weight=0.5)
+    train(model, opt, (x, y), 1, F.mse_loss)
+    posterior = opt.posterior()
+    assert isinstance(posterior, MatrixGaussian)
+    left, right = posterior.factors["weight"]
+    covariance = torch.linalg.inv(torch.kron(left, right))
+    mean, draws, n = torch.cat([model.weight, model.bias[:, None]], 1).detach().flatten(), [], 4000
+    with torch.no_grad():
+        for sample in range(n):
+            with opt.sampled_params(sample):
+                draws.append(torch.cat([model.weight, model.bias[:, None]], 1).flatten())
+    away = torch.stack(draws) - mean
+    size = covariance.diagonal()
+    error = ((size[:, None] * size[None] + covariance.square()) / n).sqrt()
+    assert ((away.T @ away / n - covariance) / error).abs().max() < 4.5
+    assert (away.mean(0) * (n / size).sqrt()).abs().max() < 4
+
+
+def test_relative_noise_bounds_the_noise_of_every_weight(generator):
+    """The floor is a damping of the noise: γ_l = (τ/Ñ)/(κr)², so every standard deviation is below κr."""
+    model, data = small_net(), images(generator)
+    opt = NoisyKFAC(model, num_data=N, lr=1e-4, relative_noise=0.01)
+    train(model, opt, data, 2)
+    posterior = opt.posterior()
+    for name, variance in posterior.variance().items():
+        weight = model.get_parameter(name.replace("bias", "weight"))
+        size = max(weight.square().mean().sqrt(), opt.state[weight]["scale"])
+        assert variance.sqrt().max() < 0.01 * size
+    assert opt.floored_share() == 1
+    loose = NoisyKFAC(small_net(), num_data=N, lr=1e-4, relative_noise=1e4)
+    train(loose.model, loose, data, 2)
+    assert loose.floored_share() == 0
+
+
+def test_initial_precision_is_the_first_posterior():
+    model = nn.Conv2d(4, 4, 2, groups=2).double()
+    opt = NoisyKFAC(model, num_data=N, init_precision=400.0, kl_weight=0.5, damping=1e-3, damping_in_noise=True)
+    for variance in opt.posterior().variance().values():
+        torch.testing.assert_close(variance, torch.full_like(variance, 1 / 400))
+
+
+def test_a_prior_at_the_initial_weights_pulls_there(generator):
+    """Without a gradient the natural step is that of the prior alone, to its mean."""
+    model = nn.Linear(3, 2).double()
+    start = model.weight.detach().clone()
+    opt = NoisyKFAC(model, lr=0.5, num_data=N, prior_mean="initial", betas=(0.0, 0.9), stats_interval=1)
+    x = torch.zeros(4, 3, dtype=F64)
+    with torch.no_grad():
+        model.weight += 1
+        model.bias += 1
+    train(model, opt, (x, None), 1, lambda output, _: 0 * output.sum(1).mean())
+    torch.testing.assert_close(model.weight, start + 0.5, rtol=1e-4, atol=1e-4)
+    assert opt.posterior().prior_mean["weight"].equal(start)
+
+
+def test_parameters_outside_of_the_posterior_are_points(generator):
+    model, data = small_net(), images(generator)
+    opt = NoisyKFAC(model, num_data=N, lr=1e-2, bayesian="^4")
+    train(model, opt, data, 2)
+    assert sorted(opt.posterior().mean) == ["4.bias", "4.weight"]
+    with torch.no_grad(), opt.sampled_params():
+        assert model[0].weight.equal(opt.posterior().constants["0.weight"])
+
+
+# -- which layers --
+
+
+def test_the_rest_is_mean_field_and_said_in_the_summary(generator):
+    model, data = small_net(), images(generator)
+    opt = NoisyKFAC(model, num_data=N, max_side=18)  # the convolution has 2·9 inputs and a bias
+    train(model, opt, data, 2)
+    posterior = opt.posterior()
+    assert posterior.factors.keys() == {"4.weight"}
+    assert posterior.precision.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert "factors for 1 layers, labels those of the data (empirical Fisher)" in opt.summary()
+    assert opt.summary().endswith("mean-field: 0 (side 19 > max_side=18), 1.")
+    drawn = NoisyKFAC(small_net(), num_data=N, likelihood=Softmax())
+    assert "labels drawn from Softmax (Fisher)" in drawn.summary()
+
+
+def test_tied_weights_are_mean_field(generator):
+    model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "out": nn.Linear(3, 5)})
+    model["out"].weight = model["embed"].weight
+    opt = NoisyKFAC(model, num_data=N, lr=1e-2)
+    tokens = torch.randint(0, 5, (6, 2), generator=generator)
+    for _ in range(2):
+        with opt.sampled_params():
+            F.cross_entropy(model["out"](model["embed"](tokens)).mean(1), tokens[:, 0]).backward()
+        opt.step()
+    assert not getattr(opt.posterior(), "factors", {})
+
+
+def test_a_bias_that_is_frozen_later_leaves_the_matrix(generator):
+    model, data = small_net(), images(generator)
+    opt = NoisyKFAC(model, num_data=N, lr=1e-2)
+    train(model, opt, data, 2)
+    bias = model[4].bias.detach().clone()
+    model[4].bias.requires_grad_(False)
+    train(model, opt, data, 2)
+    assert torch.equal(model[4].bias, bias)
+    posterior = opt.posterior()
+    assert posterior.factors["4.weight"][1].shape == (16, 16)
+    assert "4.bias" in posterior.constants
+    model[4].bias.requires_grad_(True)
+    train(model, opt, data, 2)
+    assert opt.posterior().factors["4.weight"][1].shape == (17, 17)
+    assert not torch.equal(model[4].bias, bias)
+
+
+def test_weight_and_bias_may_have_groups_of_their_own(generator):
+    """One matrix, two learning rates: half the rate is half the step."""
+    x, y = torch.randn(6, 3, generator=generator, dtype=F64), torch.randn(6, 2, generator=generator, dtype=F64)
+    moved = []
+    for rate in (0.1, 0.05):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).double()
+        before = [p.detach().clone() for p in model.parameters()]
+        groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": rate}]
+        opt = KFAC(model, groups, num_data=N, damping=0.1)
+        train(model, opt, (x, y), 1, F.mse_loss)
+        assert opt.state[model.weight]["input_factor"].shape == (4, 4)
+        moved.append([p.detach() - b for p, b in zip(model.parameters(), before, strict=True)])
+    torch.testing.assert_close(moved[0][0], moved[1][0])
+    torch.testing.assert_close(moved[0][1], 2 * moved[1][1])
+
+
+# -- the step --
+
+
+def test_the_step_is_k_fac_s(generator):
+    """W - α (S + √γ'/π I)⁻¹ (ĝ + δ̃ W) (A + π√γ' I)⁻¹ by dense linear algebra."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    x, y = torch.randn(9, 3, generator=generator, dtype=F64), torch.randn(9, 2, generator=generator, dtype=F64)
+    before = torch.cat([model.weight, model.bias[:, None]], 1).detach()
+    grad = matrix_gradient(model, F.mse_loss(model(x), y))
+    opt = KFAC(model, lr=0.3, num_data=N, prior_precision=2.0, damping=0.1, betas=(0.9, 0.9))
+    train(model, opt, (x, y), 1, F.mse_loss)
+    left, right = factors(opt, model.weight)
+    pi = math.sqrt((right.trace() / 4) / (left.trace() / 2))
+    root = math.sqrt(2 / N + 0.1)
+    dense = torch.kron(left + root / pi * torch.eye(2), right + pi * root * torch.eye(4))
+    expected = before.flatten() - 0.3 * torch.linalg.solve(dense, (grad + 2 / N * before).flatten())
+    torch.testing.assert_close(torch.cat([model.weight, model.bias[:, None]], 1).flatten(), expected)
+
+
+def fisher_norm_of_the_step(opt, start):
+    """dᵀ F d with F the damped curvature of the step, layer by layer."""
+    moved = {name: param.detach() - start[name] for name, param in opt.model.named_parameters()}
+    norm = 0.0
+    for name in ("0", "4"):
+        state = opt.state[opt.model.get_parameter(f"{name}.weight")]
+        step = torch.cat([moved[f"{name}.weight"].flatten(1), moved[f"{name}.bias"][:, None]], 1).flatten()
+        inverse = KroneckerProduct(state["output_inverse"], state["input_inverse"]).dense()
+        norm += step @ torch.linalg.solve(inverse, step)
+    for name in ("1.weight", "1.bias"):
+        curvature = opt.state[opt.model.get_parameter(name)]["curvature"]
+        norm += (moved[name].square() * (curvature + 1 / N + 0.1)).sum()
+    return norm.item()
+
+
+def test_the_kl_clip_bounds_the_fisher_norm_of_the_whole_step(generator):
+    data = images(generator)
+    free, clipped, loose = (KFAC(small_net(), lr=0.1, num_data=N, damping=0.1, kl_clip=c) for c in (None, 1e-5, 1e9))
+    start = {name: param.detach().clone() for name, param in free.model.named_parameters()}
+    for opt in (free, clipped, loose):
+        train(opt.model, opt, data, 1)
+    assert fisher_norm_of_the_step(clipped, start) == pytest.approx(1e-5, rel=1e-6)
+    assert fisher_norm_of_the_step(free, start) > 1e-4
+    assert all(map(torch.equal, free.model.parameters(), loose.model.parameters()))
+
+
+def test_the_kl_clip_may_decay(generator):
+    opt = KFAC(small_net(), lr=0.1, num_data=N, kl_clip=ExponentialSchedule(1e-3, 0.5, every=2))
+    train(opt.model, opt, images(generator), 3)
+    assert opt.param_groups[0]["kl_clip"] == 5e-4
+
+
+def test_the_trust_region_bounds_each_tensor_s_step(generator):
+    model, data = small_net(), images(generator)
+    opt = NoisyKFAC(model, lr=1e-2, num_data=N, step_rule="trust_region", relative_noise=0.3)
+    for _ in range(12):
+        before = [p.detach().clone() for p in model.parameters()]
+        train(model, opt, data, 1)
+        for p, old in zip(model.parameters(), before, strict=True):
+            assert (p.detach() - old).square().mean().sqrt() <= 1e-2 * (1 + 1e-9)
+
+
+def test_the_users_optimizer_may_move_the_means(generator):
+    """Without noise and prior it is the user's training; the factors are measured beside it."""
+    data = images(generator)
+    model, plain = small_net(), small_net()
+    opt = KFAC(model, num_data=10**12, base=torch.optim.Adam(model.parameters(), lr=1e-2))
+    adam = torch.optim.Adam(plain.parameters(), lr=1e-2)
+    train(model, opt, data, 5)
+    for _ in range(5):
+        adam.zero_grad()
+        F.cross_entropy(plain(data[0]), data[1]).backward()
+        adam.step()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    noisy = small_net()
+    opt = NoisyKFAC(noisy, num_data=N, base=torch.optim.SGD(noisy.parameters(), lr=1e-2))
+    train(noisy, opt, data, 5)
+    assert opt.posterior().factors.keys() == {"0.weight", "4.weight"}
+    assert "output_inverse" not in opt.state[noisy[0].weight]
+
+
+# -- bad input --
+
+
+def test_intervals_that_do_not_fit_are_refused():
+    with pytest.raises(HyperparameterError, match=r"inverse_interval=5 is below stats_interval=10"):
+        NoisyKFAC(small_net(), inverse_interval=5)
+    with pytest.raises(HyperparameterError, match=r"stats_interval=0 must be a whole number of at least 1"):
+        NoisyKFAC(small_net(), stats_interval=0)
+
+
+def test_a_likelihood_that_cannot_be_sampled_is_refused():
+    model = small_net()
+    model.likelihood = "softmax"
+    with pytest.raises(HyperparameterError, match=r"likelihood of Sequential is 'softmax', which cannot be sampled"):
+        NoisyKFAC(model, fisher="sampled")
+    NoisyKFAC(model)  # labels of the data
+    with pytest.raises(HyperparameterError, match=r"fisher='exact' is unknown"):
+        NoisyKFAC(model, fisher="exact")
+
+
+def test_outputs_that_nobody_saw_are_explained(generator):
+    model, (x, y) = small_net(), images(generator)
+    opt = NoisyKFAC(model, num_data=N, likelihood=Softmax())
+    with (
+        pytest.raises(NoMeasurementError, match=r"Sequential's own outputs enter.*fisher='empirical'"),
+        opt.sampled_params(),
+    ):
+        F.cross_entropy(model[4](model[:4](x)), y).backward()
+
+
+def test_parameters_beside_the_outputs_are_named(generator):
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head, self.side = (nn.Linear(3, 3) for _ in range(3))
+
+        def forward(self, x):
+            self.extra = self.side(self.body(x))
+            return self.head(self.body(x))
+
+    model, x = TwoHeads(), torch.randn(6, 3, generator=generator)
+    opt = NoisyKFAC(model, num_data=N, likelihood=Softmax())
+    labels = torch.zeros(6, dtype=torch.long)
+    with (
+        pytest.raises(
+            UnsupportedLayerError, match=r"depends on side\.weight, side\.bias, but TwoHeads's outputs do not"
+        ),
+        opt.sampled_params(),
+    ):
+        (F.cross_entropy(model(x), labels) + F.cross_entropy(model.extra, labels)).backward()
+
+
+def test_factors_that_do_not_fit_into_memory_are_refused():
+    with pytest.raises(
+        PosteriorError, match=r"factors of 1 layers.*would take 23\.1 MiB, more than limit_mib=20.*max_side"
+    ):
+        NoisyKFAC(nn.Linear(1000, 1008), limit_mib=20)
+
+
+def test_a_second_backward_is_refused(generator):
+    model, (x, y) = small_net(), images(generator)
+    opt = KFAC(model, num_data=N)
+
+    def twice():
+        with opt.sampled_params():
+            output = model(x)
+            F.cross_entropy(output, y).backward(retain_graph=True)
+            F.cross_entropy(output, y).backward()
+
+    with pytest.raises(UnsupportedTrainingError, match=r"A second backward reached"):
+        twice()
+
+
+def dead_net():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    nn.init.constant_(model[0].bias, -1e3)
+    return model, (torch.ones(5, 3, dtype=F64), torch.zeros(5, 2, dtype=F64))
+
+
+def test_a_vanishing_factor_without_prior_and_damping_names_layer_and_factor():
+    model, data = dead_net()
+    opt = KFAC(model, num_data=10**30, prior_precision=1e-300)  # whose quotient is zero
+    with pytest.raises(NotPositiveDefiniteError, match=r"left factor S of layer '0'.*Use a larger damping"):
+        train(model, opt, data, 1, F.mse_loss)
+
+
+def test_a_dead_layer_keeps_its_prior():
+    model, data = dead_net()
+    opt = NoisyKFAC(model, num_data=N, lr=1e-3, prior_precision=4.0)
+    train(model, opt, data, 2, F.mse_loss)
+    variance = opt.posterior().variance()["0.weight"]
+    torch.testing.assert_close(variance, torch.full_like(variance, 0.25), rtol=1e-3, atol=0)
+
+
+def test_an_overflow_in_the_factors_skips_the_update(generator):
+    model, (x, y) = nn.Sequential(nn.Linear(3, 2)), (torch.full((4, 3), 1e30), torch.zeros(4, 2))
+    opt = KFAC(model, num_data=N)
+    before = model[0].weight.detach().clone()
+    with opt.sampled_params():
+        (model(x) * 1e-30).sub(y).square().mean().backward()
+    with pytest.warns(UserWarning, match="gradient or curvature that is not finite"):
+        opt.step()
+    assert torch.equal(model[0].weight, before)
+
+
+def test_the_backpack_engine_is_refused():
+    with pytest.raises(HyperparameterError, match=r"engine='backpack' does not measure Kronecker factors"):
+        NoisyKFAC(small_net(), engine="backpack")
+
+
+# -- processes --
+
+
+def train_on_part(first, last):
+    """Six updates on some of eight examples, everybody under the same noise."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 3, generator=generator, dtype=F64), torch.randn(8, 2, generator=generator, dtype=F64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
+    opt = NoisyKFAC(model, lr=0.05, num_data=N, init_precision=50.0, damping=0.01, stats_interval=2, inverse_interval=3)
+    for _ in range(6):
+        with opt.sampled_params(0):
+            F.mse_loss(model(x[first:last]), y[first:last]).backward()
+        all_reduce_mean_(*opt.measured())
+        opt.step()
+    states = {f"{i}/{k}": v for i, p in enumerate(model.parameters()) for k, v in opt.state[p].items()}
+    return {**model.state_dict(), **{k: v for k, v in states.items() if isinstance(v, torch.Tensor)}}
+
+
+PARTS = {"even": [(0, 4), (4, 8)], "uneven": [(0, 2), (2, 8)]}
+
+
+def train_on_rank(rank):
+    return {name: train_on_part(*parts[rank]) for name, parts in PARTS.items()}
+
+
+@pytest.mark.ddp
+def test_two_ranks_equal_one_process(tmp_path):
+    """S and A are averaged, each on its own; an average of products would differ."""
+    alone = train_on_part(0, 8)
+    for rank in run_on_ranks(train_on_rank, 2, tmp_path):
+        for found in rank.values():
+            assert found.keys() == alone.keys()
+            for name, value in found.items():
+                torch.testing.assert_close(value, alone[name], msg=lambda m, name=name: f"{name}: {m}")
