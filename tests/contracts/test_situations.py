@@ -1,0 +1,143 @@
+"""Every noisy optimizer in the situations of real training: accumulation, scaled losses, groups, errors, two ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from distributed import run_on_ranks
+from optimizer_family import OPTIMIZERS
+from torch import nn
+
+from lightning_bayes.strategies import all_reduce_mean_
+
+each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
+
+
+def batch(rows=slice(None)):
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(16, 4, generator=generator, dtype=torch.float64)
+    return x[rows], (x[rows, 0] > 0).long()
+
+
+def build(optimizer, **arguments):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    return model, optimizer(model, lr=1e-2, num_data=1600, damping=1e-2, **arguments)
+
+
+def loss_of(model, rows=slice(None)):
+    x, y = batch(rows)
+    return F.cross_entropy(model(x), y)
+
+
+def backward(model, rows=slice(None)):
+    loss_of(model, rows).backward()
+
+
+def flat(model):
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def train(model, opt, passes, updates=3):
+    """Some updates, each from passes (number of the noise, rows)."""
+    for _ in range(updates):
+        for sample, rows in passes:
+            with opt.sampled_params(sample):
+                backward(model, rows)
+        opt.step()
+    return flat(model)
+
+
+@each_optimizer
+def test_micro_batches_under_one_noise_are_one_large_batch(optimizer):
+    # A start without noise guesses a reparameterised Hessian from each pass, so the start is given.
+    start = {"init_precision": 20.0} if optimizer.measures == "reparameterised" else {}
+    whole = train(*build(optimizer, **start), [(0, slice(None))])
+    parts = train(*build(optimizer, **start), [(0, slice(0, 4)), (0, slice(4, 6)), (0, slice(6, 16))])
+    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-11)
+
+
+@each_optimizer
+def test_grad_scaler_changes_nothing(optimizer):
+    if optimizer.measures.startswith("diag_"):
+        pytest.skip("BackPACK takes no scaled loss, and the error says so")
+    model, opt = build(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for _ in range(3):
+        with opt.sampled_params(0, loss_scale=scaler.get_scale()):
+            scaler.scale(loss_of(model)).backward()
+        scaler.step(opt)
+        scaler.update()
+    torch.testing.assert_close(flat(model), train(*build(optimizer), [(0, slice(None))]), rtol=1e-9, atol=1e-11)
+
+
+@each_optimizer
+@pytest.mark.parametrize("step_rule", ["natural", "trust_region"])
+def test_groups_have_learning_rates_of_their_own(optimizer, step_rule):
+    model, _ = build(optimizer)
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
+    opt = optimizer(model, groups, lr=1e-2, num_data=1600, step_rule=step_rule)
+    before = flat(model[0]), flat(model[2])
+    train(model, opt, [(0, slice(None))])
+    assert torch.equal(flat(model[0]), before[0])
+    assert not torch.equal(flat(model[2]), before[1])
+
+
+@each_optimizer
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_error_inside_a_pass_leaves_the_mean(optimizer, error):
+    model, opt = build(optimizer)
+    before = train(model, opt, [(0, slice(None))])
+
+    def broken_pass():
+        with opt.sampled_params():
+            backward(model)
+            raise error
+
+    with pytest.raises(error):
+        broken_pass()
+    assert torch.equal(flat(model), before)
+    assert train(model, opt, [(0, slice(None))]).isfinite().all()  # and the optimizer still works
+
+
+@each_optimizer
+def test_unused_parameters_are_no_obstacle(optimizer):
+    model, _ = build(optimizer)
+    both = nn.ModuleDict({"used": model, "unused": nn.Linear(3, 3).double()})
+    opt = optimizer(both, lr=1e-2, num_data=1600)
+    for _ in range(3):
+        with opt.sampled_params():
+            backward(both["used"])
+        opt.step()
+    assert flat(both).isfinite().all()
+
+
+SHARDS = (slice(0, 4), slice(4, 16))
+
+
+def train_on_rank(rank):
+    trained = {}
+    for optimizer in OPTIMIZERS:
+        model, opt = build(optimizer)
+        for _ in range(3):
+            with opt.sampled_params(rank):
+                backward(model, SHARDS[rank])
+            all_reduce_mean_(*opt.measured())
+            opt.step()
+        trained[optimizer.__name__] = flat(model)
+    return trained
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_on_ranks(train_on_rank, 2, tmp_path_factory.mktemp("family"))
+
+
+@pytest.mark.ddp
+@each_optimizer
+def test_two_ranks_are_one_process_with_two_weight_samples(optimizer, ranks):
+    """Of 4 and of 12 examples; and both ranks hold the same bits."""
+    first, second = (rank[optimizer.__name__] for rank in ranks)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, train(*build(optimizer), list(enumerate(SHARDS))), rtol=1e-9, atol=1e-11)
