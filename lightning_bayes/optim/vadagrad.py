@@ -46,6 +46,7 @@ def update(
     damping: float = 0.0,
     step: int = 1,
     temperature: float = 1.0,
+    full_prior: float,
 ) -> MeanFieldState:
     """One VadaGrad update of one parameter; pure.
 
@@ -55,18 +56,19 @@ def update(
         squared_grad: ĝ², averaged over samples.
         lr: α.
         betas: (β₁, β₂); β₁ is the weight of the old momentum, 1-β₂ the weight of ĝ².
-        prior: δ̃ = δ/Ñ.
+        prior: τδ̃, the prior's weight in the bound.
         damping: γ.
         step: Number of this update, t, from 1.
         temperature: τ.
+        full_prior: δ̃ = δ/Ñ, its part of the precision.
 
     Returns:
         State after the update.
     """
     weight = 1 - betas[1]  # β
     curvature = (1 - temperature * weight) * state.curvature + weight * squared_grad
-    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=temperature * prior), betas[0])
-    scale = (curvature + (1 - temperature) * prior).sqrt_().add_(temperature * prior + damping)
+    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    scale = (curvature + (full_prior - prior)).sqrt_().add_(prior + damping)
     mean = torch.addcdiv(state.mean, momentum, scale, value=-lr / (1 - betas[0] ** step))
     return MeanFieldState(mean, curvature, momentum)
 
@@ -139,3 +141,8 @@ class VadaGrad(GradientMagnitudeOptimizer):
         """
         require_unit_kl_weight({**self.defaults, **param_group})
         super().add_param_group(param_group)
+
+    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        arguments = super()._update_arguments(group, step)
+        full_prior = arguments["prior"]
+        return {**arguments, "prior": group["temperature"] * full_prior, "full_prior": full_prior}

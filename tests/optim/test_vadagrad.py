@@ -34,7 +34,8 @@ def test_pure_update_is_the_paper_s_at_temperature_0():
         vector(0.36),
         lr=0.3,
         betas=(0.0, 0.8),
-        prior=prior,
+        prior=0.0,
+        full_prior=prior,
         temperature=0.0,
     )
     s = 0.5 + 0.2 * 0.36
@@ -54,7 +55,18 @@ def test_without_noise_it_is_torch_s_adagrad(generator):
         weights.grad = x[rows].T @ (x[rows] @ weights.detach() - y[rows]) / 8
         adagrad.step()
         g = x[rows].T @ (x[rows] @ state.mean - y[rows]) / 8
-        state = update(state, g, g**2, lr=0.1, betas=(0.0, 0.0), prior=0.05, damping=1e-8, step=t + 1, temperature=0.0)
+        state = update(
+            state,
+            g,
+            g**2,
+            lr=0.1,
+            betas=(0.0, 0.0),
+            prior=0.0,
+            full_prior=0.05,
+            damping=1e-8,
+            step=t + 1,
+            temperature=0.0,
+        )
         torch.testing.assert_close(state.mean, weights.detach(), rtol=1e-10, atol=1e-12)
 
 
@@ -62,7 +74,7 @@ def test_temperature_1_is_vprop(generator):
     mean, curvature, grad = (torch.rand(20, generator=generator, dtype=F64) for _ in range(3))
     start = MeanFieldState(mean, curvature, zeros(20))
     arguments = {"lr": 0.1, "betas": (0.9, 0.95), "prior": 0.05, "damping": 0.01, "step": 3}
-    ours = update(start, grad, grad**2, temperature=1.0, **arguments)
+    ours = update(start, grad, grad**2, temperature=1.0, full_prior=0.05, **arguments)
     for found, expected in zip(ours, vprop.update(start, grad, grad**2, **arguments), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
@@ -76,7 +88,16 @@ def test_precision_takes_the_natural_gradient_step_of_the_bound(temperature):
     (gradient,) = torch.autograd.grad((0.5 * n * h * variance + temperature * kl).sum(), variance)
     expected = n * s + delta + 2 * beta * gradient
     start = MeanFieldState(zeros(1), vector(s), zeros(1))
-    new = update(start, zeros(1), vector(h), lr=0.0, betas=(0.0, 1 - beta), prior=delta / n, temperature=temperature)
+    new = update(
+        start,
+        zeros(1),
+        vector(h),
+        lr=0.0,
+        betas=(0.0, 1 - beta),
+        prior=temperature * delta / n,
+        full_prior=delta / n,
+        temperature=temperature,
+    )
     torch.testing.assert_close(n * new.curvature + delta, expected, rtol=1e-12, atol=0)
 
 
@@ -86,7 +107,16 @@ def test_fixed_point_is_the_exact_tempered_posterior(temperature):
     n, delta, h = 50.0, 2.0, 0.7
     state = MeanFieldState(zeros(1), vector(0.1), zeros(1))
     for _ in range(3000):
-        state = update(state, zeros(1), vector(h), lr=0.0, betas=(0.0, 0.9), prior=delta / n, temperature=temperature)
+        state = update(
+            state,
+            zeros(1),
+            vector(h),
+            lr=0.0,
+            betas=(0.0, 0.9),
+            prior=temperature * delta / n,
+            full_prior=delta / n,
+            temperature=temperature,
+        )
     found = n * state.curvature + delta
     torch.testing.assert_close(found, vector(n * h / temperature + delta), rtol=1e-10, atol=0)
     printed = n * (state.curvature + temperature * delta / n)
@@ -138,6 +168,18 @@ def test_annealing_ends_in_optimization(generator):
     assert opt.param_groups[0]["temperature"] == 0.0
     assert precisions[-1] >= max(precisions[300:]) * (1 - 1e-12)
     torch.testing.assert_close(model.weight.detach().T, torch.linalg.lstsq(x, y).solution, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_the_prior_counts_by_the_temperature_in_a_user_s_step_too(temperature, generator):
+    """SGD around VadaGrad's first pass, which has no noise: g + τδ̃μ."""
+    x, y = regression(generator)
+    model = nn.Linear(3, 1, bias=False).double()
+    before = model.weight.detach().clone()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, VadaGrad(model, base=sgd, num_data=40, prior_precision=20.0, temperature=temperature), x[:8], y[:8])
+    grad = (x[:8] * (x[:8] @ before.T - y[:8])).mean(0, keepdim=True)
+    torch.testing.assert_close(model.weight.detach(), before - 0.1 * (grad + temperature * 0.5 * before))
 
 
 def test_bad_temperatures_are_named():
