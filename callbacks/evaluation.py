@@ -54,7 +54,9 @@ class SampledEvaluation:
         self._patch("forward", self._combined)
         if hasattr(self.module, "sampled_forward"):  # a module that wants the samples themselves, as regression does
             self._patch("sampled_forward", self.outputs)
-        if self.samples.has_mean and hasattr(self.module, "mean_forward"):  # and one that measures the mean beside the average
+        if hasattr(self.module, "averages"):
+            self._patch("averages", True)
+        if self.samples.has_mean and hasattr(self.module, "mean_forward"):  # and one that measures the mean, too
             self._patch("mean_forward", self.at_mean)
         if predict and type(self.module).predict_step is LightningModule.predict_step:
             self._patch("predict_step", types.MethodType(self._predict_step, self.module))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_bayes.callbacks.collected import CollectedPredictions, ExtremeImages, Gather, Predicted
-from lightning_bayes.callbacks.step_outputs import step_outputs
+from lightning_bayes.callbacks.step_outputs import has_step_outputs, step_outputs
 from lightning_bayes.metrics import (
     by_severity,
     certainty_sheet,
@@ -42,10 +42,11 @@ class EvaluationFigures(Callback):
     Args:
         dirpath: Folder to write to; None takes ``figures`` in the run's own, ``trainer.log_dir``, or in the trainer's
             ``default_root_dir`` where the logger has none.
+        required: Whether a module that does not return its logits is an error; else there are no figures of it.
     """
 
-    def __init__(self, dirpath: str | None = None) -> None:
-        self.dirpath = dirpath
+    def __init__(self, dirpath: str | None = None, required: bool = True) -> None:
+        self.dirpath, self.required = dirpath, required
         self._forget()
 
     def _forget(self) -> None:
@@ -75,6 +76,8 @@ class EvaluationFigures(Callback):
             batch_idx: Its position.
             dataloader_idx: The position of its loader.
         """
+        if not self.required and not has_step_outputs(outputs):
+            return
         step = step_outputs(pl_module, "test_step", outputs)
         name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
         temperature = getattr(pl_module, "temperature", None)

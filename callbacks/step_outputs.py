@@ -33,13 +33,26 @@ def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutpu
     Raises:
         UnsupportedTrainingError: If it is something else.
     """
-    outputs = returned.get("outputs") if isinstance(returned, Mapping) else None
-    targets = returned.get("targets") if isinstance(returned, Mapping) else None
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim not in {2, 3}:
+    if not has_step_outputs(returned):
         raise UnsupportedTrainingError(
             f"Logits are read from what {type(module).__name__}.{step} returns, which is a {type(returned).__name__} "
             'without them. Return {"outputs": logits, "targets": targets}, as lightning_bayes.zoo.BayesClassifier does.'
         )
-    outputs = outputs.detach().cpu()
+    outputs = returned["outputs"].detach().cpu()
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    return StepOutputs(outputs if outputs.ndim == 3 else outputs.unsqueeze(0), targets.detach().cpu())
+    return StepOutputs(outputs if outputs.ndim == 3 else outputs.unsqueeze(0), returned["targets"].detach().cpu())
+
+
+def has_step_outputs(returned: Any) -> bool:
+    """Whether a step has returned logits and targets.
+
+    Args:
+        returned: What it has returned.
+
+    Returns:
+        Whether `step_outputs` can read it.
+    """
+    if not isinstance(returned, Mapping):
+        return False
+    outputs, targets = returned.get("outputs"), returned.get("targets")
+    return isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim in {2, 3}

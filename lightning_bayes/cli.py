@@ -1,10 +1,13 @@
 """The command line: ``lightning-bayes fit|validate|test|predict --config NAME``, a LightningCLI for any model and data.
 
+``lightning-bayes report RUN [RUN …]`` compares what such runs have left; see `report`.
+
 A config that is no file is looked up among those of this package, so the experiments run from any directory.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import warnings
@@ -20,14 +23,18 @@ from rich.console import Console
 from rich.table import Table
 
 import lightning_bayes.zoo  # noqa: F401  (imported classes can be named without their module)
-from lightning_bayes.callbacks import PredictionWriter
+from lightning_bayes import report
+from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
 from lightning_bayes.errors import BayesError
 
 _CONFIG_OPTIONS = ("-c", "--config")
+_SINGLE_SHIFT = re.compile(r"shift(_mean)?/(?!all/)[^/]+/\d+/")
+WAYS = ("Value", "Mean", "Scaled")  # as predicted; at the posterior mean; by the fitted temperature
 _DESCRIPTION = """Train, validate, test and predict with a posterior over the weights.
 CONFIG is a YAML file or the name of a packaged one: {names}.
 Every argument of a class can be shown, such as those of a callback with fit --trainer.callbacks.help=VOGNCallback,
-and overridden, such as with --trainer.max_epochs=5 or --trainer.callbacks.mc_samples=2."""
+and overridden, such as with --trainer.max_epochs=5 or --trainer.callbacks.mc_samples=2.
+lightning-bayes report RUN [RUN ...] writes one HTML page that compares runs."""
 
 
 def main() -> None:
@@ -37,6 +44,9 @@ def main() -> None:
         SystemExit: With status 2 for a config that does not exist and for arguments that do not parse, and with status 1
             and the message for an error of this package.
     """
+    if sys.argv[1:2] == ["report"]:
+        _report(sys.argv[2:])
+        return
     try:
         sys.argv[1:] = with_packaged_configs(sys.argv[1:])  # not args=...: processes of DDP are started from sys.argv
     except FileNotFoundError as error:
@@ -51,6 +61,13 @@ def main() -> None:
         if own is None:
             raise
         raise SystemExit(f"lightning-bayes: {type(own).__name__}: {own}") from error  # it says what to do; no traceback
+
+
+def _report(arguments: list[str]) -> None:
+    try:
+        report.main(arguments)
+    except BayesError as error:
+        raise SystemExit(f"lightning-bayes: {type(error).__name__}: {error}") from error
 
 
 def _own_error(error: BaseException | None) -> BayesError | None:
@@ -161,7 +178,7 @@ class BayesCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,  # a task takes its optimizer as an argument
-            trainer_defaults={"callbacks": [PredictionWriter()]},
+            trainer_defaults={"callbacks": [PredictionWriter(), EvaluationFigures(required=False)]},
             save_config_callback=RunConfig if run else None,
             parser_kwargs={
                 "prog": "lightning-bayes",
@@ -210,7 +227,8 @@ class BayesCLI(LightningCLI):
         self._print_metrics()
 
     def _before_evaluation(self) -> None:
-        if not self._get(self.config, "ckpt_path"):
+        has_members = any(isinstance(callback, DeepEnsembleCallback) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        if not self._get(self.config, "ckpt_path") and not has_members:
             rank_zero_warn(
                 f"{self.subcommand} uses the weights that {type(self.model).__name__} was built with. Pass --ckpt_path "
                 "with the checkpoint that fit has written to use trained ones."
@@ -224,10 +242,42 @@ class BayesCLI(LightningCLI):
     @rank_zero_only
     def _print_metrics(self) -> None:
         if self._get(self.config, "verbose"):
-            table = Table("Metric", "Value")
-            for name, value in sorted(self.trainer.callback_metrics.items()):
-                table.add_row(name, f"{float(value):.4f}")
+            rows = pivoted({name: float(value) for name, value in self.trainer.callback_metrics.items()})
+            columns = [column for column in WAYS if any(column in values for values in rows.values())]
+            table = Table("Metric", *columns)
+            for name, values in sorted(rows.items()):
+                table.add_row(name, *(f"{values[way]:.4f}" if way in values else "" for way in columns))
             Console().print(table)
+
+
+def pivoted(metrics: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Put what a test has measured of one thing in several ways beside each other, for a table that people read.
+
+    Of the many values under shift only the means over its kinds stay; loggers have them all.
+
+    Args:
+        metrics: Values by the keys of a test.
+
+    Returns:
+        For each key without ``_mean`` and ``post/`` its values by a name of `WAYS`.
+
+    Example:
+        >>> pivoted({"test/cls/Acc": 0.9, "test_mean/cls/Acc": 0.8, "test/post/cls/Acc": 0.7, "shift/fog/1/cls/Acc": 0.6})
+        {'test/cls/Acc': {'Value': 0.9, 'Mean': 0.8, 'Scaled': 0.7}}
+    """
+    rows: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        if _SINGLE_SHIFT.match(name):
+            continue
+        room, slash, rest = name.partition("/")
+        if room.endswith("_mean"):
+            key, way = room.removesuffix("_mean") + slash + rest, "Mean"
+        elif rest.startswith("post/"):
+            key, way = room + slash + rest.removeprefix("post/"), "Scaled"
+        else:
+            key, way = name, "Value"
+        rows.setdefault(key, {})[way] = value
+    return rows
 
 
 class RunConfig(SaveConfigCallback):

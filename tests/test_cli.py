@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,39 @@ def test_test_averages_over_the_posterior(fitted, capsys):
     printed = capsys.readouterr().out
     assert printed.count("test/cls/NLL") == 1
     assert f"{found['test/cls/NLL']:.4f}" in printed
+
+
+def test_one_test_prints_samples_mean_and_scaling_side_by_side(fitted, capsys):
+    # Lightning warns that the file was written without this callback's state.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Be aware that when using .ckpt_path.")
+        folder = evaluated("test", fitted, "--trainer.callbacks+=TemperatureScaling")
+    found = logged(folder)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "test/cls/NLL" in line]
+    keys = ("test/cls/NLL", "test_mean/cls/NLL", "test/post/cls/NLL")
+    assert re.findall(r"\d\.\d{4}", line) == [f"{found[key]:.4f}" for key in keys]
+    assert len({found[key] for key in keys}) == 3
+    assert found["test/post/cls/NLL"] < found["test/cls/NLL"]
+    assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
+        *("certainty", "ood_scores", "reliability", "risk_coverage")
+    ]
+
+
+def test_report_compares_a_fit_and_its_test(fitted, capsys):
+    tested = evaluated("test", fitted)
+    capsys.readouterr()
+    command("report", str(fitted), str(tested), "--output", "pages/both.html")
+    assert capsys.readouterr().out == "wrote pages/both.html\n"
+    page = Path("pages/both.html").read_text("utf-8")
+    assert f"{logged(tested)['test/cls/NLL']:.4f}" in page
+    assert f"{logged(fitted)['val/cls/NLL']:.4f}" in page
+
+
+def test_report_of_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(
+        SystemExit, match=r"^lightning-bayes: RunError: There is no run in nowhere: a run is a folder with"
+    ):
+        command("report", "nowhere")
 
 
 def test_validate_repeats_the_last_validation_of_the_fit(fitted, capsys):

@@ -15,7 +15,14 @@ from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, pla
 
 @torch.no_grad()
 def mc_predict(
-    model: nn.Module, posterior: AbstractPosterior, x: Any, samples: int = 32, *, link: Link = "softmax", seed: int = 0
+    model: nn.Module,
+    posterior: AbstractPosterior,
+    x: Any,
+    samples: int = 32,
+    *,
+    link: Link = "softmax",
+    seed: int = 0,
+    temperature: float = 1.0,
 ) -> Any:
     """Predict with weights sampled from the posterior.
 
@@ -29,13 +36,14 @@ def mc_predict(
         samples: S, at least 1.
         link: ``"softmax"`` for logits ``[B, C]``, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for regression.
         seed: Seed of the weight samples; equal seeds give equal samples for every batch.
+        temperature: Logits of every sample are divided by it, see `fit_temperature`.
 
     Returns:
         `Prediction` with ``probs [B, C]``, ``entropy [B]`` and ``mutual_information [B]`` in nats and ``sample_probs
         [S, B, C]``; `Moments` with ``mean``, ``variance`` and ``samples`` for the identity link.
 
     Raises:
-        HyperparameterError: If `samples` or `link` is out of range.
+        HyperparameterError: If `samples`, `link` or `temperature` is out of range.
 
     Example:
         >>> from lightning_bayes.posteriors import MeanField
@@ -53,13 +61,15 @@ def mc_predict(
     check_link(link)
     if samples < 1:
         raise HyperparameterError(f"samples={samples} must be at least 1.")
+    if not temperature > 0 or (link == "identity" and temperature != 1):
+        raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are no logits.")
     check_fits(model, posterior)
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         with placed(model, posterior.constants):
             draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
-            prediction: Prediction | Moments = summarise(draws.outputs(model, lambda: model(x)), link)
+            prediction: Prediction | Moments = summarise(draws.outputs(model, lambda: model(x)) / temperature, link)
             return prediction
     finally:
         for module, mode in modes:

@@ -155,7 +155,7 @@ def test_a_logger_that_takes_images_gets_the_files(tmp_path):
     assert logger.taken == {"test/reliability": [PNG], "test/risk_coverage": [PNG]}
 
 
-def test_a_module_that_hides_its_logits_is_refused():
+def test_a_module_that_hides_its_logits_is_refused_unless_figures_are_not_required(tmp_path):
     class Hiding(Classifier):
         def test_step(self, batch, batch_idx):
             return self(batch[0]).sum()
@@ -164,6 +164,9 @@ def test_a_module_that_hides_its_logits_is_refused():
         UnsupportedTrainingError, match=r"what Hiding\.test_step returns, which is a Tensor without them"
     ):
         quiet_trainer(EvaluationFigures()).test(Hiding(), loader(), verbose=False)
+    lenient = EvaluationFigures(str(tmp_path / "here"), required=False)
+    quiet_trainer(lenient).test(Hiding(), loader(), verbose=False)
+    assert not (tmp_path / "here").exists()
 
 
 def test_a_fast_run_writes_nothing(tmp_path):

@@ -8,7 +8,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tiny_training import CLASSES, FEATURES, loader, mlp, quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import OGNCallback, VOGNCallback, load_posterior
+from lightning_bayes import DeepEnsembleCallback, OGNCallback, VOGNCallback, load_posterior
 from lightning_bayes.metrics import classification_metrics
 from lightning_bayes.predictive import PosteriorSamples, ood_scores
 from lightning_bayes.zoo import BayesClassifier
@@ -98,9 +98,24 @@ def test_a_checkpoint_gives_the_same_metrics_in_a_fresh_process(tmp_path):
     assert load_posterior(tmp_path / "last.ckpt").num_data == 48
 
 
+def test_an_ensemble_has_a_mutual_information_but_no_mean(tmp_path):
+    paths = [tmp_path / f"{seed}.ckpt" for seed in range(2)]
+    for seed, path in enumerate(paths):
+        torch.manual_seed(seed)
+        module = BayesClassifier(mlp(seed), CLASSES)
+        trainer = quiet_trainer()
+        trainer.fit(module, loader())
+        trainer.save_checkpoint(path)
+    rows = quiet_trainer(DeepEnsembleCallback(paths)).test(classifier(), [loader(), outside()], verbose=False)
+    found = {key: value for row in rows for key, value in row.items()}
+    assert "ood/set1/mutual_information/AUROC" in found
+    assert not any(key.startswith(("test_mean", "ood_mean")) for key in found)
+
+
 def test_nothing_is_left_on_the_module():
     _, module, _ = evaluated(VOGNCallback(eval_samples=S), loader())
     assert module.mean_forward is None
-    assert not {"forward", "sampled_forward", "mean_forward"} & set(vars(module))
+    assert not module.averages
+    assert not {"forward", "sampled_forward", "mean_forward", "averages"} & set(vars(module))
     (again,) = quiet_trainer().test(module, loader(), verbose=False)
     assert not any(key.startswith("test_mean") for key in again)

@@ -179,6 +179,22 @@ def test_no_samples_are_refused():
         mc_predict(model, posterior_of(model), torch.zeros(1, 3), samples=0)
 
 
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+def test_a_temperature_that_is_not_positive_is_refused(temperature):
+    model = network()
+    with pytest.raises(HyperparameterError, match=f"temperature={temperature} must be positive"):
+        mc_predict(model, posterior_of(model), torch.ones(1, 3), temperature=temperature)
+    with pytest.raises(HyperparameterError, match=r"temperature=2\.0 .* 1 for outputs that are no logits"):
+        mc_predict(model, posterior_of(model), torch.ones(1, 3), link="identity", temperature=2.0)
+
+
+def test_every_sample_is_scaled_by_the_temperature():
+    model, x = network().eval(), torch.randn(6, 3)
+    posterior = posterior_of(model)
+    plain, scaled = (mc_predict(model, posterior, x, samples=5, temperature=t).sample_probs for t in (1.0, 2.5))
+    torch.testing.assert_close(scaled, (plain.log() / 2.5).softmax(-1))
+
+
 def test_an_unknown_link_is_refused():
     model = network()
     with pytest.raises(HyperparameterError, match=r"link='probit' is unknown"):

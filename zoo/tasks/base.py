@@ -33,6 +33,7 @@ class SupervisedTask(LightningModule, abc.ABC):
     # The output at the posterior mean. Evaluation callbacks set it while ``forward`` averages over posterior samples;
     # without it, ``forward`` is all there is.
     mean_forward: Callable[[Any], Tensor] | None = None
+    averages: bool = False  # whether ``sampled_forward`` gives several samples; evaluation callbacks set it
 
     def __init__(
         self,

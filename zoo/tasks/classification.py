@@ -121,10 +121,9 @@ class BayesClassifier(SupervisedTask):
         """Prepare fresh metrics, by the number of loaders and by the ways to predict."""
         super().on_test_epoch_start()
         self._sets = named_sets(getattr(self.trainer, "datamodule", None), len(self.trainer.num_test_batches))
-        sampled = self.mean_forward is not None
-        scores = tuple(OOD_SCORES) if sampled else POINT_SCORES
+        scores = tuple(OOD_SCORES) if self.averages else POINT_SCORES
         evaluations = {"test": ClassifierEvaluation(self.test_metrics, self._sets, "", scores, device=self.device)}
-        if sampled:
+        if self.mean_forward is not None:
             metrics = self._metrics("test_mean/")
             evaluations["test_mean"] = ClassifierEvaluation(
                 metrics, self._sets, "_mean", POINT_SCORES, device=self.device

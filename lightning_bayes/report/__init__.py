@@ -1,0 +1,12 @@
+"""One HTML page that compares runs: ``lightning-bayes report RUN [RUN …]``.
+
+It reads what the runs have left on disk, ``metrics.csv`` of Lightning's CSVLogger, ``config.yaml``, the PNG of
+``EvaluationFigures`` and the names of the checkpoints. The page holds everything in itself and asks no other server.
+"""
+
+from __future__ import annotations
+
+from lightning_bayes.report.command import main, write_report
+from lightning_bayes.report.runs import Run, read_run, read_runs
+
+__all__ = ["Run", "main", "read_run", "read_runs", "write_report"]

@@ -1,0 +1,138 @@
+"""The tables of a report: which values of which runs, and which of them is the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from lightning_bayes.report.runs import Run
+
+# First part of the keys → what the values are of; the best value is looked for within one table.
+TEST = {"test/": "test", "test_mean/": "test, mean", "test/post/": "test, temperature-scaled"}
+VALIDATION = {"val/": "validation"}
+# Key after the prefix → heading; the arrow tells which direction is better.
+COLUMNS = {
+    "cls/Acc": "accuracy ↑",
+    "cls/NLL": "NLL ↓",
+    "cls/Brier": "Brier ↓",
+    "cal/ECE": "ECE ↓",
+    "cal/aECE": "adaptive ECE ↓",
+    "cal/cECE": "class-wise ECE ↓",
+    "cal/MCE": "MCE ↓",
+    "sc/AURC": "AURC ↓",
+    "sc/Cov_5Risk": "coverage at 5 % risk ↑",
+    "sc/Risk_80Cov": "risk at 80 % coverage ↓",
+    "mis/AUROC": "error AUROC ↑",
+    "mis/AUPR": "error AUPR ↑",
+    "mis/FPR95": "error FPR95 ↓",
+    "reg/RMSE": "RMSE ↓",
+    "reg/NLL": "NLL per point ↓",
+}
+OOD_MEASURES = {"AUROC": "AUROC ↑", "AUPR": "AUPR ↑", "FPR95": "FPR95 ↓"}
+
+
+class Table(NamedTuple):
+    """Rows by name; a cell is None where there is no value."""
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[str, list[float | None]]]
+
+    def best(self, column: int) -> float | None:
+        """The best value of a column whose heading has an arrow, if there are at least two."""
+        values = [row[column] for _, row in self.rows]
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        if len(known) < 2 or self.columns[column][-1] not in "↑↓":
+            return None
+        return max(known) if self.columns[column].endswith("↑") else min(known)
+
+
+def metric_tables(runs: Sequence[Run]) -> list[Table]:
+    """All tables for which there are values.
+
+    Args:
+        runs: The runs.
+
+    Returns:
+        The metrics of test and validation, then those of detection and shift.
+    """
+    tables = [
+        _metrics("Test", TEST, runs),
+        *_detection(runs),
+        _shift(runs),
+        _metrics("Last validation", VALIDATION, runs),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _metrics(title: str, ways: Mapping[str, str], runs: Sequence[Run]) -> Table:
+    rows = [
+        (f"{run.name}: {way}", [run.last.get(prefix + key) for key in COLUMNS])
+        for run in runs
+        for prefix, way in ways.items()
+    ]
+    return _trimmed(Table(title, list(COLUMNS.values()), rows))
+
+
+def _detection(runs: Sequence[Run]) -> list[Table]:
+    keys = _ordered(key.partition("/")[2] for run in runs for key in run.last if key.startswith(("ood/", "ood_mean/")))
+    return [_detection_by(measure, keys, runs) for measure in OOD_MEASURES]
+
+
+def _detection_by(measure: str, keys: Sequence[str], runs: Sequence[Run]) -> Table:
+    # "" for all sets together, or "set/score"; the key of a set alone repeats its entropy.
+    sources = [source for source, _, last in (key.rpartition("/") for key in keys) if last == measure]
+    sources = [source for source in sources if not source or "/" in source]
+    rows = [
+        (f"{run.name}: {way}", [run.last.get("/".join(filter(None, (room, each, measure)))) for each in sources])
+        for run in runs
+        for room, way in (("ood", "test"), ("ood_mean", "test, mean"))
+    ]
+    heading = OOD_MEASURES[measure]
+    names = [source.replace("/", ", ").replace("_", " ") or "all sets, entropy" for source in sources]
+    columns = [f"{name} {heading[-1]}" for name in names]
+    return _trimmed(Table(f"Inputs out of distribution: {heading[:-2]}", columns, rows))
+
+
+def _shift(runs: Sequence[Run]) -> Table:
+    rooms = {"shift": "test", "shift_mean": "test, mean"}
+    parts = [key.split("/") for run in runs for key in run.last]
+    levels = sorted({int(each[2]) for each in parts if each[0] in rooms and each[1] == "all"})
+    chosen = {key: COLUMNS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE")}
+    columns = [f"{heading[:-2]}, severity {level} {heading[-1]}" for heading in chosen.values() for level in levels]
+    rows = [
+        (f"{run.name}: {way}", [run.last.get(f"{room}/all/{level}/{key}") for key in chosen for level in levels])
+        for run in runs
+        for room, way in rooms.items()
+    ]
+    return _trimmed(Table("Shift, mean over its kinds", columns, rows))
+
+
+def config_differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """The settings in which the runs differ.
+
+    Args:
+        runs: The runs.
+
+    Returns:
+        Dotted keys with one value per run, as text.
+    """
+    keys = _ordered(key for run in runs for key in run.config)
+    rows = [(key, [_text(run.config, key) for run in runs]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _text(config: Mapping[str, object], key: str) -> str:
+    return str(config[key]) if key in config else "–"
+
+
+def _ordered(keys: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(keys))  # each once
+
+
+def _trimmed(table: Table) -> Table:
+    """Without the rows and columns in which there is no value."""
+    rows = [(name, row) for name, row in table.rows if any(value is not None for value in row)]
+    used = [i for i in range(len(table.columns)) if any(row[i] is not None for _, row in rows)]
+    return Table(table.title, [table.columns[i] for i in used], [(name, [row[i] for i in used]) for name, row in rows])

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import yaml
+
+from lightning_bayes.errors import RunError
+from lightning_bayes.report import read_run, read_runs
+
+
+def write_run(folder, lines, config=None):
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    if config is not None:
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+ROWS = ["epoch,step,train/loss,val/cls/Acc", "0,9,1.5,", "0,10,,0.4", "1,19,0.5,", "1,20,,0.6"]
+
+
+def test_the_last_value_and_the_history_of_each_metric_are_read(tmp_path):
+    run = read_run(write_run(tmp_path / "a", ROWS), "a")
+    assert run.last == {"train/loss": 0.5, "val/cls/Acc": 0.6}
+    assert run.series["val/cls/Acc"] == [(0, 0.4), (1, 0.6)]
+    assert (run.config, run.config_text, run.figures, run.checkpoints) == ({}, "", {}, [])
+
+
+def test_without_an_epoch_the_step_counts(tmp_path):
+    run = read_run(write_run(tmp_path / "a", ["step,loss", "3,1.0"]), "a")
+    assert run.series == {"loss": [(3, 1.0)]}
+
+
+def test_nan_is_a_value(tmp_path):
+    assert math.isnan(read_run(write_run(tmp_path / "a", ["epoch,x", "0,nan"]), "a").last["x"])
+
+
+def test_config_is_flat_and_figures_and_checkpoints_are_found(tmp_path):
+    folder = write_run(
+        tmp_path / "a", ROWS, {"model": {"lr": 0.1, "layers": [1, {"width": 2}], "empty": {}}, "seed": 0}
+    )
+    for name in ("figures/b.png", "figures/a.png", "checkpoints/last.ckpt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"")
+    run = read_run(folder, "a")
+    assert run.config == {
+        "model.lr": 0.1,
+        "model.layers.0": 1,
+        "model.layers.1.width": 2,
+        "model.empty": {},
+        "seed": 0,
+    }
+    assert list(run.figures) == ["a", "b"]
+    assert [path.name for path in run.checkpoints] == ["last.ckpt"]
+
+
+def test_a_config_cannot_run_code(tmp_path):
+    folder = write_run(tmp_path / "a", ROWS)
+    (folder / "config.yaml").write_text("x: !!python/object/apply:os.getcwd []")
+    with pytest.raises(yaml.constructor.ConstructorError, match="could not determine a constructor"):
+        read_run(folder, "a")
+
+
+def test_a_folder_of_runs_gives_its_versions_in_their_order(tmp_path):
+    for number in (10, 2, 0):
+        write_run(tmp_path / "lenet" / f"version_{number}", ROWS)
+    assert [run.name for run in read_runs([tmp_path / "lenet"])] == ["version_0", "version_2", "version_10"]
+
+
+def test_names_are_the_parts_in_which_paths_differ_and_no_run_is_read_twice(tmp_path):
+    adam = write_run(tmp_path / "runs" / "adam" / "version_0", ROWS)
+    vogn = write_run(tmp_path / "runs" / "vogn" / "version_0", ROWS)
+    assert [run.name for run in read_runs([adam, vogn, adam])] == ["adam/version_0", "vogn/version_0"]
+    assert [run.name for run in read_runs([adam])] == ["adam/version_0"]
+
+
+def test_folders_without_a_run_are_all_named(tmp_path):
+    good = write_run(tmp_path / "a", ROWS)
+    message = (
+        r"no run in .*/nothing, .*/missing: a run is a folder with metrics\.csv, which Lightning's CSVLogger writes"
+    )
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(RunError, match=message):
+        read_runs([tmp_path / "nothing", good, tmp_path / "missing"])
+
+
+def test_a_damaged_file_is_named_with_its_line(tmp_path):
+    folder = write_run(tmp_path / "a", [*ROWS, "2,29,oops,"])
+    with pytest.raises(RunError, match=r"metrics\.csv, line 6, train/loss is 'oops', which is no number"):
+        read_run(folder, "a")
