@@ -74,7 +74,7 @@ class MatrixOptimizer(MeanFieldOptimizer):
     ) -> None:
         check_intervals(stats_interval, inverse_interval)
         check_fisher(fisher)
-        self._divided: tuple[list[bool], Division] | None = None
+        self._divided: tuple[Any, Division] | None = None  # and what it depends on
         self.stats_interval, self.inverse_interval = stats_interval, inverse_interval
         self.max_side, self.limit_mib, self.fisher, self._likelihood = max_side, limit_mib, fisher, likelihood
         super().__init__(model, params, betas=betas, own={"kl_clip": kl_clip}, **arguments)
@@ -102,9 +102,10 @@ class MatrixOptimizer(MeanFieldOptimizer):
 
     def division(self) -> Division:
         """Which layers have matrices now."""
-        trained = [param.requires_grad for group in self.param_groups for param in group["params"]]
-        if self._divided is None or self._divided[0] != trained:
-            self._divided = trained, divide(self.model, self.param_groups, self._are_alike, self.max_side)
+        # Loading a state makes new groups.
+        groups = [(id(group), [param.requires_grad for param in group["params"]]) for group in self.param_groups]
+        if self._divided is None or self._divided[0] != groups:
+            self._divided = groups, divide(self.model, self.param_groups, self._are_alike, self.max_side)
         return self._divided[1]
 
     def _are_alike(self, weight: nn.Parameter, bias: nn.Parameter) -> bool:

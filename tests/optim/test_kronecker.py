@@ -478,13 +478,13 @@ def test_the_users_optimizer_may_move_the_means(generator):
     """Without noise and prior it is the user's training; the factors are measured beside it."""
     data = images(generator)
     model, plain = small_net(), small_net()
-    opt = KFAC(model, num_data=10**12, base=torch.optim.Adam(model.parameters(), lr=1e-2))
-    adam = torch.optim.Adam(plain.parameters(), lr=1e-2)
+    opt = KFAC(model, num_data=10**12, base=torch.optim.SGD(model.parameters(), lr=1e-1))
+    sgd = torch.optim.SGD(plain.parameters(), lr=1e-1)
     train(model, opt, data, 5)
     for _ in range(5):
-        adam.zero_grad()
+        sgd.zero_grad()
         F.cross_entropy(plain(data[0]), data[1]).backward()
-        adam.step()
+        sgd.step()
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p, q)
     noisy = small_net()

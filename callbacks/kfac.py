@@ -1,0 +1,80 @@
+"""K-FAC and Noisy K-FAC on an unmodified LightningModule."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.optim import KFAC, FisherName, KroneckerOptimizer, NoisyKFAC, Schedule, value_at
+from lightning_bayes.optim.fisher import check_fisher
+from lightning_bayes.optim.hyper import check as check_hyperparameters
+from lightning_bayes.optim.intervals import check_intervals
+from lightning_bayes.optim.matrix_optimizer import DEFAULT_MAX_SIDE
+
+
+class KroneckerCallback(VariationalCallback):
+    """What the two callbacks share. What is measured where, and from which labels, is written to the log.
+
+    Args:
+        stats_interval: T_stats, updates between measurements of the curvature.
+        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns.
+        max_side: Layers with a longer side of their matrix are treated as mean-field.
+        fisher: ``"sampled"`` draws labels from the module's attribute ``likelihood``, for the Fisher; ``"empirical"`` takes
+            the data's. None draws them where there is such an attribute.
+        kl_clip: c, bound of the squared Fisher norm of a step; None for none.
+        damping: γ, added to the curvature in the preconditioner.
+        betas: (β₁, β₂), weights of the old momentum at each update and of the old curvature at each measurement.
+        **arguments: See `VariationalCallback`.
+
+    Raises:
+        HyperparameterError: If an argument lies outside of its range.
+    """
+
+    def __init__(
+        self,
+        stats_interval: int = 10,
+        inverse_interval: int = 100,
+        max_side: int = DEFAULT_MAX_SIDE,
+        fisher: FisherName | None = None,
+        kl_clip: float | Schedule | None = None,
+        damping: float | Schedule = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        **arguments: Any,
+    ) -> None:
+        check_intervals(stats_interval, inverse_interval)
+        check_fisher(fisher)
+        check_hyperparameters({"kl_clip": value_at(kl_clip, 0), "max_side": max_side})
+        super().__init__(damping=damping, betas=betas, **arguments)
+        self.options["kl_clip"] = kl_clip
+        self.building |= {
+            "stats_interval": stats_interval,
+            "inverse_interval": inverse_interval,
+            "max_side": max_side,
+            "fisher": fisher,
+        }
+
+    def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super()._swap(trainer, pl_module)
+        assert isinstance(self.optimizer, KroneckerOptimizer)
+        rank_zero_info(self.optimizer.summary())
+
+
+@final
+class KFACCallback(KroneckerCallback):
+    """Trains with K-FAC (`lightning_bayes.KFAC`), without noise; arguments as in `KroneckerCallback`."""
+
+    optimizer_class = KFAC
+
+
+@final
+class NoisyKFACCallback(KroneckerCallback):
+    """Trains with Noisy K-FAC (`lightning_bayes.NoisyKFAC`); arguments as in `KroneckerCallback`.
+
+    ``Trainer(callbacks=[NoisyKFACCallback()])`` swaps the user's optimizer, keeps its learning rate and schedule, and leaves
+    a posterior in the checkpoint in which the weights of a layer are correlated.
+    """
+
+    optimizer_class = NoisyKFAC

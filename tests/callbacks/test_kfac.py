@@ -1,0 +1,270 @@
+"""KFACCallback and NoisyKFACCallback on unmodified modules."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from distributed import run_on_ranks
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tiny_training import (
+    CLASSES,
+    FEATURES,
+    Classifier,
+    ValidatedClassifier,
+    adamw,
+    assert_close,
+    assert_same_bits,
+    blobs,
+    fit,
+    loader,
+    mlp,
+    quiet_trainer,
+    two_groups,
+    weights,
+)
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from lightning_bayes import KFACCallback, MatrixGaussian, NoisyKFACCallback, load_posterior, mc_predict
+from lightning_bayes.curvature import Softmax
+from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.optim import NoisyKFAC
+from lightning_bayes.zoo import ResNet18
+
+CALLBACKS = [KFACCallback, NoisyKFACCallback]
+
+
+class Residual(nn.Module):
+    """A convolution with BatchNorm, in-place activation and in-place addition, as ResNets have it."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        out = self.norm(self.conv(x))
+        out += x
+        return F.relu(out, inplace=True)
+
+
+def residual_net():
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4))
+    return nn.Sequential(stem, Residual(4), nn.Flatten(), nn.Linear(16, CLASSES))
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+@pytest.mark.parametrize("net", [mlp, residual_net])
+def test_works_without_arguments(callback, net):
+    module = Classifier(net=net())
+    before = weights(module)
+    trainer = fit(module, callback(), data=loader(), max_epochs=5)
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+    moved = [n for n, p in module.named_parameters() if torch.equal(p, before[n])]
+    assert not moved
+    assert trainer.global_step == 30
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_learns(callback):
+    module, data = Classifier(), blobs()
+    x, y = data.tensors
+    before = F.cross_entropy(module(x), y).item()
+    fit(module, callback(), max_epochs=20)
+    assert F.cross_entropy(module(x), y) < 0.5 * before
+
+
+def test_groups_and_schedules_of_the_user_carry_over():
+    def configure(module):
+        optimizer = torch.optim.AdamW(two_groups(module))
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+    callback = NoisyKFACCallback()
+    fit(Classifier(configure), callback, max_epochs=2)
+    assert [group["lr"] for group in callback.optimizer.param_groups] == pytest.approx([3e-3 / 4, 5e-3 / 4])
+    assert callback.optimizer.division().layers[0].has_bias
+
+
+def test_the_log_says_what_is_measured_where(caplog):
+    module = Classifier(net=residual_net())
+    with caplog.at_level(logging.INFO):
+        fit(module, NoisyKFACCallback(max_side=16))
+    expected = (
+        "factors for 1 layers, labels those of the data (empirical Fisher), measured every 10 and inverted every 100"
+    )
+    assert expected in caplog.text
+    rest = "mean-field: net.1.conv (side 36 > max_side=16), net.3 (side 17 > max_side=16), net.0.2, net.1.norm."
+    assert rest in caplog.text
+    module.likelihood = Softmax()
+    with caplog.at_level(logging.INFO):
+        fit(module, NoisyKFACCallback())
+    assert "factors for 3 layers, labels drawn from Softmax (Fisher)" in caplog.text
+
+
+def test_the_checkpoint_holds_the_posterior(tmp_path):
+    module, callback = ValidatedClassifier(net=residual_net()), NoisyKFACCallback()
+    trainer = quiet_trainer(
+        callback, ModelCheckpoint(dirpath=tmp_path, filename="last"), enable_checkpointing=True, max_epochs=2
+    )
+    trainer.fit(module, loader(), loader())
+    posterior = load_posterior(tmp_path / "last.ckpt")
+    assert isinstance(posterior, MatrixGaussian)
+    assert posterior.factors.keys() == {"net.0.1.weight", "net.1.conv.weight", "net.3.weight"}
+    assert posterior.biases == {"net.0.1.weight": "net.0.1.bias", "net.3.weight": "net.3.bias"}
+    assert posterior.precision.keys() == {f"net.{n}.{p}" for n in ("0.2", "1.norm") for p in ("weight", "bias")}
+    live = callback.optimizer.posterior().to("cpu")
+    assert_same_bits(posterior.mean, live.mean)
+    assert_close(posterior.variance(), live.variance())
+    x, _ = blobs().tensors
+    prediction = mc_predict(residual_net(), posterior.select("net."), x, samples=4)
+    assert prediction.probs.shape == (len(x), CLASSES)
+    (validated,) = trainer.validate(module, loader(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    assert 0 < validated["val_loss"] < 3
+
+
+def test_a_point_has_no_posterior(tmp_path):
+    fit(Classifier(), KFACCallback(), ModelCheckpoint(dirpath=tmp_path, filename="last"), enable_checkpointing=True)
+    with pytest.raises(PosteriorError, match="a point"):
+        load_posterior(tmp_path / "last.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_resume_between_two_inversions_is_bit_equal(callback, tmp_path):
+    """Six updates an epoch; saved after the second, in the middle of both intervals."""
+
+    def run(**options):
+        module, keep = (
+            Classifier(net=residual_net()),
+            ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1),
+        )
+        module.likelihood = Softmax()
+        both = callback(stats_interval=5, inverse_interval=9), keep
+        quiet_trainer(*both, max_epochs=5, enable_checkpointing=True).fit(module, loader(), **options)
+        return weights(module)
+
+    whole = run()
+    assert_same_bits(run(ckpt_path=tmp_path / "epoch=1.ckpt"), whole)
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(HyperparameterError, match="inverse_interval=5 is below stats_interval=10"):
+        NoisyKFACCallback(inverse_interval=5)
+    with pytest.raises(HyperparameterError, match="fisher='exact' is unknown"):
+        KFACCallback(fisher="exact")
+    with pytest.raises(HyperparameterError, match="kl_clip=0 must be above 0; max_side=0 must be a whole number"):
+        KFACCallback(kl_clip=0, max_side=0)
+
+
+def test_a_module_without_likelihood_cannot_draw_labels():
+    with pytest.raises(HyperparameterError, match="likelihood of Classifier is None, which cannot be sampled"):
+        fit(Classifier(), NoisyKFACCallback(fisher="sampled"))
+
+
+@pytest.mark.slow
+def test_resnet18_with_batch_norm_trains():
+    """The CIFAR form, a few steps on 16 images: the loss falls."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(16, 3, 32, 32, generator=generator), torch.arange(16) % 10
+    module = Classifier(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), ResNet18(num_classes=10))
+    before = F.cross_entropy(module(x), y).item()
+    fit(module, NoisyKFACCallback(), data=DataLoader(list(zip(x, y, strict=True)), batch_size=16), max_epochs=12)
+    assert F.cross_entropy(module(x), y) < 0.5 * before
+
+
+# -- processes --
+
+WHOLE = [list(range(8 * i, 8 * i + 8)) for i in range(6)]
+FEW, MANY = [rows[:2] for rows in WHOLE], [rows[2:] for rows in WHOLE]
+
+
+class FixedBatches(BatchSampler):
+    def __init__(self, batches):
+        super().__init__(SequentialSampler(blobs()), batch_size=8, drop_last=False)
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
+class Data(LightningDataModule):
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+
+    def train_dataloader(self):
+        return DataLoader(blobs(), batch_sampler=FixedBatches(self.batches))
+
+
+class CountReductions(Callback):
+    def __init__(self):
+        self.sizes, self.own = [], dist.all_reduce
+
+    def on_train_start(self, trainer, pl_module):
+        dist.all_reduce = lambda *args, **kwargs: (self.sizes.append(args[0].numel()), self.own(*args, **kwargs))[1]
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        dist.all_reduce = self.own
+
+
+def train(batches, same_noise=False, sampled=False, **options):
+    module = Classifier(adamw, mlp())
+    if sampled:
+        module.likelihood = Softmax()
+    callback, count = NoisyKFACCallback(stats_interval=2, inverse_interval=3, num_data=48), CountReductions()
+    if same_noise:
+        build = callback._closure
+
+        def closure(trainer, base):
+            built = build(trainer, base)
+            built._samples = [0]
+            return built
+
+        callback._closure = closure
+    trainer = quiet_trainer(callback, count, max_epochs=1, **options)
+    trainer.fit(module, datamodule=Data(batches))
+    assert isinstance(callback.optimizer, NoisyKFAC)
+    states = {f"{n}/{k}": v for n, p in module.named_parameters() for k, v in callback.optimizer.state[p].items()}
+    return {**weights(module), **{k: v for k, v in states.items() if isinstance(v, torch.Tensor)}}, count.sizes
+
+
+def train_on_rank(rank):
+    ddp = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
+    return {
+        "uneven": train((FEW, MANY)[rank], same_noise=True, **ddp),
+        "sampled": train(WHOLE, sampled=True, **ddp),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_on_ranks(train_on_rank, 2, tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.mark.ddp
+def test_two_ranks_equal_one_process(ranks):
+    alone, _ = train(WHOLE, same_noise=True)
+    assert_close(ranks[0]["uneven"][0], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("name", ["uneven", "sampled"])
+def test_ranks_are_identical_bit_for_bit(ranks, name):
+    assert_same_bits(ranks[1][name][0], ranks[0][name][0])
+
+
+@pytest.mark.ddp
+def test_factors_travel_with_the_gradients_only_when_they_are_due(ranks):
+    """One reduction an update: the loss, ĝ and the weight, and on every second update S and A but not their product."""
+    parameters = FEATURES * 6 + 6 + 6 * CLASSES + CLASSES
+    sides = 6**2 + (FEATURES + 1) ** 2 + CLASSES**2 + 7**2
+    without, with_factors = 1 + parameters + 1, 1 + parameters + sides + 1
+    assert ranks[0]["uneven"][1] == [with_factors, without] * 3
