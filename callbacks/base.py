@@ -128,6 +128,9 @@ class VariationalCallback(EvaluatingCallback):
     def from_preset(cls, name: str, **overrides: Any) -> VariationalCallback:
         """Build the callback with published hyperparameters.
 
+        In a config it is ``class_path: lightning_bayes.VOGNCallback.from_preset`` with the name among the ``init_args`` and
+        overrides among the ``dict_kwargs``.
+
         Args:
             name: One of `presets`, such as ``"osawa2019-cifar10-resnet18"``.
             **overrides: Arguments that take the place of the preset's.

@@ -123,8 +123,9 @@ class PosteriorDiagnostics(Callback):
         if collapsed:
             rank_zero_warn(
                 f"The curvature has collapsed in {', '.join(collapsed)}: the data give less than {_COLLAPSED:.0%} of the "
-                "precision there, so the posterior is as wide as the prior (or as damping_in_noise) makes it. The layers are "
-                "dead, or fitted so well that gradients vanish, or there are too few data for this prior_precision."
+                "precision there, so the posterior is as wide as the prior (or as damping_in_noise) makes it. The layers "
+                "are dead, or fitted so well that gradients vanish, or their Hessian is negative, or there are too few data "
+                "for this prior_precision."
             )
 
     def _not_yet_named(self, what: str, layers: list[str]) -> list[str]:

@@ -26,11 +26,11 @@ class VONCallback(VariationalCallback):
     """
 
     def __init__(self, hessian: Hessian = "exact", positivity: Positivity = "backtracking", **arguments: Any) -> None:
-        super().__init__(**arguments)
         check_positivity(positivity)
         if hessian not in get_args(Hessian):
             raise HyperparameterError(f"hessian={hessian!r} must be one of {', '.join(map(repr, get_args(Hessian)))}.")
-        self.hessian = hessian
+        self.hessian = hessian  # before what asks for the optimizer's class
+        super().__init__(**arguments)
         self.options["positivity"] = positivity
 
     @property

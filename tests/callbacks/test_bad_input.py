@@ -212,6 +212,7 @@ COUNTS = {"mc_samples": 1, "eval_samples": 0, "max_nonfinite_steps": 1}
     + [(name, value, "at least 0") for name in NEGATIVE for value in (-1e-3, math.nan, math.inf)]
     + [(name, value, f"a whole number of at least {least}") for name, least in COUNTS.items() for value in (-1, 1.5)]
     + [("mc_samples", 0, "a whole number of at least 1")]
+    + [("kl_warmup_init", value, "above 0 and at most 1") for value in (0.0, 1.5, math.nan)]
     + [("betas", value, "two numbers of at least 0 and below 1") for value in ((0.9, 1.0), (-0.1, 0.9), (0.9,))],
     ids=str,
 )

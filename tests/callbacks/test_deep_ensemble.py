@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +12,9 @@ from tiny_training import Classifier, assert_same_bits, blobs, fit, loader, quie
 from torch import nn
 
 from lightning_bayes import DeepEnsembleCallback, VOGNCallback
+from lightning_bayes.cli import main
 from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
 
 # One module serves fit, validate and test; most fits here validate nothing.
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
@@ -116,6 +121,41 @@ def test_members_that_vogn_has_trained_count_with_their_means_and_links(tmp_path
     with torch.no_grad():
         expected = torch.stack([module.net(blobs().tensors[0]) for module in modules]).mean(0)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.fixture
+def _seed_variables(monkeypatch):
+    """Lightning's variables are put back; processes that later tests start would read them."""
+    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(variable, "0")
+
+
+@pytest.mark.usefixtures("_seed_variables")
+def test_the_documented_commands_train_and_evaluate_an_ensemble(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quiet = [f"--trainer.{option}=false" for option in ("enable_progress_bar", "enable_model_summary")]
+    command = ["--config", "digits_lenet_adam", "--trainer.accelerator=cpu", *quiet]
+    for seed in ("0", "1"):
+        argv = ["lightning-bayes", "fit", *command, "--seed_everything", seed, "--trainer.max_epochs=2"]
+        monkeypatch.setattr("sys.argv", argv)
+        main()
+    paths = sorted(Path("runs/digits_lenet_adam").glob("version_*/checkpoints/last.ckpt"))
+    ensemble = ["--trainer.callbacks+=lightning_bayes.DeepEnsembleCallback"]
+    ensemble += [f"--trainer.callbacks.members=[{','.join(map(str, paths))}]"]
+    monkeypatch.setattr("sys.argv", ["lightning-bayes", "test", *command, *ensemble])
+    main()  # without a remark on the missing ckpt_path: warnings are errors
+    with Path("runs/digits_lenet_adam/version_2/metrics.csv").open(newline="") as file:
+        (found,) = csv.DictReader(file)
+
+    module, data = BayesClassifier(LeNet5(image_size=8), num_classes=10), DigitsDataModule()
+    data.setup("test")
+    images, targets = data.test_set.tensors
+    probs = torch.zeros(len(images), 10)
+    for path in paths:
+        module.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
+        probs += module.eval()(images).softmax(-1).detach() / 2
+    assert float(found["test/cls/NLL"]) == pytest.approx(F.nll_loss(probs.log(), targets).item(), rel=1e-4)
+    assert not [name for name in found if name.startswith("test_mean/")]  # of weights that nobody has trained
 
 
 # -- what cannot work -----------------------------------------------------------------------------------------------------

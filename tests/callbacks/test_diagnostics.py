@@ -12,7 +12,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from tiny_training import EXAMPLES, Classifier, fit, weights
 
-from lightning_bayes import OGNCallback, PosteriorDiagnostics, VOGNCallback
+import lightning_bayes
+from lightning_bayes import OGNCallback, PosteriorDiagnostics, VariationalCallback, VOGNCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 
 NUMBERS = ("noise_to_weight", "kl", "kl_per_example", "precision_q05", "precision_q50", "precision_q95", "data_share")
@@ -58,6 +59,26 @@ def test_the_numbers_are_those_of_the_posterior_by_hand():
             found = float(metrics[f"posterior/{number}{suffix}"])
             assert found == pytest.approx(float(value), rel=1e-3), (number, suffix)
     assert 0 < metrics["posterior/data_share"] < 1
+
+
+NOISY = [
+    found
+    for name in lightning_bayes.__all__
+    if isinstance(found := getattr(lightning_bayes, name), type)
+    and issubclass(found, VariationalCallback)
+    and found is not VariationalCallback
+    and found().optimizer_class.noisy
+]
+
+
+@pytest.mark.filterwarnings("ignore:The curvature has collapsed")  # a Hessian may be negative after six batches
+@pytest.mark.parametrize("callback_class", NOISY, ids=lambda found: found.__name__)
+def test_every_callback_that_trains_a_posterior_is_diagnosed(callback_class):
+    callback = callback_class()
+    metrics = fit(Classifier(), callback, PosteriorDiagnostics(per_layer=False)).callback_metrics
+    assert all(metrics[f"posterior/{number}"].isfinite() for number in (*NUMBERS, "step_to_noise"))
+    kl = float(callback.optimizer.posterior().kl())
+    assert float(metrics["posterior/kl"]) == pytest.approx(kl, rel=1e-5)
 
 
 def test_layers_can_be_left_out_of_the_log():

@@ -17,7 +17,7 @@ from lightning_bayes.callbacks.presets.preset import Preset
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.state import MeanFieldState
 from lightning_bayes.optim.vogn import update
-from lightning_bayes.posteriors import precision
+from lightning_bayes.posteriors import kl_weight_now, precision
 
 OSAWA = {  # lr, weight of the new curvature, prior variance, damping, augmentation: the numbers of the released files
     "osawa2019-cifar10-lenet": (1e-4, 0.999, 0.01, 1e-3, 1),
@@ -80,6 +80,15 @@ def test_the_kl_weight_of_lenet_grows_from_a_tenth_over_thirty_epochs():
     options = VOGNCallback.from_preset("osawa2019-cifar10-lenet").options
     assert options["kl_warmup_init"] == 0.1
     assert options["kl_warmup_steps"] == pytest.approx(30 * N / 128, abs=1)
+
+
+def test_the_warm_up_starts_where_it_says():
+    callback = VOGNCallback(kl_warmup_steps=12, kl_warmup_init=0.25, kl_weight=0.8)
+    fit(Classifier(), callback)
+    (group,) = callback.optimizer.param_groups
+    assert group["step"] == 6
+    assert kl_weight_now(group) == pytest.approx(0.8 * (0.25 + 0.75 * 6 / 12))
+    assert kl_weight_now({**group, "step": 0}) == pytest.approx(0.8 * 0.25)
 
 
 def test_the_first_precision_of_lenet_with_batchnorm_is_that_of_its_first_curvature():
