@@ -7,6 +7,7 @@ import os
 import pytest
 from fake_images import write_cifar10, write_cifar100, write_idx_sets, write_image_folder, write_svhn
 from lightning.pytorch import Trainer
+from lightning_utilities.core import rank_zero
 from torchvision.datasets import CIFAR10, CIFAR100, SVHN
 
 
@@ -23,6 +24,17 @@ def quiet_trainer():
         return Trainer(**{**defaults, **kwargs})
 
     return make
+
+
+@pytest.fixture
+def said(caplog):
+    """What this package tells the user from here on; Lightning's loggers do not always hand it on to pytest's handler."""
+    handler, level = caplog.handler, rank_zero.log.level
+    rank_zero.log.addHandler(handler)
+    rank_zero.log.setLevel("INFO")
+    yield caplog
+    rank_zero.log.removeHandler(handler)
+    rank_zero.log.setLevel(level)
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule
+from distributed import run_on_ranks
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from scipy.special import logsumexp, softmax
 from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score, roc_curve
@@ -37,10 +38,14 @@ def loader(inputs, targets=None, batch_size=8):
     return DataLoader(TensorDataset(inputs, targets), batch_size=batch_size)
 
 
-@pytest.fixture
-def toy():
+def toy_data():
     generator = torch.Generator().manual_seed(0)
     return torch.randn(30, 4, generator=generator), torch.randint(3, (30,), generator=generator)
+
+
+@pytest.fixture
+def toy():
+    return toy_data()
 
 
 @pytest.fixture
@@ -176,7 +181,7 @@ class Shifted(LightningDataModule):
         return [self.inputs + 0.5, 2 * self.inputs, -self.inputs]
 
     def test_dataloader(self):
-        outside = loader(3 * torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))
+        outside = loader(3 * torch.randn(10, 4, generator=torch.Generator().manual_seed(1)))
         return [loader(self.inputs, self.targets), outside, *(loader(x, self.targets) for x in self.shifted())]
 
 
@@ -290,3 +295,23 @@ def test_a_target_outside_of_the_classes_is_refused(task, step, target, shown):
 def test_targets_that_are_not_indices_are_refused(task, targets):
     with pytest.raises(ShapeError, match=r"must be class indices.*but are torch\.(float32|int64) of shape \[2"):
         task.training_step((torch.zeros(2, 4), targets), 0)
+
+
+def logged_on_ranks(rank, world_size):
+    torch.manual_seed(0)
+    task, (inputs, targets) = BayesClassifier(MLP(4, 3), num_classes=3), toy_data()
+    task.temperature = 0.5
+    devices = {"devices": 2, "strategy": "ddp"} if world_size == 2 else {"devices": 1}
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    rows = Trainer(accelerator="cpu", **quiet, **devices).test(
+        task, datamodule=Shifted((inputs, targets)), verbose=False
+    )
+    return {key: value for row in rows for key, value in row.items()}
+
+
+@pytest.mark.ddp
+def test_two_ranks_log_what_one_process_logs(tmp_path):
+    expected = logged_on_ranks(0, 1)
+    assert {"test/post/cls/NLL", "ood/noise/energy/AUROC", "shift/all/3/cal/ECE"} <= set(expected)
+    for found in run_on_ranks(logged_on_ranks, 2, tmp_path, 2):
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)

@@ -77,10 +77,9 @@ def test_few_shots_are_balanced(picture_root):
     assert sorted(classes(data.train_dataloader())) == [0, 0, 0, 1, 1, 1]
 
 
-def test_sizes_are_logged(picture_root, caplog):
-    with caplog.at_level("INFO"):
-        make(picture_root, val_size=4, test_size=6)
-    assert f"{picture_root}: 2 classes, 10 images for training, 4 for validation, 6 for the test." in caplog.text
+def test_sizes_are_logged(picture_root, said):
+    make(picture_root, val_size=4, test_size=6)
+    assert f"{picture_root}: 2 classes, 10 images for training, 4 for validation, 6 for the test." in said.text
 
 
 # -- images -----------------------------------------------------------------------------------------------------------
@@ -143,7 +142,9 @@ def test_folders_out_of_distribution_go_through_the_same_transform(picture_root,
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_damaged_file_is_named(picture_root, damage, workers):
     path = picture_root / "dog" / "3.png"
-    content = {"truncated": path.read_bytes()[: path.stat().st_size // 2], "text": b"not an image", "empty": b""}[damage]
+    content = {"truncated": path.read_bytes()[: path.stat().st_size // 2], "text": b"not an image", "empty": b""}[
+        damage
+    ]
     path.write_bytes(content)
     data = make(picture_root, val_size=0, test_size=0, num_workers=workers)
     with pytest.raises(DataError, match=rf"{path} cannot be read as an image \(.*\)\. Replace the file, or remove it"):

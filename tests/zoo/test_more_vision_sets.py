@@ -107,20 +107,18 @@ def test_another_set_goes_through_the_transform_of_this_one(idx_root):
     assert len(data.predict_dataloader()) == 3
 
 
-def test_a_set_of_another_shape_is_resized_and_this_is_said(idx_root, cifar_root, caplog):
+def test_a_set_of_another_shape_is_resized_and_this_is_said(idx_root, cifar_root, said):
     data = make(CIFAR10DataModule, cifar_root, ood=("mnist",))
-    with caplog.at_level("INFO"):
-        _, mnist = data.test_dataloader()
-    assert "The images of mnist ([1, 28, 28] the first) are resized" in caplog.text
-    assert "[3, 32, 32]" in caplog.text
+    _, mnist = data.test_dataloader()
+    assert "The images of mnist ([1, 28, 28] the first) are resized" in said.text
+    assert "[3, 32, 32]" in said.text
     assert torch.equal(as_bytes(data, mnist), torch.arange(100, 110).int()[:, None, None, None].expand(-1, 3, 32, 32))
 
 
-def test_a_set_of_the_same_shape_is_not_said_to_be_resized(svhn_root, cifar_root, caplog):
+def test_a_set_of_the_same_shape_is_not_said_to_be_resized(svhn_root, cifar_root, said):
     data = make(CIFAR10DataModule, cifar_root, ood=("svhn",))
-    with caplog.at_level("INFO"):
-        _, svhn = data.test_dataloader()
-    assert "resized" not in caplog.text
+    _, svhn = data.test_dataloader()
+    assert "resized" not in said.text
     assert as_bytes(data, svhn)[:, :, 5, 5].tolist() == [[i, i + 50, i + 100] for i in range(100, 110)]
 
 

@@ -63,7 +63,7 @@ def test_a_posterior_makes_the_round_trip(saved, generator):
     assert (loaded.posterior.prior_precision, loaded.posterior.num_data) == (posterior.prior_precision, 123)
     assert (loaded.transform, loaded.class_names) == (TRANSFORM, ("cat", "dog", "eel"))
     assert loaded.metrics == {"test/cls/NLL": 0.25, "test/cls/Acc": 0.9}
-    assert loaded.config == EXTRAS["config"]
+    assert (loaded.config, loaded.temperature) == (EXTRAS["config"], 1.0)
     images = torch.randn(2, 1, 32, 32, generator=generator)
     ours, theirs = (
         mc_predict(m, q, images, samples=3) for m, q in [(loaded.model, loaded.posterior), (model, posterior)]
@@ -173,6 +173,19 @@ def test_the_code_on_the_card_runs(saved, monkeypatch):
     assert namespace["prediction"].probs.shape == (1, 3)
 
 
+def test_the_code_on_the_card_scales_by_the_temperature(saved, monkeypatch, generator):
+    path, card, model, posterior = saved
+    monkeypatch.chdir(path.parent)
+    save_posterior(path, model, posterior, temperature=2.0)
+    assert zoo.load(path).temperature == 2.0
+    assert "| Temperature | 2, by which logits are divided |" in card.read_text("utf-8")
+    code = re.search(r"```python\n(.*?)```", card.read_text("utf-8"), re.DOTALL)[1]
+    namespace = {"images": torch.randn(2, 1, 32, 32, generator=generator)}
+    exec(code, namespace)
+    expected = mc_predict(model, posterior, namespace["images"], temperature=2.0)
+    torch.testing.assert_close(namespace["prediction"].probs, expected.probs)
+
+
 # -- refused ----------------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +198,9 @@ def rewritten(path, **changes):
 def test_a_newer_format_is_refused(saved, changes):
     path, *_ = saved
     rewritten(path, **changes)
-    expected = rf"cats\.pt has format \d with a \w+ and is newer than this package, which reads up to format {VERSION} .*Upg"
+    expected = (
+        rf"cats\.pt has format \d with a \w+ and is newer than this package, which reads up to format {VERSION} .*Upg"
+    )
     with pytest.raises(PosteriorError, match=expected):
         zoo.load(path)
 
@@ -256,3 +271,10 @@ def test_names_for_another_number_of_classes_are_refused(tmp_path):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     with pytest.raises(HyperparameterError, match=r"There are 2 class_names for a model of 3 classes"):
         save_posterior(tmp_path / "a.pt", model, posterior_like(model), class_names=["a", "b"])
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_impossible_temperature_is_refused(tmp_path, temperature):
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
+    with pytest.raises(HyperparameterError, match=rf"temperature={temperature} must be positive and finite"):
+        save_posterior(tmp_path / "a.pt", model, posterior_like(model), temperature=temperature)

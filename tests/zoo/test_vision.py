@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torchvision.transforms.v2 import functional
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
+from lightning_bayes.zoo.data import CIFAR10DataModule, MNISTDataModule
 from lightning_bayes.zoo.data.images import NormalizedImages
 from lightning_bayes.zoo.data.splits import split_indices
-from lightning_bayes.zoo.data.vision import VisionDataModule
+from lightning_bayes.zoo.data.vision import VisionDataModule, crop_and_mirror
 
 
 class Stub:
@@ -113,32 +115,23 @@ def test_shots_and_train_size_exclude_each_other():
         StubDataModule(shots=2, train_size=4)
 
 
-def test_augmentation_recommends_the_papers_factor_and_says_so(caplog):
+def test_augmentation_recommends_the_papers_factor_and_says_so(said):
     assert StubDataModule().data_augmentation_factor == 1.0
     data = StubDataModule(val_size=4, augment=True)
     assert data.data_augmentation_factor == 10.0
     data.setup("fit")
-    with caplog.at_level("INFO"):
-        data.train_dataloader()
-    assert "StubDataModule augments its training images" in caplog.text
-    assert "data_augmentation_factor=10" in caplog.text
+    data.train_dataloader()
+    assert "StubDataModule augments its training images" in said.text
+    assert "data_augmentation_factor=10" in said.text
 
 
-@pytest.mark.parametrize("mirrors", [False, True])
-def test_only_sets_that_bear_it_are_mirrored(mirrors):
-    class RampDataModule(StubDataModule):
-        def _dataset(self, images, targets, augment=None):
-            ramp = torch.arange(1, 5, dtype=torch.uint8).expand(len(images), 1, 4, 4).contiguous()
-            return super()._dataset(ramp, targets, augment)
-
-    RampDataModule.mirrors = mirrors
+@pytest.mark.parametrize(("module", "mirrors"), [(CIFAR10DataModule, True), (MNISTDataModule, False)])
+def test_only_sets_whose_classes_bear_it_are_mirrored(module, mirrors):
+    ramp = torch.arange(1, 13, dtype=torch.uint8).expand(50, 1, 12, 12)
     torch.manual_seed(0)
-    data = RampDataModule(val_size=2, augment=True)
-    data.setup("fit")
-    images = torch.cat([images for _ in range(10) for images, _ in data.train_dataloader()]).round()
-    inside = [row[row > 0] for image in images for row in image[0] if (row > 0).sum() > 1]
-    assert any(row[0] > row[1] for row in inside) == mirrors
-    assert any(row[0] < row[1] for row in inside)
+    rows = module(augment=True).augmentation(ramp)[:, 0, 5]
+    assert (rows[:, 5] > rows[:, 6]).any() == mirrors
+    assert (rows[:, 5] < rows[:, 6]).any()
 
 
 def test_corrupted_copies_follow_the_test_set_and_have_names():
@@ -183,16 +176,32 @@ def test_one_by_one_equals_a_batch():
         torch.testing.assert_close(dataset[index], (image, target))
 
 
-def test_augmentation_sees_single_images_of_bytes_before_normalisation():
+def test_augmentation_sees_a_batch_of_bytes_before_normalisation():
     seen = []
 
-    def brighten(image):
-        seen.append((tuple(image.shape), image.dtype))
-        return image + len(seen)
+    def brighten(images):
+        seen.append((tuple(images.shape), images.dtype))
+        return images + torch.tensor([1, 2], dtype=torch.uint8)[:, None, None, None]
 
     dataset = NormalizedImages(
         torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.arange(2), (0.0,), (1 / 255,), brighten
     )
     batch, _ = next(iter(DataLoader(dataset, batch_size=2)))
-    assert seen == [((1, 4, 4), torch.uint8)] * 2
+    assert seen == [((2, 1, 4, 4), torch.uint8)]
     torch.testing.assert_close(batch[:, 0, 0, 0], torch.tensor([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("mirrors", [False, True])
+def test_crops_are_those_of_torchvision_each_equally_often(mirrors):
+    """Of an image in a frame of one pixel there are nine crops, and as many mirrored ones."""
+    image = torch.arange(1, 13, dtype=torch.uint8).reshape(1, 3, 4)
+    framed = functional.pad(image, [1])
+    crops = [functional.crop(framed, top, left, 3, 4) for top in range(3) for left in range(3)]
+    crops += [functional.hflip(crop) for crop in crops] * mirrors
+    torch.manual_seed(0)
+    count = 9000
+    found = crop_and_mirror(image.expand(count, -1, -1, -1), padding=1, mirrors=mirrors)
+    shares = torch.tensor([(found == crop).flatten(1).all(1).float().mean() for crop in crops])
+    assert shares.sum() == pytest.approx(1)
+    expected = 1 / len(crops)
+    assert (shares - expected).abs().max() < 4 * (expected * (1 - expected) / count) ** 0.5

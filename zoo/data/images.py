@@ -16,7 +16,7 @@ from lightning_bayes.errors import DataError
 from lightning_bayes.zoo.data.corruptions import Corruption
 from lightning_bayes.zoo.transforms import ImageTransform, as_tensor
 
-Augmentation = Callable[[Tensor], Tensor]  # one uint8 image [channels, height, width] to another
+Augmentation = Callable[[Tensor], Tensor]  # of uint8 images
 
 _UNREADABLE: Final = (
     OSError,
@@ -34,7 +34,7 @@ class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
         targets: ``[N]``.
         mean: Per channel, on the scale [0, 1].
         std: Per channel, on the same scale.
-        augment: Applied to each image by itself, before normalisation.
+        augment: Applied to a batch of bytes ``[B, channels, height, width]``, before normalisation.
 
     Example:
         >>> black = NormalizedImages(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.arange(3), [0.5], [0.25])
@@ -67,7 +67,7 @@ class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
         # A DataLoader asks for a batch at once, which is an order of magnitude faster than one image after another.
         images = self.images[indices]
         if self.augment is not None:
-            images = torch.stack([self.augment(image) for image in images])
+            images = self.augment(images)
         return list(zip((images - self.mean) / self.std, self.targets[indices], strict=True))
 
 
@@ -78,7 +78,7 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
         images: Bytes ``[N, channels, height, width]``, or the paths of image files.
         targets: One class per image.
         transform: Crops and normalises.
-        augment: Takes the place of the crop: from an image's bytes to bytes of the model's shape.
+        augment: Takes the place of the crop: from one image's bytes to bytes of the model's shape.
         corruption: Applied to the cropped bytes, before normalisation.
     """
 

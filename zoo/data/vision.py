@@ -6,13 +6,14 @@ x = (pixel / 255 - mean) / std        mean and std per channel, over the publish
 from __future__ import annotations
 
 import abc
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Subset
-from torchvision import transforms
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
 from lightning_bayes.zoo.data.base import ImageDataModule
@@ -89,7 +90,7 @@ class VisionDataModule(ImageDataModule, abc.ABC):
             raise HyperparameterError(
                 f"shots={shots} and train_size={train_size} exclude each other. Pass one of them."
             )
-        augmentation = _crop_and_mirror(self.image_size, self.mirrors) if augment else None
+        augmentation = partial(crop_and_mirror, mirrors=self.mirrors) if augment else None
         super().__init__(
             _name_of(type(self)), batch_size, num_workers, ood, ood_root or root, augmentation, corruptions, severities
         )
@@ -204,7 +205,22 @@ def _channels_first(images: Tensor) -> Tensor:
     return images if images.shape[1] in {1, 3} else images.permute(0, 3, 1, 2).contiguous()
 
 
-def _crop_and_mirror(image_size: int, mirrors: bool) -> Augmentation:
-    steps: list[Any] = [transforms.RandomCrop(image_size, padding=4)]
-    augmentation: Augmentation = transforms.Compose(steps + [transforms.RandomHorizontalFlip()] * mirrors)
-    return augmentation
+def crop_and_mirror(images: Tensor, padding: int = 4, mirrors: bool = True) -> Tensor:
+    """Crop each image at random from itself in a black frame, and mirror every other one; torch's global generator.
+
+    Args:
+        images: ``[batch, channels, height, width]``.
+        padding: Width of the frame in pixels.
+        mirrors: Whether to mirror.
+
+    Returns:
+        Images of the same shape.
+    """
+    height, width = images.shape[-2:]
+    corners = torch.randint(2 * padding + 1, (len(images), 2)).tolist()
+    framed = F.pad(images, [padding] * 4)
+    crops = torch.stack(
+        [image[:, top : top + height, left : left + width] for image, (top, left) in zip(framed, corners, strict=True)]
+    )
+    mirrored = torch.rand(len(images), 1, 1, 1) < 0.5
+    return torch.where(mirrored, crops.flip(3), crops) if mirrors else crops
