@@ -41,8 +41,15 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
     yield f"| Training examples N | {posterior.num_data:g} |"
     yield f"| Prior precision | {', '.join(f'{prior:g}' for prior in priors)}, centred {centred} |"
     yield f"| Input | {_input(content['transform'])} |"
+    if content["temperature"] != 1:
+        yield f"| Temperature | {content['temperature']:.4g}, by which logits are divided |"
     yield f"| Classes | {', '.join(content['class_names']) or 'not named'} |"
-    yield from ("", "```python", *_usage(file_name, content["transform"] is not None), "```")
+    yield from (
+        "",
+        "```python",
+        *_usage(file_name, content["transform"] is not None, content["temperature"] != 1),
+        "```",
+    )
     if content["metrics"]:
         yield from ("", "## Measured", "", "| metric | value |", "|---|---|")
         yield from (f"| {name} | {value:.4g} |" for name, value in sorted(content["metrics"].items()))
@@ -57,11 +64,12 @@ def _input(transform: dict[str, Any] | None) -> str:
     return f"{len(transform['mean'])} × {size} × {size} pixels, mean {transform['mean']}, std {transform['std']}"
 
 
-def _usage(file_name: str, has_transform: bool) -> Iterator[str]:
+def _usage(file_name: str, has_transform: bool, is_scaled: bool) -> Iterator[str]:
     yield "from lightning_bayes import mc_predict, zoo"
     yield ""
     yield f'saved = zoo.load("{file_name}")'
     if has_transform:
         yield "images = saved.transform(image).unsqueeze(0)  # a PIL image, or bytes [channels, height, width]"
-    yield "prediction = mc_predict(saved.model, saved.posterior, images)"
+    scaled = ", temperature=saved.temperature" if is_scaled else ""
+    yield f"prediction = mc_predict(saved.model, saved.posterior, images{scaled})"
     yield "prediction.probs, prediction.entropy, prediction.mutual_information"

@@ -6,6 +6,7 @@ is written beside it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class SavedPosterior:
         class_names: Names of the classes in their order; empty if not known.
         metrics: What was measured, by name.
         config: How it was trained.
+        temperature: What logits are divided by, 1 if they were not scaled.
     """
 
     model: nn.Module
@@ -51,6 +53,7 @@ class SavedPosterior:
     class_names: tuple[str, ...]
     metrics: dict[str, float]
     config: dict[str, Any]
+    temperature: float
 
 
 def save_posterior(
@@ -62,6 +65,7 @@ def save_posterior(
     class_names: Sequence[str] = (),
     metrics: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
+    temperature: float = 1.0,
 ) -> Path:
     """Write a posterior into one file, and a model card with the same name and the ending ``.md`` beside it.
 
@@ -73,12 +77,14 @@ def save_posterior(
         class_names: Names of the classes in their order.
         metrics: Numbers that were measured, such as ``trainer.callback_metrics``.
         config: How it was trained, such as the YAML of the run; plain values only.
+        temperature: What logits shall be divided by, such as from `lightning_bayes.predictive.fit_temperature`.
 
     Returns:
         The model card's path.
 
     Raises:
-        HyperparameterError: If there are other values than plain ones, or names for another number of classes.
+        HyperparameterError: If there are other values than plain ones, names for another number of classes, or a temperature
+            that is not positive.
 
     Example:
         >>> import tempfile
@@ -97,6 +103,8 @@ def save_posterior(
     num_classes = built.arguments["num_classes"]
     if class_names and len(class_names) != num_classes:
         raise HyperparameterError(f"There are {len(class_names)} class_names for a model of {num_classes} classes.")
+    if not 0 < temperature < math.inf:
+        raise HyperparameterError(f"temperature={temperature} must be positive and finite.")
     content: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -105,6 +113,7 @@ def save_posterior(
         "class_names": [str(name) for name in class_names],
         "metrics": {str(name): float(value) for name, value in (metrics or {}).items()},
         "config": dict(config or {}),
+        "temperature": float(temperature),
     }
     strange = _not_plain(content, "")
     if strange:
@@ -122,7 +131,7 @@ def save_posterior(
 def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> SavedPosterior:
     """Read a posterior file; nothing in it is run.
 
-    ``mc_predict(saved.model, saved.posterior, images)`` predicts with it.
+    ``mc_predict(saved.model, saved.posterior, images, temperature=saved.temperature)`` predicts with it.
 
     Args:
         path: What `save_posterior` has written.
@@ -151,8 +160,8 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu")
     load_weights(model, {**posterior.constants, **posterior.mean}, str(path), replace_head=False)
     transform = ImageTransform(**content["transform"]) if content["transform"] is not None else None
     vars(model).update(zoo_transform=transform)
-    names = tuple(content["class_names"])
-    return SavedPosterior(model, posterior, transform, names, content["metrics"], content["config"])
+    others = {name: content[name] for name in ("metrics", "config", "temperature")}
+    return SavedPosterior(model, posterior, transform, tuple(content["class_names"]), **others)
 
 
 def _read(path: str | os.PathLike[str], map_location: str | torch.device) -> Any:
