@@ -1,0 +1,1 @@
+"""Experiments of the methods' papers, run again with this package's updates."""

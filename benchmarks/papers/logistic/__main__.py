@@ -1,0 +1,229 @@
+"""Run the logistic regressions of both papers: see the package's docstring for the command line.
+
+Fig. 2 of Khan et al. 2018: toy (Vadam with M = 10), usps (M = 64) and breast-cancer (M = 1 to 128), each beside VOGN-1, VOGN
+with one example a batch, and MF-exact. Methods get equally many updates, as VOGN-1 takes in ``--epochs`` passes, and rates
+that fall geometrically (`RATES`); the papers' own, of 10 000 epochs, are in their Appendix I. Figs. 2-3 of Khan et al. 2017:
+australian and a1a, logistic regression and a small network, all data in one batch, one fixed rate for each method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from benchmarks.papers.logistic import figures
+from benchmarks.papers.logistic.data import Runs, load
+from benchmarks.papers.logistic.methods import METHODS, Rates, checkpoints, last, train
+from benchmarks.papers.logistic.mlp import LEARNERS, curve
+from benchmarks.papers.logistic.model import log_loss, mean_field_optimum, negative_elbo, symmetric_kl
+from benchmarks.provenance import provenance
+
+Row = dict[str, Any]
+
+COLUMNS = {
+    "negative_elbo": "negative ELBO",
+    "log_loss": "test log-loss, bits",
+    "symmetric_kl": "symmetric KL to MF-exact",
+}
+EPOCHS = {"toy": 1500, "usps": 60, "breast-cancer": 60}  # passes of VOGN-1, whose updates the others get too
+BATCHES = {"toy": (10,), "usps": (64,), "breast-cancer": (1, 8, 16, 32, 64, 128)}
+SETS = (*BATCHES, "australian", "a1a", "mlp")
+RATES = {
+    "vogn-1": Rates(lr=(5e-3, 5e-4), beta=(5e-3, 5e-4), momentum=0.9),
+    "vadam": Rates(lr=(1e-2, 1e-4), beta=(5e-3, 5e-4), momentum=0.9),
+    "cvi": Rates(lr=(0.1, 0.1), beta=(0.1, 0.1)),
+    "vprop-2": Rates(lr=(0.3, 0.3), beta=(0.3, 0.3)),
+    "vprop-0": Rates(lr=(0.3, 0.3), beta=(0.3, 0.3)),
+    "bbb": Rates(lr=(0.03, 0.03), beta=(0.01, 0.01), momentum=0.9),
+    "rmsprop": Rates(lr=(0.03, 0.03), beta=(0.01, 0.01)),
+}
+EXACT = "MF-exact"
+PASSES = 400  # of the Vprop paper's figures
+
+
+def metrics(data: Runs, found: tuple[Any, Any], exact: tuple[Any, Any] | None) -> Row:
+    """The columns of the table, one value per run each."""
+    values = {"negative_elbo": negative_elbo(data, *found).tolist(), "log_loss": log_loss(data, *found).tolist()}
+    return values if exact is None else {**values, "symmetric_kl": symmetric_kl(*found, *exact).tolist()}
+
+
+def posteriors(name: str, options: argparse.Namespace) -> tuple[list[Row], Figure]:
+    """Khan et al. 2018, Fig. 2: final posteriors of one data set.
+
+    Args:
+        name: Data set.
+        options: The command line.
+
+    Returns:
+        Rows, and the figure.
+    """
+    data = load(name, options.root, options.runs, same_split=name == "breast-cancer")
+    exact = mean_field_optimum(data)
+    rows: list[Row] = [{"set": name, "method": EXACT, **metrics(data, exact, exact)}]
+    found = {EXACT: (exact[0][0], exact[1][0])}
+    updates = (options.epochs or EPOCHS[name]) * data.num_data
+    for key, batch in [("vogn-1", 1), *(("vadam", batch) for batch in BATCHES[name])]:
+        title = METHODS[key].title + (f", M = {batch}" if key == "vadam" else "")
+        q = last(train(METHODS[key], data, updates=updates, batch=batch, rates=RATES[key]))
+        rows.append({"set": name, "method": title, "updates": updates, **metrics(data, q, exact)})
+        found[title] = (q[0][0].double(), q[1][0].double())
+    if name == "toy":
+        return rows, figures.toy(data, found)
+    of = {metric: {row["method"]: row[metric] for row in rows} for metric in COLUMNS}
+    if name == "breast-cancer":
+        of_batch = {method: values for method, values in of["symmetric_kl"].items() if method != EXACT}
+        return rows, figures.batches(of_batch, "Breast cancer: Vadam's posterior depends on the minibatch size")
+    del of["symmetric_kl"][EXACT]
+    return rows, figures.columns({COLUMNS[metric]: values for metric, values in of.items()}, "USPS, 3 against 5")
+
+
+def logistic_curves(name: str, options: argparse.Namespace) -> list[Row]:
+    """Khan et al. 2017, Fig. 2: bound and log-loss of one data set along the way.
+
+    Args:
+        name: Data set.
+        options: The command line.
+
+    Returns:
+        Rows, one for each update shown, after that of the optimum.
+    """
+    data = load(name, options.root, options.runs)
+    rows: list[Row] = [{"set": name, "method": EXACT, **metrics(data, mean_field_optimum(data), None)}]
+    shown = checkpoints(options.passes)
+    for key in ("cvi", "vprop-2", "vprop-0", "bbb", "rmsprop"):
+        states = train(METHODS[key], data, updates=options.passes, batch=None, rates=RATES[key])
+        for t, (mean, precision) in enumerate(states, start=1):
+            if t in shown:
+                is_point = not METHODS[key].has_prior
+                wide = torch.full_like(precision, torch.inf) if is_point else precision
+                values: Row = {} if is_point else {"negative_elbo": negative_elbo(data, mean, precision).tolist()}
+                values["log_loss"] = log_loss(data, mean, wide).tolist()
+                rows.append({"set": name, "method": METHODS[key].title, "updates": t, **values})
+    return rows
+
+
+def mlp_curves(name: str, options: argparse.Namespace) -> list[Row]:
+    """Khan et al. 2017, Fig. 3: the same for a small network.
+
+    Args:
+        name: Data set.
+        options: The command line.
+
+    Returns:
+        Rows with one entry for each update shown.
+    """
+    data = load(name, options.root, options.runs)
+    updates = max(2, options.passes // 2)
+    shown, rows = checkpoints(updates, 12), []
+    for learner in LEARNERS:
+        each = [
+            list(curve(learner, data, run=run, updates=updates, shown=shown)) for run in range(min(options.runs, 2))
+        ]
+        for points in zip(*each, strict=True):
+            values: Row = {"log_loss": [point.log_loss for point in points]}
+            if points[0].negative_elbo is not None:
+                values["negative_elbo"] = [point.negative_elbo for point in points]
+            rows.append({"set": f"{name}, MLP", "method": learner.title, "updates": points[0].update, **values})
+    return rows
+
+
+def as_curves(rows: Iterable[Row], name: str, metric: str) -> figures.Curves:
+    """Rows of one data set as curves of one metric."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        if row["set"] == name and metric in row and "updates" in row:
+            found.setdefault(row["method"], {})[row["updates"]] = row[metric]
+    return found
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Final values as text: mean ± standard error over runs."""
+    final = {(row["set"], row["method"]): row for row in rows}
+    lines = [f"{'':38}" + "".join(f"{column:>28}" for column in COLUMNS.values())]
+    for (name, method), row in final.items():
+        cells = (_cell(row[metric]) if metric in row else "–" for metric in COLUMNS)
+        lines.append(f"{name + ': ' + method:38}" + "".join(f"{cell:>28}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _cell(values: list[float]) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.4f} ± {error:.4f}"
+
+
+def shortened(row: Row) -> Row:
+    """A row with five digits for each number, which is more than runs agree in."""
+    return {key: [float(f"{v:.5g}") for v in value] if isinstance(value, list) else value for key, value in row.items()}
+
+
+def run(options: argparse.Namespace) -> tuple[list[Row], dict[str, Figure]]:
+    """All experiments asked for.
+
+    Args:
+        options: The command line.
+
+    Returns:
+        Rows, and figures by file name.
+    """
+    rows: list[Row] = []
+    drawn: dict[str, Figure] = {}
+    for name in (name for name in BATCHES if name in options.sets):
+        found, drawn[f"{name}.png"] = posteriors(name, options)
+        rows += found
+    along = [name for name in ("australian", "a1a") if name in options.sets]
+    for name in along:
+        rows += logistic_curves(name, options) + (mlp_curves(name, options) if "mlp" in options.sets else [])
+    if along:
+        drawn["vprop.png"] = draw_curves(rows, along, "Logistic regression")
+    if along and "mlp" in options.sets:
+        drawn["vprop_mlp.png"] = draw_curves(rows, [f"{name}, MLP" for name in along], "Two hidden layers of ten units")
+    return rows, drawn
+
+
+def draw_curves(rows: list[Row], names: list[str], title: str) -> Figure:
+    """Curves of the sets called `names`."""
+    metrics_of = ("negative_elbo", "log_loss")
+    panels = {name: (as_curves(rows, name, metrics_of[0]), as_curves(rows, name, metrics_of[1])) for name in names}
+    optima = {row["set"]: row for row in rows if row["method"] == EXACT and row["set"] in names}
+    exact = {name: (median(row[metrics_of[0]]), median(row[metrics_of[1]])) for name, row in optima.items()}
+    return figures.curves(panels, exact, title)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the table, and write figures and JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, help="folder of the data files")
+    parser.add_argument(
+        "--sets", nargs="+", default=SETS, choices=SETS, help="mlp: a network on australian and a1a too"
+    )
+    parser.add_argument(
+        "--epochs", type=int, help=f"passes of VOGN-1, whose updates the others get too; by default {EPOCHS}"
+    )
+    parser.add_argument("--passes", type=int, default=PASSES, help="passes of Vprop's Fig. 2; Fig. 3 gets half of them")
+    parser.add_argument("--runs", type=int, default=10, help="random splits and seeds")
+    parser.add_argument("--out", type=Path, help="folder for the figures")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    rows, drawn = run(options)
+    print(table(rows))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for name, figure in drawn.items():
+            figure.savefig(options.out / name)
+    if options.json:
+        kept = {"epochs": options.epochs or EPOCHS, "passes": options.passes, "runs": options.runs}
+        options.json.write_text(
+            json.dumps({**provenance(), **kept, "results": [shortened(row) for row in rows]}) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Figures of the logistic regressions, after those of the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse
+from torch import Tensor
+
+from benchmarks.papers.logistic.data import Runs
+from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, PANEL_WIDTH, SERIES, quiet_frame
+
+Gaussian = tuple[Tensor, Tensor]  # mean and precision, [D]
+Curves = Mapping[str, Mapping[int, Sequence[float]]]  # title → update → one value per run
+
+
+def toy(data: Runs, posteriors: Mapping[str, Gaussian]) -> Figure:
+    """Fig. 2(a): the true posterior of the toy, and one and two standard deviations of each approximation.
+
+    Args:
+        data: The toy; its first run is shown.
+        posteriors: Approximations by title.
+
+    Returns:
+        The figure.
+    """
+    figure = Figure(figsize=(1.5 * PANEL_WIDTH, 1.3 * PANEL_WIDTH), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    spread = max(float((precision.rsqrt() * 4).max()) for _, precision in posteriors.values())
+    centre = next(iter(posteriors.values()))[0].numpy()
+    across, up = (np.linspace(c - spread, c + spread, 200) for c in centre)
+    grid = torch.as_tensor(np.stack(np.meshgrid(across, up), -1), dtype=torch.float64)
+    logits = grid @ data.train_x[0].double().T
+    log_joint = -(torch.nn.functional.softplus(logits) - data.train_y[0] * logits).sum(-1)
+    log_joint -= 0.5 * data.prior_precision * grid.square().sum(-1)
+    axes.contourf(across, up, (log_joint - log_joint.max()).exp().numpy(), levels=12, cmap="Greys")
+    for (title, (mean, precision)), colour in zip(posteriors.items(), SERIES, strict=False):
+        axes.plot(*mean.numpy(), "o", color=colour, markersize=4, label=title)
+        for deviations in (1, 2):
+            width, height = (2 * deviations * precision.rsqrt()).tolist()
+            axes.add_patch(Ellipse(tuple(mean.tolist()), width, height, fill=False, color=colour, linewidth=1.5))
+    axes.set(xlabel="$w_1$", ylabel="$w_2$", title="Toy: the posterior and its approximations")
+    axes.legend(frameon=False)
+    return figure
+
+
+def columns(panels: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> Figure:
+    """Fig. 2(b): one panel for each metric, one box for each method.
+
+    Args:
+        panels: Metric → method → one value per run.
+        title: Title of the figure.
+
+    Returns:
+        The figure.
+    """
+    figure = Figure(figsize=(PANEL_WIDTH * len(panels), PANEL_WIDTH), dpi=DPI, layout="constrained")
+    colours = _colours(panels.values())
+    for axes, (metric, methods) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        _boxes(axes, methods, colours)
+        axes.set_title(metric)
+    figure.suptitle(title)
+    return figure
+
+
+def batches(values: Mapping[str, Sequence[float]], title: str) -> Figure:
+    """Fig. 2(c): symmetric KL over the minibatch size.
+
+    Args:
+        values: Method → one value per run; the first is the one that others are compared with.
+        title: Title of the figure.
+
+    Returns:
+        The figure.
+    """
+    figure = Figure(figsize=(2 * PANEL_WIDTH, PANEL_WIDTH), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    _boxes(axes, values, dict.fromkeys(values, ORANGE) | {next(iter(values)): BLUE})
+    axes.set(yscale="log", ylabel="symmetric KL to MF-exact, nats", title=title)
+    return figure
+
+
+def _colours(panels: Iterable[Mapping[str, object]]) -> dict[str, str]:
+    """One colour for each method, in all panels."""
+    return dict(zip(dict.fromkeys(method for panel in panels for method in panel), SERIES, strict=False))
+
+
+def _boxes(axes: Axes, values: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
+    drawn = axes.boxplot(list(values.values()), widths=0.5, patch_artist=True, medianprops={"color": GREY})
+    for box, method in zip(drawn["boxes"], values, strict=True):
+        box.set(facecolor=colours[method], alpha=0.5)
+    axes.set_xticks(range(1, len(values) + 1), list(values), rotation=20)
+    quiet_frame(axes)
+
+
+def curves(panels: Mapping[str, tuple[Curves, Curves]], exact: Mapping[str, tuple[float, float]], title: str) -> Figure:
+    """Vprop's Figs. 2-3: bound and test log-loss over passes, one column for each data set.
+
+    Args:
+        panels: Data set → negative bound and log-loss, both by method.
+        exact: Data set → bound and log-loss of the optimum, where it is known.
+        title: Title of the figure.
+
+    Returns:
+        The figure.
+    """
+    figure = Figure(figsize=(1.5 * PANEL_WIDTH * len(panels), 2 * PANEL_WIDTH), dpi=DPI, layout="constrained")
+    grid = figure.subplots(2, len(panels), squeeze=False)
+    colours = _colours(found for metrics in panels.values() for found in metrics)
+    labels = ("negative ELBO per example, nats", "test log-loss, bits")
+    for column, (name, metrics) in enumerate(panels.items()):
+        for row, (label, found) in enumerate(zip(labels, metrics, strict=True)):
+            axes = grid[row][column]
+            _lines(axes, found, colours)
+            if name in exact:
+                axes.axhline(exact[name][row], color=GREY, linestyle="--", label="VI exact")
+            axes.set(title=name, xlabel="passes over the data", ylabel=label, xscale="log")
+    grid[1][0].legend(frameon=False)  # methods without posterior have a log-loss only
+    figure.suptitle(title)
+    return figure
+
+
+def _lines(axes: Axes, found: Curves, colours: Mapping[str, str]) -> None:
+    for title, points in found.items():
+        middle = [float(np.median(values)) for values in points.values()]
+        axes.plot(list(points), middle, color=colours[title], label=title)
+        low, high = (np.quantile(list(points.values()), q, axis=1) for q in (0.25, 0.75))
+        axes.fill_between(list(points), low, high, color=colours[title], alpha=0.15, linewidth=0)
+    if found:  # what diverges leaves the picture
+        finite = [v for points in found.values() for values in points.values() for v in values if np.isfinite(v)]
+        axes.set_ylim(0.98 * min(finite), 1.05 * float(np.quantile(finite, 0.85)))
+    quiet_frame(axes)

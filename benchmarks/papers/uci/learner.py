@@ -1,0 +1,126 @@
+"""What all methods share: training over epochs, and the scores of the Monte-Carlo predictive in the data's own units."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from benchmarks.papers.uci.data import Batch, Splits, epoch_of
+from benchmarks.papers.uci.network import Trace, Weights, forward, initial_weights
+from benchmarks.papers.uci.noise import GammaPrecision, KnownPrecision
+from benchmarks.papers.uci.setting import Setting
+
+
+@dataclass
+class Problem:
+    """What a learner is given.
+
+    Attributes:
+        splits: The data.
+        setting: The hyperparameters.
+        generator: Source of all randomness.
+        noise: τ.
+    """
+
+    splits: Splits
+    setting: Setting
+    generator: Generator
+    noise: GammaPrecision | KnownPrecision
+
+    @classmethod
+    def of(cls, splits: Splits, setting: Setting, seed: int) -> Problem:
+        """With a Gamma posterior of the noise, which starts at the noise of knowing nothing."""
+        noise = GammaPrecision(splits.num_data, torch.ones(len(splits.target_std)))
+        return cls(splits, setting, torch.Generator().manual_seed(seed), noise)
+
+    @property
+    def prior(self) -> float:
+        """δ̃ = δ/N."""
+        return self.setting.prior_precision / self.splits.num_data
+
+    def start(self) -> Weights:
+        """Random weights of all splits."""
+        splits, _, num_inputs = self.splits.train.inputs.shape
+        return initial_weights(splits, num_inputs, self.setting.num_hidden, self.generator)
+
+    def randn(self, *shape: int) -> Tensor:
+        """Standard normal noise."""
+        return torch.randn(shape, generator=self.generator)
+
+
+class Learner(ABC):
+    """The models of all splits under one method."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.steps = 0
+        self.mc_samples = problem.setting.samples_for(problem.splits.num_data)
+
+    @abstractmethod
+    def step(self, batch: Batch, lr: float) -> None:
+        """One update, with the learning rate of now."""
+
+    @abstractmethod
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Outputs ``[R, m]`` for inputs ``[R, m, D + 1]`` under one draw of the weights."""
+
+    def output_gradients(self, trace: Trace, batch: Batch) -> Tensor:
+        """δ₂ = τ (f - y) of each example's own loss; the noise takes note of the residuals."""
+        residuals = trace.outputs - batch.targets
+        gradients = self.problem.noise.precision()[:, None] * residuals
+        self.problem.noise.observe(residuals)
+        return gradients
+
+    def train(self) -> None:
+        """All epochs."""
+        setting, train = self.problem.setting, self.problem.splits.train
+        size = setting.batch_for(self.problem.splits.num_data)
+        for epoch in range(setting.epochs):
+            decay = 0.1 if setting.decays and epoch >= setting.epochs / 2 else 1.0
+            for batch in epoch_of(train, size, self.problem.generator):
+                self.steps += 1
+                self.step(batch, setting.lr * decay)
+
+
+class Scores(NamedTuple):
+    """Of every split, ``[R]``, in the data's own units.
+
+    Attributes:
+        rmse: Root mean squared error of the mean over samples.
+        log_likelihood: Mean over test points of log (1/S) Σ_s p(y | x, θ_s).
+    """
+
+    rmse: Tensor
+    log_likelihood: Tensor
+
+
+def evaluate(learner: Learner, noise: GammaPrecision | KnownPrecision | None = None) -> Scores:
+    """Score a trained learner on the test rows.
+
+    Args:
+        learner: The learner.
+        noise: τ to evaluate with, the learner's by default.
+
+    Returns:
+        RMSE and log-likelihood.
+    """
+    problem = learner.problem
+    test, unit = problem.splits.test, problem.splits.target_std[:, None]
+    known, count = noise or problem.noise, problem.setting.eval_samples
+    mean, density = torch.zeros_like(test.targets), torch.full_like(test.targets, -math.inf)
+    for _ in range(count):  # one sample at a time: naval has a million activations in each
+        residuals = learner.predict(test.inputs) - test.targets
+        mean += residuals / count
+        density = torch.logaddexp(density, known.log_density(residuals))
+    log_likelihood = density - math.log(count) - unit.log()
+    return Scores((mean * unit).square().mean(1).sqrt(), log_likelihood.mean(1))
+
+
+def predict_with(weights: Weights, inputs: Tensor) -> Tensor:
+    """Outputs ``[R, m]``."""
+    return forward(weights, inputs).outputs

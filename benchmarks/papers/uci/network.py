@@ -1,0 +1,143 @@
+"""One hidden layer of ReLUs for every split, and what a pass measures, written out as batched matrix products.
+
+    z = W₁ x    a = relu(z)    f = w₂ᵀ a        x and a end with a 1 for the bias
+
+With δ₂ = ∂ℓ/∂f of an example, its gradients are δ₂ a for w₂, and δ₁ x with δ₁ = δ₂ w₂ ∘ 1{z > 0} for W₁.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from lightning_bayes.linalg import KroneckerProduct
+
+
+class Weights(NamedTuple):
+    """Two layers' matrices, bias as last column: ``[..., H, D + 1]`` and ``[..., 1, H + 1]``."""
+
+    hidden: Tensor
+    output: Tensor
+
+    def flat(self) -> Tensor:
+        """Joined, ``[..., P]``."""
+        return torch.cat([self.hidden.flatten(-2), self.output.flatten(-2)], -1)
+
+
+def unflatten(flat: Tensor, num_hidden: int, num_inputs: int) -> Weights:
+    """Views of joined weights.
+
+    Args:
+        flat: ``[..., P]``.
+        num_hidden: H.
+        num_inputs: D + 1.
+
+    Returns:
+        The matrices.
+    """
+    hidden, output = flat.split([num_hidden * num_inputs, num_hidden + 1], -1)
+    return Weights(hidden.unflatten(-1, (num_hidden, num_inputs)), output.unsqueeze(-2))
+
+
+def initial_weights(splits: int, num_inputs: int, num_hidden: int, generator: Generator) -> Weights:
+    """Uniform within ±1/√fan-in, as torch initialises its linear layers.
+
+    Args:
+        splits: R.
+        num_inputs: D + 1.
+        num_hidden: H.
+        generator: Source of randomness.
+
+    Returns:
+        Weights ``[R, …]``.
+    """
+    sides = [(num_hidden, num_inputs), (1, num_hidden + 1)]
+    return Weights(*((2 * torch.rand(splits, *s, generator=generator) - 1) * (s[1] - 1) ** -0.5 for s in sides))
+
+
+class Trace(NamedTuple):
+    """A forward pass: x ``[R, B, D + 1]``, a ``[..., R, B, H + 1]``, f ``[..., R, B]``."""
+
+    inputs: Tensor
+    hidden: Tensor
+    outputs: Tensor
+
+
+def forward(weights: Weights, inputs: Tensor) -> Trace:
+    """Run the network.
+
+    Args:
+        weights: ``[..., R, …]``.
+        inputs: ``[R, B, D + 1]``.
+
+    Returns:
+        What the backward pass needs.
+    """
+    active = torch.nn.functional.pad((inputs @ weights.hidden.mT).relu_(), (0, 1), value=1.0)
+    return Trace(inputs, active, (active @ weights.output.mT)[..., 0])
+
+
+def hidden_gradients(weights: Weights, trace: Trace, output_gradients: Tensor, dropped: Tensor | None = None) -> Tensor:
+    """δ₁ ``[..., R, B, H]`` from δ₂ ``[..., R, B]``; arguments as in `mean_gradient`."""
+    passed = output_gradients[..., None] * weights.output[..., :-1] * (trace.hidden[..., :-1] > 0)
+    return passed if dropped is None else passed * dropped[..., :-1]
+
+
+def mean_gradient(weights: Weights, trace: Trace, output_gradients: Tensor, dropped: Tensor | None = None) -> Weights:
+    """Mean over examples of the gradients.
+
+    Args:
+        weights: ``[..., R, …]``.
+        trace: Their forward pass.
+        output_gradients: δ₂ of each example's own loss, ``[..., R, B]``.
+        dropped: What dropout multiplied a with, shaped like it.
+
+    Returns:
+        Gradients, shaped like the weights.
+    """
+    batch = output_gradients.shape[-1]
+    back = hidden_gradients(weights, trace, output_gradients, dropped)
+    return Weights(back.mT @ trace.inputs / batch, output_gradients.unsqueeze(-2) @ trace.hidden / batch)
+
+
+def mean_square_gradient(weights: Weights, trace: Trace, output_gradients: Tensor) -> Weights:
+    """Mean over examples of the squared gradients; arguments as in `mean_gradient`."""
+    batch = output_gradients.shape[-1]
+    back = hidden_gradients(weights, trace, output_gradients).square()
+    output = output_gradients.square().unsqueeze(-2) @ trace.hidden.square()
+    return Weights(back.mT @ trace.inputs.square() / batch, output / batch)
+
+
+class Blocks(NamedTuple):
+    """The curvature's blocks S ⊗ A of both layers, and the one between them."""
+
+    hidden: KroneckerProduct
+    output: KroneckerProduct
+    link: KroneckerProduct
+
+
+def fisher_blocks(weights: Weights, trace: Trace, precision: Tensor) -> Blocks:
+    """Kronecker factors of the Fisher, exact over labels: one output with E[δ₂²] = τ makes S = τ mean (∂f/∂z)(∂f/∂z)ᵀ.
+
+    Args:
+        weights: ``[..., R, …]``.
+        trace: Their forward pass.
+        precision: τ, ``[R]``.
+
+    Returns:
+        Factors ``[..., R, …]``; leading dimensions of samples are averaged.
+    """
+    unit = precision.sqrt()[:, None].expand(trace.outputs.shape)
+    back = hidden_gradients(weights, trace, unit)
+    return Blocks(
+        KroneckerProduct(_moment(back, back), _moment(trace.inputs, trace.inputs)),
+        KroneckerProduct(_moment(unit[..., None], unit[..., None]), _moment(trace.hidden, trace.hidden)),
+        KroneckerProduct(_moment(back, unit[..., None]), _moment(trace.inputs, trace.hidden)),
+    )
+
+
+def _moment(left: Tensor, right: Tensor) -> Tensor:
+    moment = left.mT @ right / left.shape[-2]
+    return moment.flatten(0, -4).mean(0) if moment.dim() > 3 else moment
