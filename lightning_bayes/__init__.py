@@ -58,6 +58,7 @@ from lightning_bayes.optim import (
 )
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, load_posterior
 from lightning_bayes.predictive import Prediction, mc_predict
+from lightning_bayes.strategies import BayesDDPStrategy
 
 try:
     __version__ = version("lightning-bayes")
@@ -73,6 +74,7 @@ __all__ = [
     "VOGN",
     "VON",
     "BBBCallback",
+    "BayesDDPStrategy",
     "BayesError",
     "CVICallback",
     "CosineSchedule",

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple, final
 
 from torch import Tensor, nn
 
-from lightning_bayes.optim.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.schedules import Schedule
+from lightning_bayes.optim.signed_curvature import SignedCurvatureOptimizer, keep_positive
 from lightning_bayes.optim.state import average
-from lightning_bayes.optim.von import keep_positive
 
 EPSILON = 1e-8  # ε of Adam
 
@@ -100,7 +99,7 @@ def update(
 
 
 @final
-class BBB(MeanFieldOptimizer):
+class BBB(SignedCurvatureOptimizer):
     """Bayes by Backprop as a `torch.optim.Optimizer`.
 
     Args:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.signed_curvature import SignedCurvatureOptimizer
 from lightning_bayes.optim.state import MeanFieldState, average, debiased
 from lightning_bayes.optim.von import moved_curvature
 from lightning_bayes.posteriors import group_arguments
@@ -86,7 +86,7 @@ def check_rescaling(values: Mapping[str, Any]) -> None:
 
 
 @final
-class IVON(MeanFieldOptimizer):
+class IVON(SignedCurvatureOptimizer):
     """IVON as a `torch.optim.Optimizer`.
 
     Args:

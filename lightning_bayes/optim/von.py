@@ -31,12 +31,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.signed_curvature import SignedCurvatureOptimizer, keep_positive
 from lightning_bayes.optim.state import MeanFieldState, average
 
 Positivity: TypeAlias = Literal["backtracking", "correction"]
-
-_LEAST_PRECISION = 1e-3  # of the prior's: no std grows past 32 times the prior's
 
 
 def check_positivity(value: str) -> None:
@@ -50,19 +48,6 @@ def check_positivity(value: str) -> None:
     """
     if value not in get_args(Positivity):
         raise HyperparameterError(f"positivity={value!r} must be one of {', '.join(map(repr, get_args(Positivity)))}.")
-
-
-def keep_positive(curvature: Tensor, prior: float) -> Tensor:
-    """Keep s + δ̃ away from zero, where rounding would take it after many moves towards it.
-
-    Args:
-        curvature: s.
-        prior: δ̃.
-
-    Returns:
-        s, or the least that is allowed.
-    """
-    return curvature.clamp_min((_LEAST_PRECISION - 1) * prior)
 
 
 def moved_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: float, positivity: Positivity) -> Tensor:
@@ -128,7 +113,7 @@ def update(
     return MeanFieldState(mean, curvature, momentum)
 
 
-class NewtonOptimizer(MeanFieldOptimizer):
+class NewtonOptimizer(SignedCurvatureOptimizer):
     """A mean-field optimizer whose measured curvature may be negative; subclasses fill in the class attributes.
 
     Args:

@@ -225,33 +225,55 @@ def test_correction_is_of_second_order_in_the_rate():
         assert moved.mean().item() - 1 == pytest.approx(0.5 * rate**2 * 2500 / 1.1, rel=1e-6)
 
 
-def tanh_net():
+def small_net(activation=nn.Tanh):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    return nn.Sequential(nn.Linear(3, 4), activation(), nn.Linear(4, 2)).double()
+
+
+def outputs_of(model, x):
+    """The outputs as a function of all parameters in one vector, and that vector."""
+
+    def outputs(flat):
+        parts = torch.split(flat, [p.numel() for p in model.parameters()])
+        named = {n: v.view(p.shape) for (n, p), v in zip(model.named_parameters(), parts, strict=True)}
+        return torch.func.functional_call(model, named, (x,))
+
+    return outputs, nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def diagonal_of_hessian(model, x, y):
+    outputs, flat = outputs_of(model, x)
+    return torch.autograd.functional.hessian(lambda w: F.cross_entropy(outputs(w), y), flat).diagonal()
 
 
 def test_measures_the_exact_diagonal_also_where_it_is_negative(generator):
-    model, x = tanh_net(), torch.randn(8, 3, generator=generator, dtype=F64)
+    model, x = small_net(), torch.randn(8, 3, generator=generator, dtype=F64)
     y = torch.arange(8) % 2
     opt = VON(model, num_data=8)
     with opt.sampled_params():  # the first pass has no noise
         F.cross_entropy(model(x), y).backward()
-    measured = opt.measured()[0][2::2]
-
-    def loss(flat):
-        parts = torch.split(flat, [p.numel() for p in model.parameters()])
-        named = {n: v.view(p.shape) for (n, p), v in zip(model.named_parameters(), parts, strict=True)}
-        return F.cross_entropy(torch.func.functional_call(model, named, (x,)), y)
-
-    diagonal = torch.autograd.functional.hessian(loss, nn.utils.parameters_to_vector(model.parameters())).diagonal()
+    diagonal = diagonal_of_hessian(model, x, y)
     assert diagonal.min() < 0
-    torch.testing.assert_close(torch.cat([m.flatten() for m in measured]), diagonal)
+    torch.testing.assert_close(torch.cat([m.flatten() for m in opt.measured()[0][2::2]]), diagonal)
+
+
+@pytest.mark.parametrize(("activation", "is_gauss_newton"), [(nn.ReLU, True), (nn.Tanh, False)])
+def test_diagonal_is_that_of_gauss_newton_where_activations_are_piecewise_linear(
+    activation, is_gauss_newton, generator
+):
+    model, x = small_net(activation), torch.randn(8, 3, generator=generator, dtype=F64)
+    outputs, flat = outputs_of(model, x)
+    jacobian, p = torch.func.jacrev(outputs)(flat), outputs(flat).softmax(1)
+    of_loss = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    gauss_newton = torch.einsum("ncp,ncd,ndp->p", jacobian, of_loss, jacobian) / len(x)
+    hessian = diagonal_of_hessian(model, x, torch.arange(8) % 2)
+    assert torch.allclose(hessian, gauss_newton, rtol=1e-10, atol=1e-12) == is_gauss_newton
 
 
 @pytest.mark.parametrize("positivity", POSITIVITY)
 @pytest.mark.parametrize("optimizer", [VON, ReparameterisedVON])
 def test_posterior_is_one_throughout_on_a_model_with_negative_curvature(optimizer, positivity, generator):
-    model, x = tanh_net(), torch.randn(16, 3, generator=generator, dtype=F64)
+    model, x = small_net(), torch.randn(16, 3, generator=generator, dtype=F64)
     y = torch.arange(16) % 2
     opt = optimizer(model, lr=0.05, betas=(0.9, 0.5), num_data=16, prior_precision=0.1, positivity=positivity)
     saw_negative = False

@@ -1,0 +1,30 @@
+"""A negative curvature keeps its precision positive when a schedule lets the prior's part of it fall."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lightning_bayes.optim import BBB, IVON, LinearSchedule, ReparameterisedVON
+
+
+@pytest.mark.parametrize("optimizer", [BBB, IVON, ReparameterisedVON])
+@pytest.mark.parametrize("name", ["kl_weight", "prior_precision"])
+def test_training_goes_on_while_the_prior_falls(optimizer, name, generator):
+    """From δ̃ = 0.01 to 0.001, with s = -0.009 at the start."""
+    x = torch.randn(8, 3, generator=generator)
+    model = nn.Linear(3, 1)
+    opt = optimizer(model, lr=1e-3, num_data=100, init_precision=1.0, **{name: LinearSchedule(1.0, 0.1, steps=3)})
+    for param in model.parameters():
+        opt.state[param]["curvature"].fill_(-0.009)
+        opt.state[param]["step"] = 1
+    for _ in range(5):
+        with opt.sampled_params():
+            F.mse_loss(model(x), x[:, :1]).backward()
+        opt.step()
+        for precision in opt.posterior().precision.values():
+            assert (precision > 0).all()
+    assert opt.skipped_steps == 0
+    assert nn.utils.parameters_to_vector(model.parameters()).isfinite().all()
