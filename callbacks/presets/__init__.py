@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_bayes.callbacks.presets import eschenhagen2019, khan2017, khan2018, osawa2019, shen2024, zhang2018
+from lightning_bayes.callbacks.presets import (
+    eschenhagen2019,
+    khan2017,
+    khan2018,
+    osawa2019,
+    osawa2019_kfac,
+    shen2024,
+    zhang2018,
+    zhang2018_kfac,
+)
 from lightning_bayes.callbacks.presets.preset import Preset
 from lightning_bayes.errors import HyperparameterError
 
@@ -16,7 +25,9 @@ ALL: Final[tuple[Preset, ...]] = (
     *khan2017.PRESETS,
     *khan2018.PRESETS,
     *zhang2018.PRESETS,
+    *zhang2018_kfac.PRESETS,
     *osawa2019.PRESETS,
+    *osawa2019_kfac.PRESETS,
     *eschenhagen2019.PRESETS,
     *shen2024.PRESETS,
 )

@@ -17,20 +17,20 @@ from typing import Any, Final
 
 from lightning_bayes.callbacks.presets.preset import Preset, rate_of_average, tidy
 
-_CONFIGS: Final = "https://github.com/team-approx-bayes/dl-with-bayes, distributed/classification/configs/"
-_EXAMPLES: Final = "https://github.com/cybertronai/pytorch-sso, examples/classification/configs/"
-_BUFFER: Final = (
+CONFIGS: Final = "https://github.com/team-approx-bayes/dl-with-bayes, distributed/classification/configs/"
+EXAMPLES: Final = "https://github.com/cybertronai/pytorch-sso, examples/classification/configs/"
+BUFFER: Final = (
     "Their momentum buffer has no bias correction, so their first 20 steps or so are up to ten times shorter. Their prior "
     "term is averaged over updates like the curvature."
 )
-_BATCH_NORM: Final = (
+BATCH_NORM: Final = (
     "Their BatchNorm parameters have neither noise nor prior: pass bayesian=..., a regular expression that leaves them "
     "out, which takes their noise away; their prior stays."
 )
-_MOMENTUM_CORRECTION: Final = "Their momentum follows the changes of the learning rate for an epoch."
+MOMENTUM_CORRECTION: Final = "Their momentum follows the changes of the learning rate for an epoch."
 
 
-def _arguments(
+def in_our_units(
     *,
     lr: float,
     samples: int,
@@ -41,7 +41,21 @@ def _arguments(
     augmentation: float = 1.0,
     warmup: tuple[float, int] | None = None,
 ) -> dict[str, Any]:
-    """Their numbers in our units; `warmup` is the first τ and the number of updates until τ = 1."""
+    """Their numbers as arguments of a callback.
+
+    Args:
+        lr: Learning rate beside a heavy-ball momentum of 0.9.
+        samples: Weight samples per process.
+        eval_samples: Weight samples in evaluation.
+        prior_variance: 1/δ.
+        damping: γ, in the noise too.
+        ema: Weight of the new curvature.
+        augmentation: ρ.
+        warmup: The first τ, and the number of updates until τ = 1; None for τ = 1.
+
+    Returns:
+        The arguments.
+    """
     tempering = {} if warmup is None else {"kl_warmup_init": warmup[0], "kl_warmup_steps": warmup[1]}
     return {
         "lr": rate_of_average(lr, momentum=0.9),
@@ -61,75 +75,77 @@ def _vogn(name: str, config: str, arguments: dict[str, Any], setting: str, *diff
 
 
 _MILESTONES: Final = "161 epochs, learning rate x 0.1 after epochs 80 and 120"
-_BATCH_256: Final = "8 processes, batch 8 x 32"
-_CROPS: Final = "random crops (padding 4) and mirroring"
+BATCH_256: Final = "8 processes, batch 8 x 32"
+CROPS: Final = "random crops (padding 4) and mirroring"
 
 PRESETS: Final = (
     _vogn(
         "cifar10-lenet",
-        _CONFIGS + "cifar10/lenet_vogn_bs128_4gpu",
-        _arguments(lr=1e-4, samples=6, eval_samples=10, prior_variance=0.01, warmup=(0.1, 11_719)),
+        CONFIGS + "cifar10/lenet_vogn_bs128_4gpu",
+        in_our_units(lr=1e-4, samples=6, eval_samples=10, prior_variance=0.01, warmup=(0.1, 11_719)),
         "LeNet-5; CIFAR-10 without augmentation; 4 processes, batch 4 x 32; 211 epochs, constant learning rate",
-        _BUFFER,
+        BUFFER,
     ),
     _vogn(
         "cifar10-alexnet",
-        _CONFIGS + "cifar10/alexnet_vogn_bs256_8gpu",
-        _arguments(lr=1e-4, samples=3, eval_samples=10, prior_variance=2, augmentation=10, warmup=(0.5, 1954)),
-        f"AlexNet; CIFAR-10; {_BATCH_256}; {_MILESTONES}",
+        CONFIGS + "cifar10/alexnet_vogn_bs256_8gpu",
+        in_our_units(lr=1e-4, samples=3, eval_samples=10, prior_variance=2, augmentation=10, warmup=(0.5, 1954)),
+        f"AlexNet; CIFAR-10; {BATCH_256}; {_MILESTONES}",
         "Their last linear layer has a Kronecker-factored curvature, here it is diagonal. The released configuration has "
         "the augmentation factor 10 and no augmentation; the paper's table has rows with and without it.",
-        _BUFFER,
+        BUFFER,
     ),
     _vogn(
         "cifar10-resnet18",
-        _CONFIGS + "cifar10/resnet18_vogn",
-        _arguments(lr=1e-4, samples=5, eval_samples=20, prior_variance=0.02, augmentation=10),
-        f"ResNet-18 with the ImageNet stem; CIFAR-10 with {_CROPS}; {_BATCH_256}; {_MILESTONES}",
-        _BATCH_NORM,
-        _MOMENTUM_CORRECTION,
-        _BUFFER,
+        CONFIGS + "cifar10/resnet18_vogn",
+        in_our_units(lr=1e-4, samples=5, eval_samples=20, prior_variance=0.02, augmentation=10),
+        f"ResNet-18 with the ImageNet stem; CIFAR-10 with {CROPS}; {BATCH_256}; {_MILESTONES}",
+        BATCH_NORM,
+        MOMENTUM_CORRECTION,
+        BUFFER,
     ),
     _vogn(
         "cifar10-vgg19",
-        _CONFIGS + "cifar10/vgg19_vogn",
-        _arguments(lr=1e-4, samples=5, eval_samples=10, prior_variance=2, augmentation=10),
-        f"VGG-19 with BatchNorm; CIFAR-10 with {_CROPS}; {_BATCH_256}; {_MILESTONES}",
-        _BUFFER,
+        CONFIGS + "cifar10/vgg19_vogn",
+        in_our_units(lr=1e-4, samples=5, eval_samples=10, prior_variance=2, augmentation=10),
+        f"VGG-19 with BatchNorm; CIFAR-10 with {CROPS}; {BATCH_256}; {_MILESTONES}",
+        BUFFER,
     ),
     _vogn(
         "cifar100-alexnet",
-        _CONFIGS + "cifar100/alexnet_vogn",
-        _arguments(lr=1e-4, samples=10, eval_samples=100, prior_variance=0.02, augmentation=10, warmup=(0.5, 1954)),
-        f"AlexNet; CIFAR-100 with {_CROPS}; {_BATCH_256}; {_MILESTONES}",
+        CONFIGS + "cifar100/alexnet_vogn",
+        in_our_units(lr=1e-4, samples=10, eval_samples=100, prior_variance=0.02, augmentation=10, warmup=(0.5, 1954)),
+        f"AlexNet; CIFAR-100 with {CROPS}; {BATCH_256}; {_MILESTONES}",
         "Their last linear layer has a Kronecker-factored curvature, here it is diagonal.",
-        _BUFFER,
+        BUFFER,
     ),
     _vogn(
         "cifar100-resnet18",
-        _CONFIGS + "cifar100/resnet18_vogn",
-        _arguments(lr=1e-4, samples=5, eval_samples=20, prior_variance=0.02, augmentation=10, warmup=(0.5, 1954)),
-        f"ResNet-18 with the ImageNet stem; CIFAR-100 with {_CROPS}; {_BATCH_256}; {_MILESTONES}",
-        _BATCH_NORM,
-        _MOMENTUM_CORRECTION,
-        _BUFFER,
+        CONFIGS + "cifar100/resnet18_vogn",
+        in_our_units(lr=1e-4, samples=5, eval_samples=20, prior_variance=0.02, augmentation=10, warmup=(0.5, 1954)),
+        f"ResNet-18 with the ImageNet stem; CIFAR-100 with {CROPS}; {BATCH_256}; {_MILESTONES}",
+        BATCH_NORM,
+        MOMENTUM_CORRECTION,
+        BUFFER,
     ),
     _vogn(
         "imagenet-resnet18",
-        _CONFIGS + "imagenet/resnet18_vogn_bs4k_128gpu",
-        _arguments(lr=1.6e-3, samples=1, eval_samples=10, prior_variance=0.0075, damping=1e-4, ema=0.9, augmentation=5),
+        CONFIGS + "imagenet/resnet18_vogn_bs4k_128gpu",
+        in_our_units(
+            lr=1.6e-3, samples=1, eval_samples=10, prior_variance=0.0075, damping=1e-4, ema=0.9, augmentation=5
+        ),
         "ResNet-18; ImageNet; 128 processes, batch 128 x 32; 91 epochs, learning rate from 1/128 of its peak in a straight "
         "line over 5 epochs, x 0.1 after epochs 35, 65 and 85",
         "The released configuration has the augmentation factor 5 and no augmentation.",
-        _BATCH_NORM,
-        _MOMENTUM_CORRECTION,
-        _BUFFER,
+        BATCH_NORM,
+        MOMENTUM_CORRECTION,
+        BUFFER,
     ),
     _vogn(
         "imagenet-resnet18-4gpu",
-        _CONFIGS + "imagenet/resnet18_vogn_bs4k_4gpu",
+        CONFIGS + "imagenet/resnet18_vogn_bs4k_4gpu",
         {
-            **_arguments(lr=0.016, samples=1, eval_samples=10, prior_variance=0.00075, damping=1e-4, ema=0.001),
+            **in_our_units(lr=0.016, samples=1, eval_samples=10, prior_variance=0.00075, damping=1e-4, ema=0.001),
             "lr": 0.016,  # their momentum is a running average here
         },
         "ResNet-18; ImageNet with random crops and mirroring; 4 processes, batch 4 x 32 (whatever the file's name says); "
@@ -139,9 +155,9 @@ PRESETS: Final = (
     ),
     _vogn(
         "cifar10-lenet-batchnorm",
-        _EXAMPLES + "cifar10/lenet_vogn",
+        EXAMPLES + "cifar10/lenet_vogn",
         {
-            **_arguments(lr=0.01, samples=10, eval_samples=0, prior_variance=1, damping=0.0, ema=0.001),
+            **in_our_units(lr=0.01, samples=10, eval_samples=0, prior_variance=1, damping=0.0, ema=0.001),
             "lr": 0.01,  # their momentum is a running average here
             "init_precision": 401.0,  # s₀ = 8e-3 and N = 50 000
         },
@@ -153,7 +169,7 @@ PRESETS: Final = (
         "toy",
         "https://github.com/team-approx-bayes/dl-with-bayes, toy_example/main.py",
         {
-            **_arguments(
+            **in_our_units(
                 lr=1e-3, samples=50, eval_samples=100, prior_variance=1, damping=1e-7, ema=0.01, warmup=(0.01, 1000)
             ),
             "lr": 1e-3,  # their momentum is a running average here
