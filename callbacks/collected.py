@@ -115,7 +115,7 @@ class ExtremeImages:
         Returns:
             Images, targets and probabilities; None if there are fewer than two images.
         """
-        if self._kept is None or len(self._kept[1]) < 2:
+        if self._kept is None:
             return None
-        images, targets, probs = self._kept
-        return gather(images), gather(targets), gather(probs)
+        images, targets, probs = (gather(column) for column in self._kept)
+        return (images, targets, probs) if len(targets) > 1 else None

@@ -1,4 +1,4 @@
-"""What the README shows is run: Python blocks in their order, commands as far as their arguments parse."""
+"""What README and docs show is run: Python blocks in their order, commands as far as their arguments parse."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import NamedTuple
 import pytest
 
 from lightning_bayes.cli import main, packaged_configs
+from lightning_bayes.report import command as report
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+PAGES = pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md"])
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 
@@ -55,28 +57,34 @@ def is_own_run(config):
 # Lightning's remarks on examples that are this short, or on a machine without TensorBoard.
 @pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*`tensorboardX` has been removed:UserWarning")
-def test_python_blocks_run_in_order(tmp_path, monkeypatch):
+@PAGES
+def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("readme")
     monkeypatch.setitem(sys.modules, "readme", module)  # where its classes say that they come from
-    shown = blocks(README.read_text("utf-8"), "python")
+    shown = blocks((ROOT / page).read_text("utf-8"), "python")
     assert shown
     for block in shown:
-        run(block, vars(module), str(README))
+        run(block, vars(module), str(ROOT / page))
 
 
-def test_commands_name_packaged_configs():
-    shown = commands(README.read_text("utf-8"))
+@PAGES
+def test_commands_name_packaged_configs(page):
+    shown = commands((ROOT / page).read_text("utf-8"))
     assert shown
     named = {config for arguments in shown if (config := config_of(arguments)) is not None}
     assert named
     wrong = {name for name in named if not is_own_run(name)} - set(packaged_configs())
-    assert not wrong, f"README.md names configs that are not packaged: {sorted(wrong)}"
+    assert not wrong, f"{page} names configs that are not packaged: {sorted(wrong)}"
 
 
-def test_commands_parse(monkeypatch):
-    for arguments in commands(README.read_text("utf-8")):
+@PAGES
+def test_commands_parse(page, monkeypatch):
+    for arguments in commands((ROOT / page).read_text("utf-8")):
         if is_own_run(config_of(arguments) or ""):
+            continue
+        if arguments[0] == "report":
+            assert report.parser().parse_args(arguments[1:]).runs
             continue
         monkeypatch.setattr(sys, "argv", ["lightning-bayes", *arguments, "--print_config"])
         with pytest.raises(SystemExit) as stopped:

@@ -33,6 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: What follows ``lightning-bayes report``; None takes the process's arguments.
     """
+    options = parser().parse_args(arguments)
+    print(f"wrote {write_report(options.runs, options.output)}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments.
+
+    Returns:
+        Their parser.
+    """
     parser = argparse.ArgumentParser(
         prog="lightning-bayes report",
         description="Write one HTML page that compares runs, figures and tables included.",
@@ -41,5 +51,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "runs", nargs="+", metavar="RUN", help="folder of a run, with its metrics.csv, or folder of several such"
     )
     parser.add_argument("--output", default="report.html", help="file to write (default: report.html)")
-    options = parser.parse_args(arguments)
-    print(f"wrote {write_report(options.runs, options.output)}")
+    return parser

@@ -46,18 +46,18 @@ def read_runs(folders: Iterable[str | Path]) -> list[Run]:
         ...
         lightning_bayes.errors.RunError: There is no run in nowhere: a run is a folder with metrics.csv, ...
     """
-    found: dict[Path, None] = {}  # in order, without repetition
+    found: dict[Path, Path] = {}  # whole paths, each once, to those that were given
     missing = []
     for folder in folders:
         inside = _runs_in(Path(folder))
-        found |= dict.fromkeys(path.resolve() for path in inside)
+        found |= {path.resolve(): path for path in inside}
         missing += [] if inside else [str(folder)]
     if missing or not found:
         raise RunError(
             f"There is no run in {', '.join(missing) or 'an empty list'}: a run is a folder with {METRICS}, which "
             "Lightning's CSVLogger writes. Train with one of the packaged configurations, or add a CSVLogger to the trainer."
         )
-    return [read_run(folder, name) for folder, name in zip(found, _names(list(found)), strict=True)]
+    return [read_run(folder, name) for folder, name in zip(found.values(), _names(list(found)), strict=True)]
 
 
 def _runs_in(folder: Path) -> list[Path]:

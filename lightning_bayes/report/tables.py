@@ -83,7 +83,7 @@ def _detection(runs: Sequence[Run]) -> list[Table]:
 def _detection_by(measure: str, keys: Sequence[str], runs: Sequence[Run]) -> Table:
     # "" for all sets together, or "set/score"; the key of a set alone repeats its entropy.
     sources = [source for source, _, last in (key.rpartition("/") for key in keys) if last == measure]
-    sources = [source for source in sources if not source or "/" in source]
+    sources = sorted(source for source in sources if not source or "/" in source)
     rows = [
         (f"{run.name}: {way}", [run.last.get("/".join(filter(None, (room, each, measure)))) for each in sources])
         for run in runs

@@ -10,7 +10,6 @@ from distributed import run_on_ranks
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_training import CLASSES, Classifier, loader, mlp, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -127,9 +126,10 @@ def test_without_images_other_sets_and_samples_there_are_two_figures(tmp_path, d
 
 
 def test_tensorboard_gets_the_figures(tmp_path):
+    events_of = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
     logger = TensorBoardLogger(tmp_path, name="tb")
     run_with(EvaluationFigures(), logger=logger, folder=tmp_path)
-    events = EventAccumulator(logger.log_dir, size_guidance={"images": 0}).Reload()
+    events = events_of(logger.log_dir, size_guidance={"images": 0}).Reload()
     assert {"test/reliability", "test/risk_coverage", "test/certainty", "test/ood_scores", "test/shift"} == set(
         events.Tags()["images"]
     )

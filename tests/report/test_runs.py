@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import yaml
@@ -73,6 +74,13 @@ def test_names_are_the_parts_in_which_paths_differ_and_no_run_is_read_twice(tmp_
     vogn = write_run(tmp_path / "runs" / "vogn" / "version_0", ROWS)
     assert [run.name for run in read_runs([adam, vogn, adam])] == ["adam/version_0", "vogn/version_0"]
     assert [run.name for run in read_runs([adam])] == ["adam/version_0"]
+
+
+def test_folders_are_those_that_were_given(tmp_path, monkeypatch):
+    write_run(tmp_path / "runs" / "adam", ROWS)
+    monkeypatch.chdir(tmp_path)
+    (run,) = read_runs(["runs"])
+    assert str(run.folder) == os.path.join("runs", "adam")
 
 
 def test_folders_without_a_run_are_all_named(tmp_path):
