@@ -114,7 +114,8 @@ class KroneckerEngine(FusedEngine):
         if missed:
             raise UnsupportedLayerError(
                 f"The loss depends on {', '.join(missed)}, but {type(self.model).__name__}'s outputs do not, so labels "
-                "drawn from them say nothing of these parameters. Pass fisher='empirical'."
+                "drawn from them say nothing of these parameters. Pass fisher='empirical'; or, for layers under a "
+                "checkpoint(..., use_reentrant=True), pass use_reentrant=False there."
             )
 
 

@@ -57,7 +57,9 @@ def make_engine(
         return GradientEngine(model, loss_reduction)
     if quantity == "kronecker":
         if name != "fused":
-            raise HyperparameterError(f"engine={name!r} does not measure Kronecker factors of layers; use engine='fused'.")
+            raise HyperparameterError(
+                f"engine={name!r} does not measure Kronecker factors of layers; use engine='fused'."
+            )
         return KroneckerEngine(model, loss_reduction, workspace_mib)
     if quantity != "squared_gradients":
         from lightning_bayes.curvature.second_order import SecondOrderEngine  # loads BackPACK only where it is used

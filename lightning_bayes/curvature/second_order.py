@@ -185,4 +185,5 @@ def _scaled(value: Tensor | list[Tensor], factor: float) -> Tensor | KroneckerFa
     """BackPACK's value is in the scale of the loss, like the gradient: the same factor makes it a mean over examples."""
     if isinstance(value, Tensor):
         return value * factor
-    return KroneckerFactors((value[0] * factor, *value[1:]))
+    first, *rest = (factor_matrix.contiguous() for factor_matrix in value)
+    return KroneckerFactors((first * factor, *rest))

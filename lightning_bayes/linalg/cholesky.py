@@ -67,6 +67,19 @@ def inverse_root(matrix: Tensor, name: str = "matrix") -> Tensor:
     return root
 
 
+def inverse(matrix: Tensor, name: str = "matrix") -> Tensor:
+    """matrix⁻¹, from its Cholesky factor and with its jitter.
+
+    Args:
+        matrix: Symmetric positive definite, ``[..., n, n]``.
+        name: What error messages call it.
+
+    Returns:
+        The inverse.
+    """
+    return torch.cholesky_inverse(cholesky(matrix, name))
+
+
 def _attempt(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The factor, and whether there is none, ``[...]``."""
     factor, info = torch.linalg.cholesky_ex(matrix)

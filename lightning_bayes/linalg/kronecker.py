@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_bayes.linalg.cholesky import cholesky, inverse_root
+from lightning_bayes.linalg.cholesky import cholesky, inverse, inverse_root
 
 
 class KroneckerProduct(NamedTuple):
@@ -58,8 +58,9 @@ class KroneckerProduct(NamedTuple):
 
     def inverse(self, name: str = "Kronecker product") -> KroneckerProduct:
         """(L ⊗ R)⁻¹ = L⁻¹ ⊗ R⁻¹, for symmetric positive definite factors; `name` for error messages."""
-        root = self.inverse_root(name)
-        return root.compose(root.transpose())
+        return KroneckerProduct(
+            inverse(self.left, f"left factor S of {name}"), inverse(self.right, f"right factor A of {name}")
+        )
 
     def log_det(self, name: str = "Kronecker product") -> Tensor:
         """Log det (L ⊗ R) = n log det L + m log det R, ``[...]``; `name` for error messages."""

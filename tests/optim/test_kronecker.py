@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from distributed import run_on_ranks
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_bayes.curvature import Gaussian, Likelihood, Softmax
 from lightning_bayes.errors import (
@@ -146,6 +147,47 @@ def test_drawn_labels_measure_the_other_layers_too(generator):
             assert (key in sampled.state[mine]) == (key in empirical.state[theirs])
             if key in sampled.state[mine]:
                 torch.testing.assert_close(sampled.state[mine][key], empirical.state[theirs][key])
+
+
+class Recomputed(nn.Module):
+    def __init__(self, use_reentrant=None):
+        super().__init__()
+        self.first, self.norm, self.last, self.use_reentrant = (
+            nn.Linear(3, 4),
+            nn.LayerNorm(4),
+            nn.Linear(4, 3),
+            use_reentrant,
+        )
+
+    def hidden(self, x):
+        return self.norm(self.first(x)).tanh()
+
+    def forward(self, x):
+        if self.use_reentrant is None:
+            return self.last(self.hidden(x))
+        return self.last(checkpoint(self.hidden, x.requires_grad_(), use_reentrant=self.use_reentrant))
+
+
+def measured_state(likelihood, use_reentrant, generator):
+    torch.manual_seed(0)
+    model = Recomputed(use_reentrant).double()
+    opt = KFAC(model, num_data=N, likelihood=likelihood)
+    x = torch.randn(6, 3, generator=generator, dtype=F64)
+    train(model, opt, (x, torch.zeros(6, dtype=torch.long)), 1)
+    return {f"{i}/{k}": v for i, p in enumerate(model.parameters()) for k, v in opt.state[p].items()}
+
+
+@pytest.mark.parametrize(("likelihood", "use_reentrant"), [(None, False), (None, True), (Softmax(), False)])
+def test_activation_checkpoints_change_nothing(likelihood, use_reentrant):
+    found = measured_state(likelihood, use_reentrant, torch.Generator().manual_seed(1))
+    expected = measured_state(likelihood, None, torch.Generator().manual_seed(1))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_labels_cannot_be_drawn_behind_a_reentrant_checkpoint(generator):
+    with pytest.raises(UnsupportedLayerError, match=r"depends on first\.weight.*pass use_reentrant=False there"):
+        measured_state(Softmax(), True, generator)
 
 
 def test_a_layer_that_is_called_twice_has_its_calls_for_positions(generator):

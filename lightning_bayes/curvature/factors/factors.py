@@ -21,6 +21,8 @@ from lightning_bayes.curvature.rules.registry import rule_type
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import ShapeError
 
+MIN_BLOCKED_SIDE, BLOCKS = 256, 4
+
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -47,12 +49,11 @@ def input_factor(layer: nn.Module, x: Tensor, *, bias: bool = True, workspace: W
         tensor([[5., 2.],
                 [2., 1.]])
     """
-    bias = bias and layer.bias is not None
+    bias, workspace = bias and layer.bias is not None, workspace or Workspace(DEFAULT_MIB)
     one = input_rows(layer, x[:1], bias)
-    size = (workspace or Workspace(DEFAULT_MIB)).examples_at_once(one.numel())
     total = _moment(one)
-    for part in torch.split(x[1:], size):
-        total = total + _moment(input_rows(layer, part, bias))
+    for part in torch.split(x[1:], workspace.examples_at_once(one.numel())):
+        total += _moment(input_rows(layer, part, bias, workspace))
     return total / max(1, len(x))
 
 
@@ -104,4 +105,14 @@ def link_factors(
 
 
 def _moment(rows: Tensor) -> Tensor:
-    return rows.mT @ rows
+    """Σ of the rows' outer products; of a large symmetric result only the blocks on and above the diagonal."""
+    size = rows.shape[-1]
+    if size < MIN_BLOCKED_SIDE:
+        return rows.mT @ rows
+    moment = rows.new_empty(*rows.shape[:-2], size, size)
+    step = -(-size // BLOCKS)
+    for first in range(0, size, step):
+        block = rows[..., first : first + step].mT @ rows[..., first:]
+        moment[..., first : first + step, first:] = block
+        moment[..., first:, first : first + step] = block.mT
+    return moment

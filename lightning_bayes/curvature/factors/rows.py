@@ -14,22 +14,27 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.patches import Conv, input_patches, padded
+from lightning_bayes.curvature.workspace import Workspace
 
 Rows: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
-def input_rows(layer: nn.Module, x: Tensor, bias: bool) -> Tensor:
+def input_rows(layer: nn.Module, x: Tensor, bias: bool, workspace: Workspace | None = None) -> Tensor:
     """The vectors ā_it.
 
     Args:
         layer: ``nn.Linear`` or ``nn.Conv1d/2d/3d``.
         x: Its input, ``[B, …]``.
         bias: Whether ā ends with a 1.
+        workspace: Holds the patches of a convolution until the next call, instead of memory of their own.
 
     Returns:
         ``[B · T, K]``, or ``[groups, B · T, K]`` for a convolution with groups.
     """
-    rows = _conv_input(layer, x) if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) else x.flatten(0, -2)
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        rows = _conv_columns(layer, x, bias, workspace).mT
+        return rows[0] if layer.groups == 1 else rows
+    rows = x.flatten(0, -2)
     return torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1) if bias else rows
 
 
@@ -49,7 +54,8 @@ def output_rows(layer: nn.Module, grad_output: Tensor) -> Tensor:
     return grad_output.flatten(0, -2)
 
 
-def _conv_input(layer: Conv, x: Tensor) -> Tensor:
+def _conv_columns(layer: Conv, x: Tensor, bias: bool, workspace: Workspace | None) -> Tensor:
+    """ā_it as columns, ``[groups, K, B · T]``: copied once, along the positions, which lie together in the input."""
     x = padded(layer, x)
     positions = torch.Size(
         (size - dilation * (kernel - 1) - 1) // stride + 1
@@ -57,8 +63,15 @@ def _conv_input(layer: Conv, x: Tensor) -> Tensor:
             x.shape[2:], layer.kernel_size, layer.stride, layer.dilation, strict=True
         )
     )
-    patches = input_patches(layer, x, positions)
-    return _as_rows(patches.reshape(len(x), layer.groups, layer.weight[0].numel(), positions.numel()))
+    patches = torch.unflatten(
+        input_patches(layer, x, positions), 1, (layer.groups, -1)
+    )  # [B, groups, C, *kernel, *out]
+    patches = patches.movedim(0, -1 - len(positions))
+    size, shape = layer.weight[0].numel(), (layer.groups, layer.weight[0].numel() + bias, len(x) * positions.numel())
+    columns = x.new_empty(shape) if workspace is None else workspace.empty("factor columns", shape, x)
+    columns[:, :size].view(patches.shape).copy_(patches)
+    columns[:, size:] = 1
+    return columns
 
 
 def _as_rows(values: Tensor) -> Tensor:
