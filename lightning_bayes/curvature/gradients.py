@@ -28,13 +28,17 @@ class GradientEngine(AbstractEngine):
         Yields:
             The capture, without curvature.
         """
-        captured = _FirstCall(self.loss_reduction)
+        captured = self.new_capture()
         with ExitStack() as undo:
             for name, module in self.model.named_modules():
                 label = f"{name or 'the model itself'} ({type(module).__name__})"
                 hook = module.register_forward_pre_hook(partial(captured.called, label), with_kwargs=True)
                 undo.callback(hook.remove)
             yield captured
+
+    def new_capture(self) -> GradientCapture:
+        """An empty capture."""
+        return GradientCapture(self.loss_reduction)
 
     def check_reached(self, captured: Capture) -> None:
         """Require a call of the model.
@@ -52,10 +56,11 @@ class GradientEngine(AbstractEngine):
             )
 
 
-class _FirstCall(Capture):
+class GradientCapture(Capture):
     """The examples are those of the first module that is called with a tensor."""
 
     def called(self, label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Forward pre-hook of every module; `label` is what messages call it."""
         if self.sizes or not torch.is_grad_enabled():
             return
         batched = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]

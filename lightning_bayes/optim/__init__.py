@@ -2,9 +2,12 @@
 
 from lightning_bayes.optim.base import NoisyOptimizer
 from lightning_bayes.optim.bbb import BBB
+from lightning_bayes.optim.chain_optimizer import BlockTridiagonalKFAC
 from lightning_bayes.optim.cvi import CVI
 from lightning_bayes.optim.fisher import FisherName
+from lightning_bayes.optim.full_optimizers import VONG, FullVON, NNGFull
 from lightning_bayes.optim.ivon import IVON
+from lightning_bayes.optim.joint import JointOptimizer
 from lightning_bayes.optim.kronecker import KFAC, KroneckerOptimizer, NoisyKFAC
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer, PriorMean
 from lightning_bayes.optim.momentum_von import MomentumVON
@@ -34,15 +37,20 @@ __all__ = [
     "OGN",
     "VOGN",
     "VON",
+    "VONG",
+    "BlockTridiagonalKFAC",
     "CosineSchedule",
     "CounterNoise",
     "ExponentialSchedule",
     "FisherName",
+    "FullVON",
+    "JointOptimizer",
     "KroneckerOptimizer",
     "LinearSchedule",
     "MeanFieldOptimizer",
     "MeanFieldState",
     "MomentumVON",
+    "NNGFull",
     "NoisyAdam",
     "NoisyAdamFisher",
     "NoisyKFAC",

@@ -1,0 +1,85 @@
+"""The exact Hessian of a small model's loss over all of its weights, by one backward pass for each weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.gradients import GradientCapture, GradientEngine
+from lightning_bayes.curvature.loss import LossReduction
+
+
+class HessianEngine(GradientEngine):
+    """Takes the Hessian when it sees the loss; any layer will do that torch can differentiate twice.
+
+    Args:
+        model: The model.
+        params: The weights, in the order of the Hessian's rows.
+        loss_reduction: How losses reduce their examples.
+    """
+
+    def __init__(
+        self, model: nn.Module, params: Sequence[nn.Parameter], loss_reduction: LossReduction = "auto"
+    ) -> None:
+        super().__init__(model, loss_reduction)
+        self.params = list(params)
+
+    def new_capture(self) -> HessianCapture:
+        """An empty capture."""
+        return HessianCapture(self.params, self.loss_reduction)
+
+
+class HessianCapture(GradientCapture):
+    """Adds up the Hessians of the pass's losses.
+
+    Args:
+        params: The weights.
+        loss_reduction: How losses reduce their examples.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], loss_reduction: LossReduction) -> None:
+        super().__init__(loss_reduction)
+        self.params = params
+        self.hessian: Tensor | None = None  # of the losses as they are, [D, D]
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        """Read the loss's scale, see `Capture.observe`, and take its Hessian."""
+        super().observe(loss, divided_by_host)
+        with torch.enable_grad():
+            hessian = hessian_of(loss, self.params)
+        self.hessian = hessian if self.hessian is None else self.hessian + hessian
+
+    def mean_hessian(self) -> Tensor:
+        """The Hessian of the mean loss, ``[D, D]``."""
+        assert self.hessian is not None
+        return self.hessian * self.gradient_factor()
+
+
+def hessian_of(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
+    """∂²loss over all weights together.
+
+    Args:
+        loss: A scalar with its graph, which stays.
+        params: The weights.
+
+    Returns:
+        ``[D, D]``, each parameter flattened row by row, symmetric.
+
+    Example:
+        >>> w = nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> hessian_of(w[0] * w[1] ** 2, [w])
+        tensor([[0., 4.],
+                [4., 2.]])
+    """
+    first = _flat(torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True))
+    if not first.requires_grad:  # the loss is linear
+        return first.new_zeros(len(first), len(first))
+    rows = [_flat(torch.autograd.grad(value, params, retain_graph=True, materialize_grads=True)) for value in first]
+    hessian = torch.stack(rows).detach()
+    return (hessian + hessian.mT) / 2
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
