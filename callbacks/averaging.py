@@ -46,6 +46,10 @@ class AveragingCallback(Callback, ABC):
         if not self._asked_loss:
             self._asked_loss, self.loss_link = True, link_of_loss(loss)
 
+    def _link_of(self, module: LightningModule) -> Link | None:
+        found: Link | None = self.link or getattr(module, "link", None) or self.loss_link
+        return found
+
     def _start_evaluation(self, trainer: Trainer, pl_module: LightningModule, predict: bool = False) -> None:
         if trainer.sanity_checking:
             return
@@ -53,7 +57,7 @@ class AveragingCallback(Callback, ABC):
         if samples is None:
             return
         check_alone(trainer)
-        link = self.link or getattr(pl_module, "link", None) or self.loss_link or "softmax"
+        link = self._link_of(pl_module) or "softmax"
         lenient = trainer.state.fn == "fit"
         self._evaluation = SampledEvaluation(pl_module, samples, link, way_out=self.way_out, lenient=lenient)
         self._evaluation.start(predict)

@@ -8,13 +8,13 @@ closure becomes a `MonteCarloClosure`; on teardown **and** on exceptions (where 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_bayes.callbacks import checks, resume, swap
+from lightning_bayes.callbacks import checks, ranks, resume, swap
 from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.evaluating import EvaluatingCallback
 from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_examples
@@ -22,9 +22,10 @@ from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.hyper import check as check_hyperparameters
-from lightning_bayes.optim.trust_region import RELATIVE_NOISE
+from lightning_bayes.optim.user_step import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
 from lightning_bayes.posteriors import CALLBACK_KEY, group_arguments
 from lightning_bayes.predictive import Link
+from lightning_bayes.strategies import BayesDDPStrategy
 
 _LARGE_PRIOR = 10.0  # a prior precision that hurt on small networks
 
@@ -33,11 +34,12 @@ class VariationalCallback(EvaluatingCallback):
     """Turns training of an unmodified LightningModule into variational inference.
 
     Args:
-        lr: Learning rate α of the paper's natural step, at the peak of the user's schedule. None: the user's own learning
-            rate bounds the step (a trust region, see `optim.trust_region`; a heuristic). Schedulers act on either.
+        lr: Learning rate α of the paper's natural step, at the peak of the user's schedule. None, the default step: the
+            user's own optimizer moves the mean (see `optim.user_step`; a heuristic). Schedulers act on either.
         mc_samples: K, weight samples per batch and process in training.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean.
-        prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 1.
+        prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ),
+            else 0.1 with the default step and 1 with an explicit `lr`.
         prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start of the fit, such as pretrained ones.
         kl_weight: τ, weight of the KL term in the variational bound; below 1 gives a cold posterior.
         kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
@@ -48,8 +50,8 @@ class VariationalCallback(EvaluatingCallback):
         betas: (β₁, β₂), weights of the old momentum and of the old curvature, as in Adam.
         num_data: N, number of training examples; None asks the trainer's data loader.
         engine: ``"fused"`` measures any layer; ``"backpack"`` is BackPACK, for the layers it knows.
-        relative_noise: Upper bound of the noise in units of each tensor's size. None: 0.3 with the default step, no bound
-            with an explicit `lr`.
+        relative_noise: Upper bound of the noise in units of each tensor's size. None: no bound with an explicit `lr`;
+            with the default step 0.3 for classifiers (told by `link` or by the loss) and 0.1 for all else, a heuristic.
         damping_in_noise: Whether γ counts in the posterior precision too.
         loss_reduction: ``"auto"`` reads from the loss's graph whether it is a mean or a sum over examples.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what
@@ -64,6 +66,8 @@ class VariationalCallback(EvaluatingCallback):
     Raises:
         HyperparameterError: If an argument lies outside of its range.
     """
+
+    noise_bounds: ClassVar[tuple[float, float]] = (NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS)  # κ of the default step
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class VariationalCallback(EvaluatingCallback):
             "damping_in_noise": damping_in_noise,
             "prior_mean": prior_mean,
             "init_precision": init_precision,
-            "relative_noise": RELATIVE_NOISE if relative_noise is None and lr is None else relative_noise,
+            "relative_noise": self.noise_bounds[0] if lr is None and relative_noise is None else relative_noise,
             "step_rule": self.optimizer_class.default_step if lr is None else "natural",
         }
         self.building: dict[str, Any] = {
@@ -115,8 +119,10 @@ class VariationalCallback(EvaluatingCallback):
             "seed": seed,
             "max_nonfinite_steps": max_nonfinite_steps,
         }
+        self._chooses_noise = lr is None and relative_noise is None
         self._names: dict[nn.Parameter, str] = {}
         self._saved_names: list[list[str]] | None = None  # of a checkpoint to resume from
+        self._agreed = False  # whether the ranks have compared their settings
         self._undo = ExitStack()
 
     @classmethod
@@ -186,22 +192,24 @@ class VariationalCallback(EvaluatingCallback):
         if self.lr is not None:
             swap.override_rates(groups, schedulers, self.lr)
         later = swap.converted_defaults(old)  # for groups added later
+        default_prior = PRIOR_PRECISION if follows else 1.0
+        user_step: dict[str, Any] = {"base": swap.without_penalty(old, cycles)} if follows else {}
         new = self.optimizer_class(
             pl_module,
             groups,
             lr=groups[0]["lr"],
-            prior_precision=1.0 if self.prior_precision is None else self.prior_precision,
+            prior_precision=default_prior if self.prior_precision is None else self.prior_precision,
             **{key: later[key] for key in ("radius", "momentum", "weight_decay")},
             **self.options,
             **self.building,
-            **({"base": swap.without_penalty(old, cycles)} if follows else {}),
+            **user_step,
         )
         new.defaults["l2_penalty"] = later["l2_penalty"]
         new.samples_in_closure = True
         swap.rebind_schedulers(schedulers, old, new)
         strategy.optimizers = [new]
         self.optimizer = new
-        self._kept = None
+        self._kept, self._agreed = None, False
         self._names = {param: name for name, param in pl_module.named_parameters()}
         resume.check_order(self._saved_names, self.state_dict()["param_names"])
 
@@ -210,9 +218,10 @@ class VariationalCallback(EvaluatingCallback):
         if not isinstance(optimizer, MeanFieldOptimizer):
             return base
         self._fix_num_data(trainer, optimizer)
-        first = trainer.global_rank * self.mc_samples  # every process draws noise of its own
-        samples = [first + k for k in range(self.mc_samples)]
-        closure = MonteCarloClosure(base, trainer, optimizer, samples)
+        if not self._agreed:
+            ranks.require_agreement(trainer, optimizer, self.mc_samples)
+            self._agreed = True
+        closure = MonteCarloClosure(base, trainer, optimizer, ranks.noise_samples(trainer, self.mc_samples))
         is_first = trainer.fit_loop.epoch_loop.batch_idx == 0 and not optimizer.num_updates
         if is_first and self.num_data is None and trainer.world_size == 1:
             closure.watch = lambda captured: warn_of_other_examples(trainer, set().union(*captured.sizes.values()))
@@ -298,9 +307,26 @@ class VariationalCallback(EvaluatingCallback):
         wanted["num_data"] = self.num_data or infer_num_data(trainer)
         if self.prior_precision is not None:
             wanted["prior_precision"] = self.prior_precision
+        if self._chooses_noise:
+            del wanted["relative_noise"]  # the loss will tell
         changed = resume.changed_arguments(group, wanted)
         if changed:
             rank_zero_warn(f"The resumed run keeps the checkpoint's {changed}.")
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Learn from the first loss what is predicted, and bound the noise accordingly before there is any.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            loss: The loss.
+        """
+        first = not self._asked_loss
+        super().on_before_backward(trainer, pl_module, loss)
+        if first and self._chooses_noise and self.optimizer is not None:
+            classifies = self._link_of(pl_module) in {"softmax", "sigmoid"}
+            for group in (self.optimizer.defaults, *self.optimizer.param_groups):
+                group["relative_noise"] = self.noise_bounds[0 if classifies else 1]
 
     # -- the record and the end ---------------------------------------------------------------------------------------
 
@@ -313,15 +339,17 @@ class VariationalCallback(EvaluatingCallback):
         """
         if self.optimizer is None or trainer.barebones:
             return
-        share = float(self.optimizer.floored_share())
+        if isinstance(trainer.strategy, BayesDDPStrategy) and trainer.strategy.reduced_bytes is not None:
+            pl_module.log("distributed/reduced_mib", trainer.strategy.reduced_bytes / 2**20, sync_dist=True)
+        share, bound = float(self.optimizer.floored_share()), self.optimizer.param_groups[0]["relative_noise"]
         if self.optimizer.noisy:
             pl_module.log("posterior/floored_share", share, sync_dist=True)
         pl_module.log("posterior/skipped_updates", float(self.optimizer.skipped_steps), sync_dist=True)
         if share > 0.5 and trainer.current_epoch == 0:
             rank_zero_info(
-                f"{share:.0%} of the weights have their noise set by relative_noise={self.options['relative_noise']} and "
-                "not by the data: at this many examples their curvature alone would allow noise larger than that share "
-                "of the weights' own size. The noise is then a heuristic scale, not the posterior's width."
+                f"{share:.0%} of the weights have their noise set by relative_noise={bound} and not by the data: at this "
+                "many examples their curvature alone would allow noise larger than that share of the weights' own size. "
+                "The noise is then a heuristic scale, not the posterior's width."
             )
 
     def _restore(self) -> None:

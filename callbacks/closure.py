@@ -17,7 +17,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim import NoisyOptimizer
-from lightning_bayes.strategies import all_reduce_mean_
+from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_mean_
 
 
 class MonteCarloClosure(Closure):
@@ -83,9 +83,12 @@ class MonteCarloClosure(Closure):
         return result
 
     def _reduce(self) -> None:
-        tensors, examples = self._optimizer.measured()
+        strategy = self._trainer.strategy
+        spread = strategy if isinstance(strategy, BayesDDPStrategy) else None
+        tensors, examples = self._optimizer.measured(None if spread is None else spread.add_noise_group_)
         if not examples:  # training_step returned None in every pass: no update, as in plain Lightning
             self._optimizer.discard_passes()
             return
         buffers = [b for b in self._optimizer.model.buffers() if b.is_floating_point()]
-        all_reduce_mean_([*tensors, *buffers], examples)
+        reduce = all_reduce_mean_ if spread is None else spread.all_reduce_mean_
+        reduce([*tensors, *buffers], examples)

@@ -18,6 +18,10 @@ from lightning_bayes.optim.matrix_optimizer import DEFAULT_MAX_SIDE
 class KroneckerCallback(VariationalCallback):
     """What the two callbacks share. What is measured where, and from which labels, is written to the log.
 
+    The default step is that of `optim.trust_region`, within which the noise of classifiers is bounded by 0.6 of a layer's
+    size, twice what single weights stand: a matrix's noise avoids the directions that matter. The value was chosen by the
+    validation NLL of LeNet on the digits and on 10000 images of Fashion-MNIST.
+
     Args:
         stats_interval: T_stats, updates between measurements of the curvature.
         inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns.
@@ -32,6 +36,8 @@ class KroneckerCallback(VariationalCallback):
     Raises:
         HyperparameterError: If an argument lies outside of its range.
     """
+
+    noise_bounds = (0.6, 0.2)
 
     def __init__(
         self,

@@ -56,7 +56,8 @@ def _examples_of(loader: Any, trainer: Trainer) -> int:
     sampler = getattr(loader, "sampler", None)
     examples = len(sampler) if isinstance(sampler, SubsetRandomSampler) else len(dataset)
     if trainer.num_training_batches != float("inf"):
-        examples = min(examples, int(trainer.num_training_batches) * batch_size * trainer.world_size)
+        shares = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
+        examples = min(examples, int(trainer.num_training_batches) * batch_size * shares)
     return examples
 
 

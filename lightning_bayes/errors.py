@@ -30,6 +30,10 @@ class UnsupportedTrainingError(BayesError):
     """The training set-up (optimizer, strategy, precision, loop) cannot host a variational optimizer."""
 
 
+class RankError(BayesError, RuntimeError):
+    """Processes that train together disagree, or one of them is gone."""
+
+
 class UnknownNumDataError(BayesError):
     """The number of training examples N cannot be inferred."""
 

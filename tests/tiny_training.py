@@ -99,6 +99,17 @@ def weights(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
+def flat_state(state: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
+    """A parameter's optimizer state as tensors, that of the user's optimizer inside included."""
+    found = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            found |= flat_state(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = torch.as_tensor(value)
+    return found
+
+
 def assert_same_bits(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []

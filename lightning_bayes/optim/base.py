@@ -172,14 +172,23 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             torch._foreach_div_(list(squares.values()), loss_scale**2)
         return squares
 
-    def measured(self) -> tuple[list[Tensor], float]:
+    def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
         """What the open update has measured, for hosts that average it over processes before `step`.
+
+        Args:
+            add_ranks: Replaces tensors by their sums over the processes that share this one's weight samples, for what is
+                not linear in their gradients; None if no two processes do.
 
         Returns:
             The loss, ĝ and ĥ of every trained parameter, as tensors to be written to; and the number of examples.
         """
         self._shown = True
+        if add_ranks is not None:
+            self._join_ranks(add_ranks)
         return self._measured(), self._passes.examples
+
+    def _join_ranks(self, add_ranks: Callable[[list[Tensor]], None]) -> None:
+        """Add up what is not linear in the passes of one weight sample."""
 
     def _measured(self) -> list[Tensor]:
         return self._passes.tensors(param for _, param in self._trained())

@@ -7,7 +7,7 @@ Adam. Over minibatches of M of N examples its expectation is (Khan et al. 2018, 
 
 **The posterior therefore depends on the batch size.** M = 1 measures the empirical Fisher's diagonal, as VOGN does; a larger
 M measures about 1/M of it, so the noise is about √M times as large; M = N measures the gradient's own square, which says
-nothing of the curvature and leaves about the prior. M is the number of examples under one weight sample in one process.
+nothing of the curvature and leaves about the prior. M is the number of examples under one weight sample.
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ class KroneckerOptimizer(MatrixOptimizer):
         measures, layers = self._measures_now(), self._layers()
         for turn, layer in enumerate(layers):
             self._refresh(layer, measures, turn * self.inverse_interval // len(layers))
-        if self._user is None:
+        if self.user_step is None:
             self._step(layers, measures)
         else:
-            self._step_with(self._user, layers, measures)
+            self._step_with(self.user_step, layers, measures)
         self._count_update()
 
     def _step(self, layers: list[MatrixLayer], measures: bool) -> None:

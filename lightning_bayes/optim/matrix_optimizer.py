@@ -180,7 +180,7 @@ class MatrixOptimizer(MeanFieldOptimizer):
             self._require_num_data(group)
             if "input_factor" not in state and group["init_precision"] is not None:
                 matrix_state.start_at_precision(state, layer)
-                matrix_state.invert(state, layer, True, self._user is None)
+                matrix_state.invert(state, layer, True, self.user_step is None)
                 self._forget_single_curvatures(layer)
             if "input_root" in state:
                 yield layer
@@ -212,7 +212,7 @@ class MatrixOptimizer(MeanFieldOptimizer):
             self._forget_single_curvatures(layer)
         is_early = measures and is_power_of_two(state["measurements"])
         if is_early or is_due(self.num_updates + 1, self.inverse_interval, delay):
-            matrix_state.invert(state, layer, layer.group["noisy"] and state["noisy"], self._user is None)
+            matrix_state.invert(state, layer, layer.group["noisy"] and state["noisy"], self.user_step is None)
 
     def _forget_single_curvatures(self, layer: MatrixLayer) -> None:
         for param in layer.params:

@@ -75,8 +75,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         init_precision: Posterior precision before the first update. None takes the curvature of the first batch, whose
             pass is then free of noise.
         mc_samples: K, weight samples per ``step(closure)``; passes you open yourself are averaged as they come.
-        step_rule: ``"natural"``, the papers' step; ``"trust_region"``, see `optim.trust_region`; or ``"user"``, which
-            `base` implies.
+        step_rule: ``"natural"``, the papers'; ``"trust_region"``, see `optim.trust_region`; ``"user"``, implied by `base`.
         base: The optimizer that moves the means, see `optim.user_step`: `params` and `lr` are then its own.
         radius: Whose step bounds the trust region: ``"adam"`` or ``"sgd"``.
         momentum: Momentum of the SGD whose step bounds the trust region.
@@ -164,12 +163,14 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         self._points = points(model, bayesian)
         self._own = tuple(own or ())
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
-        self._user = UserStep(base) if isinstance(base, torch.optim.Optimizer) else base
+        self.user_step = UserStep(base) if isinstance(base, torch.optim.Optimizer) else base
         self._scratch: dict[nn.Parameter, Tensor] = {}
+        if params is None:
+            params = trainable(model) if self.user_step is None else groups_of(self.user_step.base)
         super().__init__(
             model,
             make_engine(engine, model, loss_reduction, workspace_mib, quantity=engine_quantity(self.measures)),
-            groups_of(self._user.base) if params is None and self._user is not None else params or trainable(model),
+            params,
             defaults,
             mc_samples=mc_samples,
             max_nonfinite_steps=max_nonfinite_steps,
@@ -185,8 +186,8 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         group = self.param_groups[-1]
         self._functions.append(take_functions(group, self._own))
         hyper.check(group)
-        if self._user is not None:
-            self._user.add(group, len(self.param_groups))
+        if self.user_step is not None:
+            self.user_step.add(group, len(self.param_groups))
         require_full_precision(group["params"])
         for param in group["params"]:
             self._state(param, group)
@@ -266,8 +267,8 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             self._require_num_data(group)
             for params in self._cohorts(group):
                 self._update_cohort(params, group)
-        if self._user is not None:
-            self._user.step(self.param_groups, self.state)
+        if self.user_step is not None:
+            self.user_step.step(self.param_groups, self.state)
         self._count_update()
 
     def _count_update(self) -> None:

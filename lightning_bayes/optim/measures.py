@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -65,6 +65,19 @@ class BatchSquares:
             weighted = grad.mul_(num_examples)
             sums[param] = sums[param].add_(weighted) if param in sums else weighted
         self._passes[sample] = (known + num_examples, sums)
+
+    def join_ranks(self, params: Sequence[nn.Parameter], add_ranks: Callable[[list[Tensor]], None]) -> None:
+        """Let the passes of other processes under the same weight samples add up before the square.
+
+        Args:
+            params: Parameters in an order that all ranks share.
+            add_ranks: Replaces tensors by their sums over those processes.
+        """
+        for sample, (count, sums) in sorted(self._passes.items()):
+            shared = {param: sums.get(param, torch.zeros_like(param)) for param in params}
+            total = torch.tensor([count], device=params[0].device)
+            add_ranks([total, *shared.values()])
+            self._passes[sample] = (float(total), shared)
 
     def mean(self) -> dict[nn.Parameter, Tensor]:
         """The mean square by parameter; samples count by their examples."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -46,6 +47,10 @@ class MeasuringOptimizer(NoisyOptimizer, ABC):
         precision_of_pass = state_precision(group, self.state[param], mean)
         assert precision_of_pass is not None
         return reparameterised(grad, param.detach(), mean, precision_of_pass)
+
+    def _join_ranks(self, add_ranks: Callable[[list[Tensor]], None]) -> None:
+        if self.measures == "batch_square":
+            self._batch_squares.join_ranks([param for _, param in self._trained()], add_ranks)
 
     def _measured(self) -> list[Tensor]:
         if self.measures == "batch_square":

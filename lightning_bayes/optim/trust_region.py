@@ -22,7 +22,6 @@ from torch import Tensor
 from lightning_bayes.posteriors import root_mean_squares
 
 NATURAL_RATE = 0.1  # a
-RELATIVE_NOISE = 0.3  # κ: noise std stays below this share of each tensor's size, see posteriors.noise_floor
 
 RadiusRule: TypeAlias = Literal["adam", "sgd"]
 

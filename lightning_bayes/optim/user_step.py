@@ -12,6 +12,10 @@ while s is measured and averaged as the algorithm says, from the first batch on:
 
 Without noise and prior this **is** the user's training. Paths differ from those of natural gradients, of course: pass a
 learning rate for the papers' step.
+
+On small data the posterior of a network is far wider than training survives. The default therefore bounds the noise by a
+share κ of each tensor's size (`posteriors.noise_floor`), and its prior is wide: **heuristics**, measured by
+``python -m benchmarks.defaults``.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+NOISE_OF_CLASSIFIERS = 0.3  # κ; an argmax stands more noise
+NOISE_OF_OTHERS = 0.1  # than a number
+PRIOR_PRECISION = 0.1  # δ where the user has no L2 penalty
 STATE_KEY = "base"  # of the user's optimizer in each parameter's state
 
 
@@ -47,7 +54,7 @@ class UserStep:
             self.base.add_param_group({"params": list(group["params"]), "lr": group["lr"]})
 
     @torch.no_grad()
-    def step(self, groups: Sequence[Mapping[str, Any]], states: Mapping[nn.Parameter, dict[str, Any]]) -> None:
+    def step(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Move the means by their gradients.
 
         Args:

@@ -1,5 +1,7 @@
 """What several processes do together."""
 
+from lightning_bayes.strategies.agreement import check_agreement
+from lightning_bayes.strategies.bayes_ddp import BayesDDPStrategy
 from lightning_bayes.strategies.reduce import all_reduce_mean_
 
-__all__ = ["all_reduce_mean_"]
+__all__ = ["BayesDDPStrategy", "all_reduce_mean_", "check_agreement"]

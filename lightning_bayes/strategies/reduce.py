@@ -14,24 +14,55 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_MIB = 2**20
+
 
 @torch.no_grad()
-def all_reduce_mean_(tensors: Sequence[Tensor], weight: float, group: dist.ProcessGroup | None = None) -> None:
-    """Replace `tensors` by their weighted mean over ranks, in one collective; nothing happens in a single process.
+def all_reduce_mean_(
+    tensors: Sequence[Tensor],
+    weight: float,
+    group: dist.ProcessGroup | None = None,
+    bucket_mib: float | None = None,
+) -> int:
+    """Replace `tensors` by their weighted mean over ranks; nothing happens in a single process.
 
     Args:
         tensors: Floating-point tensors, in an order and of shapes that all ranks share.
         weight: Weight of this rank, such as its number of examples.
         group: Process group; the default one if None.
+        bucket_mib: Most MiB in one collective; None for a single one.
+
+    Returns:
+        Bytes that this rank gave to the collectives.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1 or not tensors:
-        return
+        return 0
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
     flat = torch.cat(
         [t.reshape(-1).to(dtype) for t in tensors] + [torch.ones(1, dtype=dtype, device=tensors[0].device)]
     )
     flat.mul_(weight)
-    dist.all_reduce(flat, group=group)
+    for bucket in torch.split(flat, _elements(bucket_mib, flat)):
+        dist.all_reduce(bucket, group=group)
     flat.div_(flat[-1].clone())
     for tensor, mean in zip(tensors, torch.split(flat[:-1], [t.numel() for t in tensors]), strict=True):
         tensor.copy_(mean.view_as(tensor))
+    return flat.numel() * flat.element_size()
+
+
+@torch.no_grad()
+def all_reduce_sum_(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Replace `tensors` by their sums over ranks, in one collective.
+
+    Args:
+        tensors: Floating-point tensors, in an order and of shapes that all ranks share.
+        group: Process group; the default one if None.
+    """
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat, group=group)
+    for tensor, total in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))
+
+
+def _elements(bucket_mib: float | None, flat: Tensor) -> int:
+    return flat.numel() if bucket_mib is None else max(1, int(bucket_mib * _MIB) // flat.element_size())

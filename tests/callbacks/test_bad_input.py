@@ -87,8 +87,6 @@ def frozen(module):
             lambda m: torch.optim.LBFGS(m.parameters()),
             r"LBFGS calls its closure several times.*Return Adam, AdamW or SGD",
         ),
-        (lambda m: torch.optim.Rprop(m.parameters()), r"learning rate of Rprop is not the length of a step.*lr=\.\.\."),
-        (lambda m: torch.optim.Adadelta(m.parameters()), r"learning rate of Adadelta is not the length"),
         (lambda m: torch.optim.AdamW(m.parameters(), maximize=True), r"maximize=True: .* negative log-likelihood"),
         (frozen, r"Classifier has no trainable parameter in its optimizer\. Set requires_grad_\(True\)"),
         (lambda m: VOGN(m, num_data=48), r"The optimizer is VOGN already.*Return Adam, AdamW or SGD"),
@@ -98,11 +96,18 @@ def frozen(module):
             r"Invalid learning rate: -1\.0",  # AdamW's own
         ),
     ],
-    ids=["LBFGS", "Rprop", "Adadelta", "maximize", "frozen", "noisy_already", "foreign", "negative_lr"],
+    ids=["LBFGS", "maximize", "frozen", "noisy_already", "foreign", "negative_lr"],
 )
 def test_optimizer_that_cannot_be_swapped_is_refused(configure, message):
     error = ValueError if "Invalid" in message else UnsupportedTrainingError
     assert_refused(error, message, Classifier(configure))
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.Rprop, torch.optim.Adadelta])
+def test_learning_rate_that_is_no_length_bounds_no_step(optimizer_class):
+    module = Classifier(lambda m: optimizer_class(m.parameters()))
+    message = rf"learning rate of {optimizer_class.__name__} is not the length of a step.*lr=\.\.\."
+    assert_refused(UnsupportedTrainingError, message, module, OGNCallback())
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.Rprop, torch.optim.Adadelta])

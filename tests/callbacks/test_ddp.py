@@ -118,7 +118,12 @@ def train(batches, *others, net=None, mc_samples=1, same_noise=False, count=Fals
     trainer.fit(module, datamodule=Data(batches))
     states = callback.optimizer.state
     curvature = {f"{n}/s": states[p]["curvature"] for n, p in module.named_parameters() if p in states}
-    momentum = {f"{n}/m": states[p]["momentum"] for n, p in module.named_parameters() if p in states}
+    momenta = {
+        n: states[p].get("momentum", states[p].get("base", {}).get("exp_avg"))
+        for n, p in module.named_parameters()
+        if p in states
+    }
+    momentum = {f"{name}/m": value for name, value in momenta.items() if value is not None}
     result = {"state": {**module.state_dict(), **curvature, **momentum}, "updates": callback.optimizer.num_updates}
     result["losses"] = torch.stack(module.val_losses)
     if count:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback
-from tiny_training import Classifier, assert_same_bits, fit, loader, mlp, quiet_trainer, weights
+from tiny_training import Classifier, assert_same_bits, fit, flat_state, loader, mlp, quiet_trainer, weights
 from torch import nn
 
 from lightning_bayes import VOGNCallback
@@ -109,9 +109,7 @@ class States(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         (optimizer,) = trainer.optimizers
-        state = {
-            f"{i}.{k}": torch.as_tensor(v) for i, s in optimizer.state_dict()["state"].items() for k, v in s.items()
-        }
+        state = {f"{i}.{k}": v for i, s in optimizer.state_dict()["state"].items() for k, v in flat_state(s).items()}
         self.seen.append({**weights(pl_module), **{name: value.clone() for name, value in state.items()}})
 
 

@@ -90,7 +90,11 @@ def run(case, directory, kill=False, resume=None, model_seed=0):
     )
     trainer.fit(net, StatefulLoader(), ckpt_path=resume)
     optimizer = callback.optimizer
-    state = {f"{n}/{k}": torch.as_tensor(v) for n, p in net.named_parameters() for k, v in optimizer.state[p].items()}
+    state = {}
+    for name, param in net.named_parameters():
+        values = dict(optimizer.state[param])
+        values |= {f"base.{k}": v for k, v in values.pop("base").items()}
+        state |= {f"{name}/{k}": torch.as_tensor(v) for k, v in values.items()}
     group = {k: torch.tensor(optimizer.param_groups[0][k]) for k in ("lr", "step", "num_data", "noise_seed")}
     return {**net.state_dict(), **state, **group, "global_step": torch.tensor(trainer.global_step)}
 

@@ -146,8 +146,12 @@ def test_a_parameter_shared_by_layers_with_different_rules():
     assert_refused(Classifier(net=Vocabulary()), UnsupportedLayerError, match, one_batch(x, y), "backpack")
 
 
+def sgd(module):
+    return torch.optim.SGD(module.parameters(), lr=0.1)  # Adam would blow up what rounding leaves of a zero gradient
+
+
 def compiled(how):
-    module = Classifier()
+    module = Classifier(sgd)
     if how == "torch.compile(module)":
         return torch.compile(module, backend="aot_eager")
     if how == "torch.compile(net)":
@@ -165,9 +169,10 @@ def compiled(how):
 def test_a_compiled_module_trains_as_the_plain_one(how, engine):
     torch.compiler.reset()
     x, y = vectors()
-    plain, module = Classifier(), compiled(how)
+    plain, module = Classifier(sgd), compiled(how)
     for fitted in (plain, module):
-        fit(fitted, VOGNCallback(engine=engine, num_data=100), data=one_batch(x, y, batch_size=3), max_epochs=2)
+        callback = VOGNCallback(engine=engine, num_data=100, link="softmax")  # which a compiled loss does not tell
+        fit(fitted, callback, data=one_batch(x, y, batch_size=3), max_epochs=2)
     found = {name.replace("_orig_mod.", ""): value for name, value in weights(module).items()}
     assert_close(found, weights(plain), rtol=1e-4, atol=1e-6)
 

@@ -73,7 +73,8 @@ def test_decay_is_decoupled_where_pytorch_decouples_it(name, options):
     fit(matrices, callback)
     (group,) = callback.optimizer.param_groups
     found = (group["weight_decay"], group["prior_precision"])
-    assert found == ((0.5, 1.0) if decoupled else (0.0, pytest.approx(0.5 * 10)))
+    assert found == ((0.5, 0.1) if decoupled else (0.0, pytest.approx(0.5 * 10)))
+    assert callback.optimizer.user_step.base.param_groups[0]["weight_decay"] == (0.5 if decoupled else 0.0)
 
 
 @pytest.mark.parametrize("optimizer_class", [Adam, SGD])
@@ -86,10 +87,10 @@ def test_l2_penalty_becomes_the_prior_precision(optimizer_class, kl_weight, augm
     assert group["weight_decay"] == 0.0
 
 
-def test_group_without_penalty_keeps_the_standard_prior():
+def test_group_without_penalty_keeps_the_default_prior():
     penalised, free = groups_after(lambda m: Adam(two_groups(m), weight_decay=0.05))
     assert penalised["prior_precision"] == pytest.approx(0.05 * EXAMPLES)
-    assert free["prior_precision"] == 1.0
+    assert free["prior_precision"] == 0.1
 
 
 def test_strong_prior_from_a_penalty_is_pointed_out():

@@ -1,0 +1,49 @@
+"""What the processes of one run have to do with each other: whose noise is whose, and what they must agree on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.strategies import BayesDDPStrategy, check_agreement
+
+
+def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
+    """Numbers of the noise for the batch that is trained on now.
+
+    Args:
+        trainer: A trainer that fits.
+        mc_samples: K, passes over the batch.
+
+    Returns:
+        K numbers. Without `BayesDDPStrategy` every rank has its own, and the micro-batches of an update the same.
+    """
+    if isinstance(trainer.strategy, BayesDDPStrategy):
+        micro_batches = trainer.accumulate_grad_batches
+        micro_batch = trainer.fit_loop.epoch_loop.batch_idx % micro_batches
+        return trainer.strategy.noise_samples(mc_samples, micro_batch, micro_batches)
+    return [trainer.global_rank * mc_samples + k for k in range(mc_samples)]
+
+
+def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_samples: int) -> None:
+    """Require what makes an update of all ranks, before the first one.
+
+    Args:
+        trainer: A trainer that fits.
+        optimizer: The swapped optimizer; its groups have N.
+        mc_samples: K of this rank.
+    """
+    settings: dict[str, Any] = {
+        "optimizer": type(optimizer).__name__,
+        "mc_samples": mc_samples,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "the number of batches": trainer.num_training_batches,
+    }
+    for index, group in enumerate(optimizer.param_groups):
+        where = f" (group {index})" if len(optimizer.param_groups) > 1 else ""
+        settings |= {f"{name}{where}": value for name, value in group.items() if name != "params"}
+        settings[f"parameters{where}"] = [tuple(param.shape) for param in group["params"]]
+    agree = trainer.strategy.check_agreement if isinstance(trainer.strategy, BayesDDPStrategy) else check_agreement
+    agree(settings)

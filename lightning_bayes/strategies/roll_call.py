@@ -1,0 +1,52 @@
+"""After a collective has failed: which ranks are gone.
+
+The error that a rank sees names a socket at best. So every rank that still runs writes its name into the store through
+which the process group was formed, and waits a moment for the names of the others.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+_PAUSE = 0.05  # seconds between two looks into the store
+
+
+def is_of_collective(error: BaseException) -> bool:
+    """Whether an error comes from the communication between ranks.
+
+    Args:
+        error: Any error.
+
+    Returns:
+        Whether it is one of torch's, or of gloo, which raises a bare RuntimeError.
+    """
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error).lower())
+
+
+def silent_ranks(seconds: float) -> list[int]:
+    """Find the ranks that do not answer.
+
+    Args:
+        seconds: How long to wait for an answer.
+
+    Returns:
+        The ranks. If the store itself is gone, the first one, which hosts it unless a launcher does.
+    """
+    rank, others = dist.get_rank(), set(range(dist.get_world_size())) - {dist.get_rank()}
+    deadline = time.monotonic() + seconds
+    try:
+        store = distributed_c10d._get_default_store()
+        store.set(_key(rank), "here")
+        while others and time.monotonic() < deadline:
+            others = {other for other in others if not store.check([_key(other)])}
+            time.sleep(_PAUSE)
+    except RuntimeError:  # a DistNetworkError or DistStoreError
+        return [0]
+    return sorted(others)
+
+
+def _key(rank: int) -> str:
+    return f"lightning_bayes/still_here/{rank}"
