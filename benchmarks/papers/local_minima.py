@@ -93,7 +93,8 @@ def annealed(start: Tensor, updates: int, lr: float = 0.05, noise: float = 1.0) 
             gradient.square(),
             lr=lr,
             betas=(0.0, 0.9),
-            prior=prior,
+            prior=temperature * prior,
+            full_prior=prior,
             step=t + 1,
             temperature=temperature,
         )

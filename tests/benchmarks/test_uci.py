@@ -26,6 +26,7 @@ from benchmarks.papers.uci.noise import KnownPrecision
 from benchmarks.papers.uci.published import KHAN, SETS, ZHANG
 from benchmarks.papers.uci.report import promises, within
 from benchmarks.papers.uci.setting import ZHANG as SETTING
+from benchmarks.papers.uci.show import main as show
 from benchmarks.papers.uci.tuning import tuned
 
 R, B, D, H = 2, 5, 3, 4
@@ -181,7 +182,7 @@ def test_scores_are_those_of_the_mixture_in_the_datas_own_units(generator):
     problem = Problem.of(Splits(test, test, unit), SETTING, seed=0)
     problem.setting = SETTING.__class__(**{**vars(SETTING), "eval_samples": 7})
     problem.noise = KnownPrecision(tau)
-    scores = evaluate(Rehearsed(problem, outputs))
+    (scores,) = evaluate(Rehearsed(problem, outputs))
     for split in range(R):
         components = Normal(outputs[:, split].T * unit[split], unit[split] / tau[split].sqrt())
         truth = MixtureSameFamily(Categorical(torch.ones(B, 7)), components).log_prob(targets[split] * unit[split])
@@ -302,3 +303,16 @@ def test_another_number_of_epochs_is_another_result(root, tmp_path):
     for limit in (["--epochs", "1"], ["--steps", "12"]):  # 54 rows in batches of 10
         main([*common, *limit])
     assert [row["epochs"] for row in json.loads(result.read_text())["results"]] == [1, 2]
+
+
+def test_of_several_runs_the_longest_is_shown(tmp_path, capsys):
+    scores = {"rmse": [1.0, 2.0], "log_likelihood": [-1.0, -2.0], "seconds": 3.0, "mc_samples": 1, "splits": 2}
+    rows = [{"set": "yacht", "method": "bbb", "epochs": epochs, **scores} for epochs in (7, 90, 8)]
+    result = tmp_path / "uci.json"
+    result.write_text(json.dumps({"results": rows}))
+    show([str(result), "--markdown", "--plot", str(tmp_path / "uci.svg")])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| yacht")]
+    (cells,) = [line.split(" | ") for line in lines]
+    assert cells[1:4] == ["BBB", "1.500 ± 0.500", "1.174 ± 0.086"]
+    assert cells[-3] == "90"
+    assert (tmp_path / "uci.svg").exists()

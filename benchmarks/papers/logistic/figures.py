@@ -110,7 +110,7 @@ def curves(panels: Mapping[str, tuple[Curves, Curves]], exact: Mapping[str, tupl
     """
     figure = Figure(figsize=(1.5 * PANEL_WIDTH * len(panels), 2 * PANEL_WIDTH), dpi=DPI, layout="constrained")
     grid = figure.subplots(2, len(panels), squeeze=False)
-    colours = _colours(found for metrics in panels.values() for found in metrics)
+    colours = _colours(loss for _, loss in panels.values())  # the log-loss has all methods
     labels = ("negative ELBO per example, nats", "test log-loss, bits")
     for column, (name, metrics) in enumerate(panels.items()):
         for row, (label, found) in enumerate(zip(labels, metrics, strict=True)):
@@ -118,7 +118,7 @@ def curves(panels: Mapping[str, tuple[Curves, Curves]], exact: Mapping[str, tupl
             _lines(axes, found, colours)
             if name in exact:
                 axes.axhline(exact[name][row], color=GREY, linestyle="--", label="VI exact")
-            axes.set(title=name, xlabel="passes over the data", ylabel=label, xscale="log")
+            axes.set(title=name, xlabel="updates on all data", ylabel=label, xscale="log")
     grid[1][0].legend(frameon=False)  # methods without posterior have a log-loss only
     figure.suptitle(title)
     return figure

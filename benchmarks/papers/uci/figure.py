@@ -48,7 +48,8 @@ def _panel(axes: Axes, name: str, rows: list[Row]) -> None:
         heights = [height + offset for height, _ in known]
         axes.errorbar(means, heights, xerr=errors, fmt=marker, mfc="none", color=colour, label=label, markersize=4)
     axes.set_yticks(range(len(rows)), [METHODS[row["method"]].title for row in rows])
-    axes.set(title=name, xlabel="test log-likelihood [nats per point]")
+    axes.set(title=name, xlabel="log-likelihood [nats/point]")
+    axes.locator_params(axis="x", nbins=4)
     axes.spines[["top", "right"]].set_visible(False)
     _one_of_each_label(axes)
 

@@ -99,26 +99,29 @@ class Scores(NamedTuple):
     log_likelihood: Tensor
 
 
-def evaluate(learner: Learner, noise: GammaPrecision | KnownPrecision | None = None) -> Scores:
+def evaluate(learner: Learner, *others: GammaPrecision | KnownPrecision) -> list[Scores]:
     """Score a trained learner on the test rows.
 
     Args:
         learner: The learner.
-        noise: τ to evaluate with, the learner's by default.
+        *others: What to take for τ, each in its turn with the same weight samples; the learner's own by default.
 
     Returns:
-        RMSE and log-likelihood.
+        RMSE and log-likelihood for each τ.
     """
     problem = learner.problem
     test, unit = problem.splits.test, problem.splits.target_std[:, None]
-    known, count = noise or problem.noise, problem.setting.eval_samples
-    mean, density = torch.zeros_like(test.targets), torch.full_like(test.targets, -math.inf)
+    noises, count = others or (problem.noise,), problem.setting.eval_samples
+    mean = torch.zeros_like(test.targets)
+    densities = [torch.full_like(mean, -math.inf) for _ in noises]
     for _ in range(count):  # one sample at a time: naval has a million activations in each
         residuals = learner.predict(test.inputs) - test.targets
         mean += residuals / count
-        density = torch.logaddexp(density, known.log_density(residuals))
-    log_likelihood = density - math.log(count) - unit.log()
-    return Scores((mean * unit).square().mean(1).sqrt(), log_likelihood.mean(1))
+        densities = [
+            torch.logaddexp(d, noise.log_density(residuals)) for d, noise in zip(densities, noises, strict=True)
+        ]
+    rmse = (mean * unit).square().mean(1).sqrt()
+    return [Scores(rmse, (density - math.log(count) - unit.log()).mean(1)) for density in densities]
 
 
 def predict_with(weights: Weights, inputs: Tensor) -> Tensor:

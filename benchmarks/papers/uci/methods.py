@@ -43,7 +43,7 @@ class Method:
 def _fixed(build: Callable[[Problem], Learner], name: str, splits: Splits, setting: Setting) -> Scores:
     learner = build(Problem.of(splits, setting, SEED))
     learner.train()
-    return evaluate(learner)
+    return evaluate(learner)[0]
 
 
 def _with_chosen_prior(build: Callable[[Problem], Learner], name: str, splits: Splits, setting: Setting) -> Scores:
@@ -57,7 +57,7 @@ def _dropout(name: str, splits: Splits, setting: Setting) -> Scores:
     def fit(part: Splits, probability: float) -> list[Scores]:
         learner = DropoutLearner(Problem.of(part, setting, SEED), probability)
         learner.train()
-        return [evaluate(learner, noise) for noise in _noises(DROPOUT_PRECISIONS[name], part)]
+        return evaluate(learner, *_noises(DROPOUT_PRECISIONS[name], part))
 
     return tuned(splits, DROPOUT_PROBABILITIES, fit)
 

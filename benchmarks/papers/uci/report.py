@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from benchmarks.papers.uci.methods import METHODS
 from benchmarks.papers.uci.published import KHAN, SETS, ZHANG, Figure
@@ -19,6 +19,12 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
     return statistics.mean(values), error
 
 
+HEAD: Final = (
+    *("set", "method", "RMSE", "Zhang et al.", "Khan et al."),
+    *("log-likelihood", "Zhang et al.", "Khan et al.", "epochs", "K", "seconds"),
+)
+
+
 def table(rows: list[Row]) -> str:
     """One line for each set and method, in the order of the published tables.
 
@@ -26,27 +32,39 @@ def table(rows: list[Row]) -> str:
         rows: Results.
 
     Returns:
-        Text.
+        Text in columns.
     """
-    head = f"{'set':10}{'method':20}{'RMSE':>18}{'Zhang et al.':>17}{'Khan et al.':>16}"
-    lines = [head + f"{'log-likelihood':>20}{'Zhang et al.':>17}{'Khan et al.':>16}{'epochs':>8}{'K':>4}{'s':>7}"]
+    lines = [HEAD, *_lines(rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def markdown(rows: list[Row]) -> str:
+    """`table` as Markdown."""
+    lines = [HEAD, ("---", "---", *["---:"] * (len(HEAD) - 2)), *_lines(rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _lines(rows: list[Row]) -> Iterator[tuple[str, ...]]:
     for name in SETS:
         for row in (row for row in rows if row["set"] == name):
-            lines.append(_line(row))
-    return "\n".join(lines)
-
-
-def _line(row: Row) -> str:
-    name, method = row["set"], row["method"]
-    cells = [f"{name:10}{METHODS[method].title:20}"]
-    published = [paper.get(method, {}).get(name) for paper in (ZHANG, KHAN)]
-    for score, width in (("rmse", 18), ("log_likelihood", 20)):
-        cells.append(f"{_in_words(mean_and_error(row[score])):>{width}}")
-        cells += [
-            f"{_in_words(getattr(figure, score)) if figure else '–':>{space}}"
-            for figure, space in zip(published, (17, 16), strict=True)
-        ]
-    return "".join(cells) + f"{row['epochs']:8}{row['mc_samples']:4}{row['seconds']:7.0f}"
+            papers = [paper.get(row["method"], {}).get(name) for paper in (ZHANG, KHAN)]
+            scores = [
+                cell
+                for score in ("rmse", "log_likelihood")
+                for cell in (
+                    _in_words(mean_and_error(row[score])),
+                    *(_in_words(getattr(figure, score)) if figure else "–" for figure in papers),
+                )
+            ]
+            run = (str(row["epochs"]), str(row["mc_samples"]), f"{row['seconds']:.0f}")
+            yield (name, METHODS[row["method"]].title, *scores, *run)
 
 
 def _in_words(value: tuple[float, float]) -> str:
