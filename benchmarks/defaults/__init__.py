@@ -1,0 +1,1 @@
+"""Whether the callbacks train well without arguments, on other people's problems."""

@@ -1,0 +1,139 @@
+"""Eleven problems of other people: small and large, with and without BatchNorm, classes and numbers.
+
+`--root` holds torchvision's folders (``MNIST``, ``FashionMNIST``, ``cifar-10-batches-py``), the UCI sets with the standard
+splits in ``uci`` (see `lightning_bayes.zoo.data.uci`), and LIBSVM's in ``logreg`` (see `benchmarks.papers.logistic.data`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.defaults.networks import small_resnet
+from benchmarks.papers.logistic.data import halves, read
+from lightning_bayes.zoo import (
+    MLP,
+    CIFAR10DataModule,
+    DigitsDataModule,
+    FashionMNISTDataModule,
+    LeNet5,
+    MNISTDataModule,
+)
+from lightning_bayes.zoo.data.uci import Standardiser, read_uci
+
+TEST_IMAGES = 5000  # of the test sets of ten thousand
+
+
+class Data(NamedTuple):
+    """Training and test set; regression is standardised with the training set."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to learn, with what network, for how long."""
+
+    load: Callable[[Path, int], Data]  # root, seed (the split, where there are several)
+    network: Callable[[Data], nn.Module]
+    batch: int
+    epochs: int
+    is_regression: bool = False
+
+    def chance(self, data: Data) -> float:
+        """Error of a prediction that does not look at the inputs."""
+        if self.is_regression:
+            return float((data.test_y - data.train_y.mean()).square().mean().sqrt())
+        return 1 - float(data.test_y.bincount().max() / len(data.test_y))
+
+
+def _digits(per_class: int | None) -> Callable[[Path, int], Data]:
+    def load(root: Path, seed: int) -> Data:
+        module = DigitsDataModule(eval_ood=False)
+        module.setup("fit")
+        x, y = module.train_set.tensors
+        if per_class is not None:
+            x, y = _first_of_each_class(x, y, per_class)
+        return Data(x, y, *module.test_set.tensors)
+
+    return load
+
+
+def _first_of_each_class(x: Tensor, y: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    chosen = torch.cat([(y == label).nonzero().flatten()[:count] for label in y.unique()])
+    return x[chosen], y[chosen]
+
+
+def _images(module_class: Any, train_size: int | None) -> Callable[[Path, int], Data]:
+    def load(root: Path, seed: int) -> Data:
+        module = module_class(root=str(root), val_size=0, train_size=train_size)
+        module.setup("fit")
+        module.setup("test")
+        return Data(*_tensors(module.train_set), *_tensors(module.test_set, TEST_IMAGES))
+
+    return load
+
+
+def _tensors(dataset: Any, limit: int | None = None) -> tuple[Tensor, Tensor]:
+    pairs = dataset.__getitems__(list(range(min(limit or len(dataset), len(dataset)))))
+    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+
+
+def _uci(name: str) -> Callable[[Path, int], Data]:
+    def load(root: Path, seed: int) -> Data:
+        inputs, targets, splits = read_uci(root / "uci", name)
+        train, test = splits[seed]
+        columns, numbers = Standardiser.fit(inputs[train]), Standardiser.fit(targets[train])
+        x, y = columns.apply(inputs).float(), numbers.apply(targets).float()
+        return Data(x[train], y[train], x[test], y[test])
+
+    return load
+
+
+def _logistic(name: str) -> Callable[[Path, int], Data]:
+    def load(root: Path, seed: int) -> Data:
+        x, y = read(name, root / "logreg", ("X", "y"))
+        parts = halves(x, y, np.random.default_rng(seed))
+        train_x, train_y, test_x, test_y = (torch.as_tensor(part) for part in parts)
+        return Data(train_x.float(), train_y.long(), test_x.float(), test_y.long())
+
+    return load
+
+
+def _mlp(*hidden: int) -> Callable[[Data], nn.Module]:
+    def build(data: Data) -> nn.Module:
+        classes = int(data.train_y.max()) + 1 if data.train_y.dtype == torch.long else 1
+        return MLP(data.train_x[0].numel(), classes, hidden=hidden)
+
+    return build
+
+
+def _lenet(data: Data) -> nn.Module:
+    _, channels, _, size = data.train_x.shape
+    return LeNet5(num_classes=10, in_channels=channels, image_size=size)
+
+
+PROBLEMS: dict[str, Problem] = {
+    "digits": Problem(_digits(None), _lenet, batch=32, epochs=40),
+    "digits-100": Problem(_digits(10), _lenet, batch=32, epochs=100),
+    "mnist-mlp": Problem(_images(MNISTDataModule, 10_000), _mlp(100), batch=64, epochs=15),
+    "fashion-lenet": Problem(_images(FashionMNISTDataModule, 10_000), _lenet, batch=64, epochs=12),
+    "cifar-lenet": Problem(_images(CIFAR10DataModule, 10_000), _lenet, batch=64, epochs=15),
+    "cifar-resnet": Problem(_images(CIFAR10DataModule, 10_000), small_resnet, batch=64, epochs=10),
+    "yacht": Problem(_uci("yacht"), _mlp(50), batch=32, epochs=100, is_regression=True),
+    "concrete": Problem(_uci("concrete"), _mlp(50), batch=32, epochs=60, is_regression=True),
+    "energy": Problem(_uci("energy"), _mlp(50), batch=32, epochs=60, is_regression=True),
+    "australian": Problem(_logistic("australian"), _mlp(), batch=32, epochs=60),
+    "breast-cancer": Problem(_logistic("breast-cancer"), _mlp(), batch=32, epochs=60),
+    "cifar-lenet-50k": Problem(_images(CIFAR10DataModule, None), _lenet, batch=64, epochs=15),
+}
+DEFAULT = tuple(name for name in PROBLEMS if name != "cifar-lenet-50k")  # which takes five times as long as the next

@@ -1,0 +1,161 @@
+"""One run: a module that knows nothing of Bayes, its own optimizer, and a callback without arguments beside it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.defaults.problems import Data, Problem
+from lightning_bayes import (
+    IVONCallback,
+    NoisyAdamCallback,
+    OGNCallback,
+    VadamCallback,
+    VariationalCallback,
+    VOGNCallback,
+)
+from lightning_bayes.predictive import PosteriorSamples
+
+CALLBACKS: dict[str, type[VariationalCallback] | None] = {
+    "user": None,  # the user's optimizer alone
+    "ogn": OGNCallback,  # the step without the noise
+    "vogn": VOGNCallback,
+    "vadam": VadamCallback,
+    "ivon": IVONCallback,
+    "noisy_adam": NoisyAdamCallback,
+}
+PEER = "ivon-opt"
+EVAL_SAMPLES = 20
+Configure = Callable[[nn.Module, int], Any]
+
+# What a user's configure_optimizers returns; the second argument is the number of epochs.
+OPTIMIZERS: dict[str, Configure] = {
+    "adam": lambda module, epochs: torch.optim.Adam(module.parameters(), lr=1e-3),
+    "adamw-cosine": lambda module, epochs: _cosine(torch.optim.AdamW(module.parameters(), lr=2e-3), epochs),
+    "sgd": lambda module, epochs: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9),
+}
+
+
+def _cosine(optimizer: torch.optim.Optimizer, epochs: int) -> dict[str, Any]:
+    return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)}
+
+
+class LearnedNoise(nn.Module):
+    """Appends one learned log standard deviation to means, ``[batch, 1]`` to ``[batch, 2]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(torch.zeros(1))
+
+    def forward(self, mean: Tensor) -> Tensor:
+        """Mean and log standard deviation."""
+        return torch.cat([mean, self.log_std.expand_as(mean)], 1)
+
+
+class UserModule(LightningModule):
+    """Cross-entropy, or a Gaussian with a learned noise: outputs are logits, or mean and log standard deviation."""
+
+    def __init__(self, problem: Problem, data: Data, optimizer: str) -> None:
+        super().__init__()
+        net = problem.network(data)
+        self.net = nn.Sequential(net, LearnedNoise()) if problem.is_regression else net
+        self.problem, self.optimizer = problem, optimizer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``[batch, classes]``, or mean and log standard deviation ``[batch, 2]``."""
+        outputs: Tensor = self.net(x)
+        return outputs
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Mean negative log-likelihood, up to a constant."""
+        x, y = batch
+        if not self.problem.is_regression:
+            return F.cross_entropy(self(x), y)
+        mean, log_std = self(x).unbind(1)
+        return F.gaussian_nll_loss(mean, y, (2 * log_std).exp())
+
+    def configure_optimizers(self) -> Any:
+        """The user's choice."""
+        return OPTIMIZERS[self.optimizer](self, self.problem.epochs)
+
+
+def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -> tuple[Tensor, float]:
+    """Train once and predict the test set.
+
+    Args:
+        problem: What to train on.
+        data: Its data.
+        optimizer: Key of `OPTIMIZERS`.
+        method: Key of `CALLBACKS`, or `PEER`.
+        seed: Of weights, order of batches and noise.
+
+    Returns:
+        Outputs for the test set under each weight sample, ``[S, N, …]``; and the seconds of training.
+    """
+    seed_everything(seed, verbose=False)
+    module = UserModule(problem, data, optimizer)
+    loader = DataLoader(TensorDataset(data.train_x, data.train_y), batch_size=problem.batch, shuffle=True)
+    start = time.perf_counter()
+    if method == PEER:
+        sampler = _fit_peer(module, loader)
+        seconds = time.perf_counter() - start
+        return sampler(data.test_x), seconds
+    kind = CALLBACKS[method]
+    callback = kind(seed=seed) if kind is not None else None
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=problem.epochs,
+        callbacks=[] if callback is None else [callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        trainer.fit(module, loader)
+    seconds = time.perf_counter() - start
+    return _outputs(module.eval(), callback, data.test_x), seconds
+
+
+@torch.no_grad()
+def _outputs(module: UserModule, callback: VariationalCallback | None, x: Tensor) -> Tensor:
+    def forward() -> Tensor:
+        return torch.cat([module(part) for part in x.split(1000)])
+
+    if callback is None or callback.optimizer is None or not callback.optimizer.noisy:
+        return forward()[None]
+    return PosteriorSamples(callback.optimizer.posterior(), EVAL_SAMPLES).outputs(module, forward)
+
+
+def _fit_peer(module: UserModule, loader: DataLoader[Any]) -> Callable[[Tensor], Tensor]:
+    """Train with the package ivon-opt as its page says: lr 0.1 and everything else at its default."""
+    import ivon
+
+    optimizer = ivon.IVON(module.parameters(), lr=0.1, ess=len(loader.dataset))  # type: ignore[arg-type]
+    for _ in range(module.problem.epochs):
+        for index, batch in enumerate(loader):
+            with optimizer.sampled_params(train=True):
+                optimizer.zero_grad()
+                module.training_step(batch, index).backward()
+            optimizer.step()
+    module.eval()
+
+    @torch.no_grad()
+    def outputs(x: Tensor) -> Tensor:
+        samples = []
+        for _ in range(EVAL_SAMPLES):
+            with optimizer.sampled_params():
+                samples.append(torch.cat([module(part) for part in x.split(1000)]))
+        return torch.stack(samples)
+
+    return outputs
