@@ -15,9 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.speed.cycle import kronecker_cycle
 from benchmarks.speed.memory import available_bytes
 from benchmarks.speed.models import Task
-from lightning_bayes import VOGN
+from lightning_bayes import KFAC, VOGN, NoisyKFAC
+from lightning_bayes.curvature import Softmax
+from lightning_bayes.optim import KroneckerOptimizer
 
 Step: TypeAlias = Callable[[], None]
 Build: TypeAlias = Callable[[Task], Step]
@@ -60,6 +63,24 @@ def vogn(engine: str) -> Build:
             optimizer.step()
 
         return step
+
+    return build
+
+
+def kronecker(optimizer_class: type[KroneckerOptimizer]) -> Build:
+    """K-FAC or Noisy K-FAC with one weight sample; labels for the Fisher are drawn."""
+
+    def build(task: Task) -> Step:
+        optimizer = optimizer_class(
+            task.model,
+            lr=LR,
+            num_data=NUM_DATA,
+            step_rule="trust_region",
+            relative_noise=0.6,
+            damping=1e-3,
+            likelihood=Softmax(),
+        )
+        return kronecker_cycle(task, optimizer)
 
     return build
 
@@ -154,6 +175,8 @@ METHODS: dict[str, Method] = {
     "adam": Method("Adam", adam),
     "vogn-fused": Method("VOGN fused", vogn("fused")),
     "vogn-backpack": Method("VOGN backpack", vogn("backpack"), "backpack", "backpack-for-pytorch"),
+    "kfac": Method("K-FAC", kronecker(KFAC)),
+    "noisy_kfac": Method("Noisy K-FAC", kronecker(NoisyKFAC)),
     "backpack-stock": Method(
         "BackPACK SumGradSquared",
         stock_backpack,

@@ -34,10 +34,17 @@ class Times:
 
     def median_ratio(self, method: str, baseline: str) -> float | None:
         """Median over rounds of the ratio to the baseline **in the same round**; None if the baseline failed."""
-        other = self.seconds.get(baseline)
-        if not other:
-            return None
-        return statistics.median(seconds / other[r] for r, seconds in self.seconds[method].items())
+        ratios = self._ratios(method, baseline)
+        return statistics.median(ratios) if ratios else None
+
+    def ratio_quartiles(self, method: str, baseline: str) -> list[float] | None:
+        """First and third quartile of the same ratios; None for fewer than two."""
+        ratios = self._ratios(method, baseline)
+        return None if len(ratios) < 2 else statistics.quantiles(ratios, n=4, method="inclusive")[::2]
+
+    def _ratios(self, method: str, baseline: str) -> list[float]:
+        other = self.seconds.get(baseline, {})
+        return [seconds / other[r] for r, seconds in self.seconds[method].items() if r in other]
 
 
 def interleave(steps: dict[str, Step], rounds: int, baseline: str, timed: Callable[[Step], float]) -> Times:

@@ -1,11 +1,12 @@
 """Seconds and peak added memory of a full training step of every method, beside torch's Adam in one process.
 
-    python -m benchmarks.speed.step [--models lenet resnet18] [--methods vogn-fused opacus] [--batch 32 128]
+    python -m benchmarks.speed.step [--models lenet resnet18] [--methods vogn-fused,opacus] [--batch 32 128]
         [--rounds 15] [--threads 2] [--device cpu|cuda] [--precision 32|bf16-mixed] [--json FILE]
 
 A step is everything between two batches: noise, forward, backward, curvature, update. Rounds visit every method once; the
-ratio to Adam is the median over rounds of the ratio within a round. A method that cannot run is listed with the reason.
-Peak memory is taken in a process of its own for each method. The extra `bench` holds the peers.
+ratio to Adam is the median over rounds of the ratio within a round, followed by its quartiles. The step of K-FAC is the mean
+of those of T_inv updates, put together from the kinds of its steps (`benchmarks.speed.cycle`). A method that cannot run is
+listed with the reason. Peak memory is taken in a process of its own for each method. The extra `bench` holds the peers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.provenance import provenance
+from benchmarks.speed.cycle import combine, expand
 from benchmarks.speed.memory import measure_apart
 from benchmarks.speed.methods import METHODS, Step, obstacle, silence_known_warnings
 from benchmarks.speed.models import MODELS, make_task
@@ -48,14 +50,19 @@ def measure_model(
     Returns:
         One row per method: seconds, ratio and rounds, or the reason why there are none.
     """
-    steps, reasons = _build(model, batch, methods, setting)
+    built, reasons = _build(model, batch, methods, setting)
+    steps = expand(built)
+    built.clear()
     times = interleave(steps, rounds, BASELINE, stopwatch(setting.synchronise))
     steps.clear()
     _free(setting)
+    shares = combine(times, methods)
     reasons |= times.failures
     rows = [_row(method, times, reasons) for method in methods]
     for row in rows:
         row |= {"model": model, "batch": batch}
+        if row["method"] in shares:
+            row["shares"] = shares[row["method"]]
         if memory and "reason" not in row:
             row["added_mib"], row["memory_reason"] = measure_apart(model, batch, row["method"], setting)
     return rows
@@ -90,6 +97,7 @@ def _row(method: str, times: Times, reasons: dict[str, str]) -> Row:
         "method": method,
         "seconds": times.median_seconds(method),
         "ratio": times.median_ratio(method, BASELINE),
+        "quartiles": times.ratio_quartiles(method, BASELINE),
         "rounds": len(times.seconds[method]),
     }
 
@@ -101,6 +109,10 @@ def in_words(row: Row, rounds: int) -> str:
         return f"{head} not run: {row['reason']}"
     ratio = "   ?" if row["ratio"] is None else f"{row['ratio']:6.2f}"
     line = f"{head} {row['seconds'] * 1e3:10.2f} ms {ratio} × Adam"
+    if row.get("quartiles"):
+        line += " ({:.2f} to {:.2f})".format(*row["quartiles"])
+    if "shares" in row:
+        line += f" [{', '.join(f'{name} {share:.1%}' for name, share in row['shares'].items())}]"
     if row.get("added_mib") is not None:
         line += f" {row['added_mib']:9.1f} MiB"
     elif row.get("memory_reason"):
@@ -135,11 +147,28 @@ def run_all(options: argparse.Namespace, setting: Setting) -> Iterator[list[Row]
             yield measure_model(model, batch, methods, options.rounds, setting, not options.no_memory)
 
 
+class MethodNames(argparse.Action):
+    """Methods by name, apart or joined by commas."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the names, or end the program with those that are not known."""
+        names = [name for value in values or () for name in value.split(",")]
+        if unknown := [name for name in names if name not in METHODS]:
+            parser.error(f"{option_string}: no {', '.join(unknown)}; there are {', '.join(METHODS)}")
+        setattr(namespace, self.dest, names)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--methods", nargs="+", action=MethodNames, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--batch", type=int, nargs="+", help="default: 32 and 128; 16 for the ImageNet size")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-memory", action="store_true", help="measure time only")

@@ -34,6 +34,8 @@ def render(result: dict[str, Any]) -> str:
     """
     rows = result["results"]
     parts = [_setting(result), _grid(rows, "Adam's step, and the ratio to it", _time_cell)]
+    if cycles := [row for row in rows if "shares" in row]:
+        parts.append(_shares(cycles))
     if any("added_mib" in row for row in rows):
         parts.append(_grid(rows, "Peak added memory in MiB", _memory_cell))
     parts += ["\n".join(lines) for lines in (list(_fewer_rounds(rows, result)), list(_not_run(rows))) if lines]
@@ -58,6 +60,16 @@ def _grid(rows: list[Row], caption: str, cell: Callable[[Row], str]) -> str:
     for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in rows):
         cells = (found.get((model, batch, name), "–") for name in methods)
         lines.append([MODELS[model].title, str(batch), *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shares(rows: list[Row]) -> str:
+    header = ["Shares of the mean step", "batch", "method", "ratio, quartiles", *rows[0]["shares"]]
+    lines = [header, ["---", "---:", "---", *["---:"] * (len(header) - 3)]]
+    for row in rows:
+        spread = "{:.2f} to {:.2f}".format(*row["quartiles"]) if row["quartiles"] else "?"
+        shares = (f"{share:.1%}" for share in row["shares"].values())
+        lines.append([MODELS[row["model"]].title, str(row["batch"]), METHODS[row["method"]].title, spread, *shares])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -4,9 +4,12 @@ from lightning_bayes.posteriors.base import AbstractPosterior
 from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
 from lightning_bayes.posteriors.checkpoint import (
     CALLBACK_KEY,
+    check_whole,
     load_posterior,
+    named_if_unreadable,
     posterior_from_checkpoint,
     read_checkpoint,
+    require_checkpoint,
 )
 from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_size
 from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
@@ -37,6 +40,7 @@ __all__ = [
     "MeanField",
     "WeightPosterior",
     "check_full_size",
+    "check_whole",
     "group_arguments",
     "initial_curvature",
     "kl_weight_now",
@@ -48,11 +52,13 @@ __all__ = [
     "layer_tensors",
     "linear_chain",
     "load_posterior",
+    "named_if_unreadable",
     "noise_floor",
     "posterior_from_checkpoint",
     "posterior_of",
     "precision",
     "read_checkpoint",
+    "require_checkpoint",
     "require_memory",
     "root_mean_squares",
     "state_precision",

@@ -31,6 +31,12 @@ def test_the_ratio_is_the_median_of_the_ratios_within_a_round():
     assert times.median_ratio("adam", "adam") == 1
 
 
+def test_quartiles_are_those_of_the_ratios_within_a_round():
+    times, _ = run({"adam": [9, 9, 1, 2, 1, 2, 1], "other": [9, 9, 1, 4, 3, 8, 5]}, rounds=5)
+    assert times.ratio_quartiles("other", "adam") == [2, 4]  # of 1, 2, 3, 4, 5
+    assert Times({"other": {0: 1.0}}).ratio_quartiles("other", "adam") is None
+
+
 def test_warm_up_steps_are_not_counted():
     times, visits = run({"adam": [100, 100, 1, 1], "other": [100, 100, 3, 3]}, rounds=2)
     assert len(visits) == 8

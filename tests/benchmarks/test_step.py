@@ -117,3 +117,21 @@ def test_methods_share_one_learning_rate_and_number_of_data(tiny, setting, monke
     monkeypatch.setattr(methods, "VOGN", lambda model, **arguments: optimizer.update(arguments))
     METHODS["vogn-fused"].build(methods.Task(tiny.build(), *2 * [torch.zeros(1)], setting))
     assert (optimizer["lr"], optimizer["num_data"]) == (methods.LR, methods.NUM_DATA)
+
+
+def test_methods_are_named_apart_or_joined_by_commas(capsys):
+    parser = step.make_parser()
+    assert parser.parse_args(["--methods", "kfac,noisy_kfac", "ivon"]).methods == ["kfac", "noisy_kfac", "ivon"]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--methods", "kfac,no-such,nor-this"])
+    assert "--methods: no no-such, nor-this; there are adam, " in capsys.readouterr().err
+
+
+def test_k_fac_has_one_row_with_the_shares_of_its_step(result, capsys):
+    rows = {row["method"]: row for row in result("--models", "tiny", "--methods", "kfac,noisy_kfac")["results"]}
+    assert list(rows) == ["adam", "kfac", "noisy_kfac"]
+    assert list(rows["noisy_kfac"]["shares"]) == ["statistics", "inversion", "sampling"]
+    low, high = rows["noisy_kfac"]["quartiles"]
+    assert low <= rows["noisy_kfac"]["ratio"] <= high
+    assert "shares" not in rows["adam"]
+    assert "[statistics " in capsys.readouterr().out.splitlines()[-1]

@@ -114,6 +114,16 @@ def test_no_memory_no_table_of_memory():
     assert "Peak added memory" not in render({**RESULT, "results": rows})
 
 
+def test_shows_the_shares_of_a_step_put_together():
+    shares = {"statistics": 0.0625, "inversion": 0.25, "sampling": 0.03}
+    row = {**RESULT["results"][1], "method": "noisy_kfac", "shares": shares, "quartiles": [1.5, 1.75]}
+    assert (
+        "| Shares of the mean step | batch | method | ratio, quartiles | statistics | inversion | sampling |\n"
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: |\n"
+        "| LeNet-5 | 32 | Noisy K-FAC | 1.50 to 1.75 | 6.2% | 25.0% | 3.0% |\n"
+    ) in render({**RESULT, "results": [RESULT["results"][0], row]})
+
+
 def test_the_document_shows_what_the_command_prints():
     found = blocks((ROOT / "docs/speed.md").read_text("utf-8"))
     assert "speed_cpu.json" in found

@@ -1,0 +1,121 @@
+"""Methods whose steps are not alike, as K-FAC's: it measures every T_stats updates and inverts every T_inv.
+
+Every kind of step is timed in every round, and the mean step of T_inv updates is put together from them:
+
+    t = plain + (statistics - plain) / T_stats + (inversion - plain) / T_inv
+
+where the step with inversion inverts all layers at once, which in training take turns over the T_inv updates.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.speed.models import Task
+from benchmarks.speed.rounds import Step, Times
+from lightning_bayes.optim import KroneckerOptimizer
+
+STATS_INTERVAL = 10  # T_stats
+INVERSE_INTERVAL = 100  # T_inv
+NEVER = 2**40
+SEPARATOR = ": "
+
+
+class Cycle(NamedTuple):
+    """The kinds of steps of one method; a call is a plain step, and the first one measures and inverts as well.
+
+    Attributes:
+        plain: Step without measurement or inversion.
+        statistics: Step with measurement.
+        inversion: Step with the inversion of every layer.
+        sampling: The weight sample of a step alone, which all of the above contain.
+    """
+
+    plain: Step
+    statistics: Step
+    inversion: Step
+    sampling: Step
+
+    def __call__(self) -> None:
+        """Take a plain step."""
+        self.plain()
+
+
+def kronecker_cycle(task: Task, optimizer: KroneckerOptimizer) -> Cycle:
+    """The cycle of K-FAC or Noisy K-FAC.
+
+    Args:
+        task: Model and batch.
+        optimizer: The optimizer; its intervals are set for each step.
+
+    Returns:
+        The cycle.
+    """
+
+    def step() -> None:
+        with optimizer.sampled_params():
+            task.loss().backward()
+        optimizer.step()
+
+    def kind(stats_interval: int, inverse_interval: int) -> Step:
+        def run() -> None:
+            optimizer.stats_interval, optimizer.inverse_interval = stats_interval, inverse_interval
+            for state in optimizer.state.values():
+                state["measurements"] = NEVER + 1  # at the measurements 1, 2, 4, 8, … it would invert too
+            step()
+
+        return run
+
+    def sample() -> None:
+        with torch.no_grad(), optimizer.sampled_params():
+            pass
+
+    return Cycle(kind(NEVER, NEVER), kind(1, NEVER), kind(NEVER, 1), sample)
+
+
+def expand(steps: dict[str, Step]) -> dict[str, Step]:
+    """Replace every cycle by its kinds of steps, under names of their own."""
+    found: dict[str, Step] = {}
+    for method, step in steps.items():
+        kinds = step._asdict() if isinstance(step, Cycle) else None
+        found |= {method: step} if kinds is None else {f"{method}{SEPARATOR}{k}": s for k, s in kinds.items()}
+    return found
+
+
+def combine(times: Times, methods: list[str]) -> dict[str, dict[str, float]]:
+    """Put the mean steps of cycles together from their kinds.
+
+    Args:
+        times: Times by the names of `expand`; the mean steps and failures of cycles are added under the method's name.
+        methods: All methods.
+
+    Returns:
+        For every cycle the shares of statistics, inversion and sampling in its mean step, medians over rounds.
+    """
+    shares: dict[str, dict[str, float]] = {}
+    for method in methods:
+        names = [f"{method}{SEPARATOR}{kind}" for kind in Cycle._fields]
+        failures = [times.failures[name] for name in names if name in times.failures]
+        if failures:
+            times.failures[method] = failures[0]
+        elif names[0] in times.seconds:
+            shares[method] = _combine_rounds(times, method, names)
+    return shares
+
+
+def _combine_rounds(times: Times, method: str, names: list[str]) -> dict[str, float]:
+    of_each = [times.seconds[name] for name in names]
+    times.seconds[method] = {}
+    parts: dict[str, list[float]] = {"statistics": [], "inversion": [], "sampling": []}
+    for r in sorted(set.intersection(*map(set, of_each))):
+        plain, measuring, inverting, sampling = (seconds[r] for seconds in of_each)
+        measured = (measuring - plain) / STATS_INTERVAL
+        inverted = (inverting - plain) / INVERSE_INTERVAL
+        total = plain + measured + inverted
+        times.seconds[method][r] = total
+        for part, seconds in zip(parts.values(), (measured, inverted, sampling), strict=True):
+            part.append(seconds / total)
+    return {name: statistics.median(values) for name, values in parts.items()}
