@@ -1,0 +1,96 @@
+"""The methods: the user's optimizer, and the callback beside it.
+
+Settings are ``"default"``, the callbacks' own beside Adam with the learning rate 1e-3, or ``"published"``: what Osawa et al.
+released, or Zhang et al. for Noisy K-FAC on VGG16. Nothing was released for BBB, OGN, and dropout in ResNet-18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal
+
+from lightning.pytorch import Callback
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+
+from benchmarks.papers.cifar10.networks import NETWORKS, Network, dropout_layers
+from lightning_bayes import (
+    BBBCallback,
+    MCDropoutCallback,
+    NoisyKFACCallback,
+    OGNCallback,
+    VariationalCallback,
+    VOGNCallback,
+)
+
+Settings = Literal["default", "published"]
+Build = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+VARIATIONAL: Final[dict[str, type[VariationalCallback]]] = {
+    "bbb": BBBCallback,
+    "ogn": OGNCallback,
+    "vogn": VOGNCallback,
+    "noisy_kfac": NoisyKFACCallback,
+}
+METHODS: Final = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "mc_dropout": "MC-dropout",
+    "bbb": "BBB",
+    "ogn": "OGN",
+    "vogn": "VOGN",
+    "noisy_kfac": "Noisy K-FAC",
+}
+
+
+def why_not(model: str, method: str, settings: Settings) -> str:
+    """Why a method cannot run in these settings; empty if it can."""
+    network = NETWORKS[model]
+    known = {"sgd", "adam", *network.presets, *({"mc_dropout"} if model != "resnet18" else ())}
+    return "no published setting" if settings == "published" and method not in known else ""
+
+
+def optimizer(network: Network, method: str, settings: Settings) -> Build:
+    """What the module's own optimizer is.
+
+    Args:
+        network: The network.
+        method: Key of `METHODS`.
+        settings: Whose.
+
+    Returns:
+        Its constructor.
+    """
+    published = settings == "published" and method in {"sgd", "adam", "mc_dropout"}
+    if method == "sgd":
+        chosen = dict(network.sgd) if published else {"lr": 0.05}
+        return lambda parameters: SGD(parameters, momentum=0.9, **chosen)
+    decay = network.adam_decay if published else 0.0
+    return lambda parameters: Adam(parameters, lr=1e-3, weight_decay=decay)
+
+
+def callback(
+    network: Network, method: str, settings: Settings, module: nn.Module, augmentation_factor: float, **overrides: Any
+) -> Callback | None:
+    """What joins the trainer.
+
+    Args:
+        network: The network.
+        method: Key of `METHODS`.
+        settings: Whose.
+        module: The whole module, whose layers dropout follows.
+        augmentation_factor: ρ of the training images.
+        **overrides: Further arguments, such as ``seed``.
+
+    Returns:
+        The callback; None for a point estimate.
+    """
+    if method == "mc_dropout":
+        layers = dropout_layers(module, network.drops)
+        return MCDropoutCallback(p=network.dropout, layers=layers, **overrides)
+    if method not in VARIATIONAL:
+        return None
+    kind = VARIATIONAL[method]
+    if settings == "published":
+        return kind.from_preset(network.presets[method], **overrides)
+    return kind(data_augmentation_factor=augmentation_factor, **overrides)

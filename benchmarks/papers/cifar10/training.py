@@ -1,0 +1,76 @@
+"""One run: an ordinary task, its own optimizer, a callback beside it; then the test of `lightning-bayes test`."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning.pytorch import Trainer, seed_everything
+from torch.optim.lr_scheduler import MultiStepLR
+
+from benchmarks.papers.cifar10.methods import Settings, callback, optimizer
+from benchmarks.papers.cifar10.networks import NETWORKS, Network
+from lightning_bayes.zoo import BayesClassifier, CIFAR10DataModule
+
+
+class Run(NamedTuple):
+    """What one run is, but for the machine."""
+
+    model: str
+    method: str
+    settings: Settings
+    augment: bool
+    epochs: int
+    seed: int
+
+
+def train_and_test(run: Run, root: str, ood: tuple[str, ...], accelerator: str, num_workers: int) -> dict[str, Any]:
+    """Train once and measure.
+
+    Args:
+        run: What to run.
+        root: Folder with ``cifar-10-batches-py``.
+        ood: Sets out of distribution, see `VisionDataModule`.
+        accelerator: Of the trainer.
+        num_workers: Of the loaders.
+
+    Returns:
+        The run, ``metrics`` by their logged names, and of each epoch ``seconds`` by the clock and ``cpu_seconds`` of this
+        process, which say more on a machine that others use as well.
+    """
+    seed_everything(run.seed, verbose=False)
+    network = NETWORKS[run.model]
+    data = CIFAR10DataModule(root, False, network.batch, num_workers, val_size=0, augment=run.augment, ood=ood)
+    task = _task(network, run)
+    beside = callback(network, run.method, run.settings, task, data.data_augmentation_factor, seed=run.seed)
+    trainer = Trainer(
+        accelerator=accelerator,
+        devices=1,
+        max_epochs=run.epochs,
+        callbacks=[] if beside is None else [beside],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message="The number of training batches.*")
+        warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")  # no validation set
+        start = time.perf_counter(), time.process_time()
+        trainer.fit(task, datamodule=data)
+        seconds, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
+        trainer.test(task, datamodule=data, verbose=False)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    cost = {"seconds": round(seconds / run.epochs, 2), "cpu_seconds": round(cpu / run.epochs, 2)}
+    return {**run._asdict(), "ood": [Path(entry).name for entry in ood], "metrics": metrics, **cost}
+
+
+def _task(network: Network, run: Run) -> BayesClassifier:
+    milestones = [round(run.epochs * share) for share in (0.5, 0.75)]
+    schedule = partial(MultiStepLR, milestones=milestones) if network.decays else None
+    own = optimizer(network, run.method, run.settings)
+    return BayesClassifier(network.build(), num_classes=10, optimizer=own, lr_scheduler=schedule)
