@@ -15,10 +15,12 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bayes.callbacks import checks, ranks, resume, swap
+from lightning_bayes.callbacks.checkpoint_io import use_whole_files
 from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.evaluating import EvaluatingCallback
 from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_examples
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
+from lightning_bayes.callbacks.whole_or_nothing import WholeOrNothing
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.hyper import check as check_hyperparameters
@@ -122,6 +124,7 @@ class VariationalCallback(EvaluatingCallback):
         self._chooses_noise = lr is None and relative_noise is None
         self._names: dict[nn.Parameter, str] = {}
         self._saved_names: list[list[str]] | None = None  # of a checkpoint to resume from
+        self._loading: WholeOrNothing | None = None  # until a resumed run has begun
         self._agreed = False  # whether the ranks have compared their settings
         self._undo = ExitStack()
 
@@ -163,6 +166,7 @@ class VariationalCallback(EvaluatingCallback):
         """
         self._restore()
         self._saved_names, self._asked_loss = None, False
+        use_whole_files(trainer)
         if stage != "fit":
             return
         checks.check_training(trainer, pl_module)
@@ -176,6 +180,9 @@ class VariationalCallback(EvaluatingCallback):
         def make_monte_carlo_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
             return self._closure(trainer, make_closure(kwargs, optimizer, batch_idx))
 
+        self._loading = WholeOrNothing(strategy, pl_module)
+        strategy.load_model_state_dict = self._loading.load_model_state_dict  # type: ignore[method-assign]
+        self._undo.callback(strategy.__dict__.pop, "load_model_state_dict", None)
         strategy.setup_optimizers = setup_optimizers  # type: ignore[method-assign]
         loop._make_closure = make_monte_carlo_closure  # type: ignore[method-assign]
         self._undo.callback(strategy.__dict__.pop, "setup_optimizers", None)
@@ -297,6 +304,8 @@ class VariationalCallback(EvaluatingCallback):
             trainer: The trainer.
             pl_module: The module.
         """
+        if self._loading is not None:
+            self._loading.keep()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
         group, wanted = self.optimizer.param_groups[0], dict(self.options)
@@ -355,3 +364,6 @@ class VariationalCallback(EvaluatingCallback):
     def _restore(self) -> None:
         super()._restore()
         self._undo.close()
+        if self._loading is not None:
+            self._loading.undo()
+            self._loading = None

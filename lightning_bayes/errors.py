@@ -54,6 +54,10 @@ class PosteriorError(BayesError):
     """A checkpoint holds no posterior, or a posterior of another model."""
 
 
+class CheckpointError(BayesError, OSError):
+    """A checkpoint cannot be written."""
+
+
 class WeightsError(BayesError):
     """Weights do not fit the model, cannot be read without running code, or cannot be fetched."""
 

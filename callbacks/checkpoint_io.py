@@ -1,0 +1,95 @@
+"""Checkpoint files that are whole or not there, and are read whole or refused by name.
+
+Lightning writes into the directory for temporary files and moves the result. Between two file systems a move is a copy, so a
+kill or a full disk leaves half a file in the place of the last whole one. And `torch.load` does not look at the checksums
+that `torch.save` has written: a flipped bit in a weight goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Trainer
+
+from lightning_bayes.errors import CheckpointError
+from lightning_bayes.posteriors import check_whole, named_if_unreadable, require_checkpoint
+
+
+class WholeFileIO(TorchCheckpointIO):
+    """Writes beside the file and renames; verifies checksums before reading.
+
+    The callbacks put it in the place of Lightning's default. Remote files (``s3://...``) and other plugins stay Lightning's.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Write a checkpoint; the file that was there stays whole until the new one is.
+
+        Args:
+            checkpoint: What to write.
+            path: Where.
+            storage_options: Not supported, as in Lightning's own.
+
+        Raises:
+            CheckpointError: If the file cannot be written, such as on a full disk.
+        """
+        if storage_options is not None or _is_remote(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        buffer = io.BytesIO()  # torch.save into the file itself would hide the error of a full disk behind its own
+        torch.save(checkpoint, buffer)
+        try:
+            _replace(Path(path), buffer)
+        except OSError as error:
+            raise CheckpointError(
+                f"The checkpoint {path} could not be written ({error.strerror or error}). A file that was there before is "
+                "still whole. Free space or choose another directory, and go on with ckpt_path=..."
+            ) from error
+
+    def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Read a checkpoint, or refuse one that is damaged or no checkpoint of Lightning, before anything is changed.
+
+        Args:
+            path: The file.
+            *arguments: As Lightning passes them.
+            **options: As Lightning passes them.
+
+        Returns:
+            Its contents.
+        """
+        if not _is_remote(path):
+            check_whole(path)
+        with named_if_unreadable(path):
+            checkpoint = super().load_checkpoint(path, *arguments, **options)
+        return require_checkpoint(checkpoint, path)
+
+
+def use_whole_files(trainer: Trainer) -> None:
+    """Let a trainer write and read with `WholeFileIO`, unless it has a plugin of the user's.
+
+    Args:
+        trainer: The trainer.
+    """
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = WholeFileIO()
+
+
+def _is_remote(path: str | Path) -> bool:
+    return "://" in str(path)
+
+
+def _replace(path: Path, buffer: io.BytesIO) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")  # one name, so that a kill leaves one file at most
+    try:
+        with open(partial, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
