@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -39,13 +39,26 @@ class Samples(ABC):
             forward: Computes the model's output.
 
         Returns:
-            Outputs stacked over samples, ``[S, …]``.
+            Outputs stacked over samples, ``[S, …]``; tensors, or it is an error.
+        """
+        return self.chosen(model, forward, range(self.count))
+
+    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+        """Run `forward` under some of the samples; see `outputs`.
+
+        Args:
+            model: The model.
+            forward: Computes the model's output.
+            indices: Numbers of the samples.
+
+        Returns:
+            Outputs stacked over them.
 
         Raises:
             ShapeError: If an output is not a tensor.
         """
         each = []
-        for index in range(self.count):
+        for index in indices:
             with self.sampled(model, index):
                 each.append(forward())
             if not isinstance(each[-1], Tensor):

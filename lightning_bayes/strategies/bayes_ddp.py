@@ -104,6 +104,11 @@ class BayesDDPStrategy(DDPStrategy):
         return [group * mc_samples + k for k in range(mc_samples)]
 
     @property
+    def same_examples(self) -> bool:
+        """Whether all ranks see the same examples."""
+        return self.mode == "samples" and self._groups == self.world_size
+
+    @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Into how many parts Lightning's sampler divides the data, and which of them is this rank's.
 
@@ -196,8 +201,15 @@ class BayesDDPStrategy(DDPStrategy):
                 raise
             raise RankError(message) from error
 
+    def _ended_children(self) -> list[int]:
+        """Ranks that Lightning has started from this one and that have ended; with torchrun or SLURM it starts none."""
+        # Lightning looks for them every five seconds and then kills this process: there is no time to wait for answers.
+        processes = getattr(self.launcher, "procs", [])
+        first = self.node_rank * self.num_processes
+        return [first + place for place, process in enumerate(processes, 1) if process.poll() is not None]
+
     def _who_is_gone(self, error: BaseException) -> str | None:
-        silent = silent_ranks(self.answer_seconds) if is_of_collective(error) else []
+        silent = silent_ranks(self.answer_seconds, self._ended_children) if is_of_collective(error) else []
         if not silent:
             return None
         names = f"Rank {silent[0]} does" if len(silent) == 1 else f"Ranks {', '.join(map(str, silent))} do"

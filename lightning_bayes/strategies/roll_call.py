@@ -7,11 +7,13 @@ which the process group was formed, and waits a moment for the names of the othe
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 _PAUSE = 0.05  # seconds between two looks into the store
+_DEAD = "lightning_bayes/dead"  # key of the ranks of which one of the others knows that they have ended
 
 
 def is_of_collective(error: BaseException) -> bool:
@@ -26,11 +28,13 @@ def is_of_collective(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error).lower())
 
 
-def silent_ranks(seconds: float) -> list[int]:
+def silent_ranks(seconds: float, known_dead: Callable[[], list[int]] = list) -> list[int]:
     """Find the ranks that do not answer.
 
     Args:
         seconds: How long to wait for an answer.
+        known_dead: Asks for ranks of which this one knows that they have ended; the first that are known end the wait,
+            here and on the others.
 
     Returns:
         The ranks. If the store itself is gone, the first one, which hosts it unless a launcher does.
@@ -41,6 +45,10 @@ def silent_ranks(seconds: float) -> list[int]:
         store = distributed_c10d._get_default_store()
         store.set(_key(rank), "here")
         while others and time.monotonic() < deadline:
+            if dead := known_dead():
+                store.set(_DEAD, ",".join(map(str, dead)))
+            if store.check([_DEAD]):
+                return [int(found) for found in store.get(_DEAD).decode().split(",")]
             others = {other for other in others if not store.check([_key(other)])}
             time.sleep(_PAUSE)
     except RuntimeError:  # a DistNetworkError or DistStoreError

@@ -1,0 +1,253 @@
+"""A small training run that can be killed at any moment and resumed: what `benchmarks.kills` and the tests of faults run.
+
+Its data loader knows where it was, so that a resumed epoch goes on with the next batch. Two checkpoints are replaced again
+and again: ``within.ckpt`` every few updates and ``epoch.ckpt`` after each epoch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+
+from lightning_bayes import BayesDDPStrategy, VOGNCallback
+
+EXAMPLES, BATCH, FEATURES, CLASSES = 48, 8, 4, 3
+BATCHES = EXAMPLES // BATCH
+Fault: TypeAlias = Callable[[Trainer, int], None]  # called in every pass, with the number of passes so far
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run; all of its processes get the same.
+
+    Args:
+        folder: Where checkpoints, results and the processes' outputs go.
+        ranks: Number of processes.
+        micro_batches: Batches of each rank per update; a rank's share of the global batch of eight is cut into as many.
+        groups: Noise groups; None for one per rank.
+        epochs: Of six updates each.
+        batch_norm: Whether the network has BatchNorm, whose statistics depend on how a batch is shared out.
+        resume: Checkpoint to go on from.
+        answer_seconds: As in `BayesDDPStrategy`.
+        fault: What goes wrong.
+    """
+
+    folder: Path
+    ranks: int = 1
+    micro_batches: int = 1
+    groups: int | None = None
+    epochs: int = 3
+    batch_norm: bool = True
+    resume: Path | None = None
+    answer_seconds: float = 2.0
+    fault: Fault | None = None
+
+
+class StatefulLoader:
+    """A rank's share of every batch, in an order that changes from epoch to epoch."""
+
+    def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(EXAMPLES, FEATURES, generator=generator)
+        self.y = torch.randint(CLASSES, (EXAMPLES,), generator=generator)
+        self.micro_batches, self.size = micro_batches, BATCH // (ranks * micro_batches)
+        self.first = rank * micro_batches * self.size
+        self.epoch, self.position, self.start = -1, 0, 0  # position and start count the update's batches
+
+    def __len__(self) -> int:
+        return BATCHES * self.micro_batches
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        start, self.start = self.start, 0
+        self.epoch += start == 0
+        order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(self.epoch))
+        for batch in range(start, BATCHES):
+            for micro in range(self.micro_batches):
+                self.position = batch + (micro + 1 == self.micro_batches)
+                first = batch * BATCH + self.first + micro * self.size
+                rows = order[first : first + self.size]
+                yield self.x[rows], self.y[rows]
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the loader is; the same on every rank."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there; after a last batch, with the next epoch."""
+        self.epoch, self.start = state["epoch"], state["position"] % BATCHES
+
+
+class Net(LightningModule):
+    """Two layers with a normalisation between them."""
+
+    def __init__(self, batch_norm: bool, fault: Fault | None) -> None:
+        super().__init__()
+        middle = nn.BatchNorm1d(6) if batch_norm else nn.LayerNorm(6)
+        self.net = nn.Sequential(nn.Linear(FEATURES, 6), middle, nn.Tanh(), nn.Linear(6, CLASSES))
+        self.fault, self.passes = fault, 0
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Cross-entropy of one pass, in which something may go wrong."""
+        self.passes += 1
+        if self.fault is not None:
+            self.fault(self.trainer, self.passes)
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW, which the callback lets move the mean."""
+        return torch.optim.AdamW(self.parameters(), lr=0.02)
+
+
+def run(setting: Setting, rank: int = 0) -> dict[str, Tensor]:
+    """Train in this process.
+
+    Args:
+        setting: The run.
+        rank: Which of its processes this is.
+
+    Returns:
+        All that was learned: weights, buffers, optimizer state, counters.
+    """
+    torch.manual_seed(0 if setting.resume is None else 1)  # a resumed run owes nothing to how it starts
+    net = Net(setting.batch_norm, setting.fault)
+    callback = VOGNCallback(mc_samples=2, betas=(0.9, 0.99), init_precision=300.0, num_data=EXAMPLES, eval_samples=0)
+    trainer = Trainer(
+        callbacks=[callback, *_checkpoints(setting.folder)],
+        strategy=BayesDDPStrategy(num_groups=setting.groups, answer_seconds=setting.answer_seconds),
+        devices=setting.ranks,
+        accelerator="cpu",
+        max_epochs=setting.epochs,
+        accumulate_grad_batches=setting.micro_batches,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    loader = StatefulLoader(rank, setting.ranks, setting.micro_batches)
+    trainer.fit(net, loader, ckpt_path=setting.resume)
+    return learned(net, callback, trainer)
+
+
+def _checkpoints(folder: Path) -> list[ModelCheckpoint]:
+    always: dict[str, Any] = {"dirpath": folder, "enable_version_counter": False}
+    return [
+        ModelCheckpoint(filename="within", every_n_train_steps=4, **always),
+        ModelCheckpoint(filename="epoch", every_n_epochs=1, save_on_train_epoch_end=True, **always),
+    ]
+
+
+def learned(net: LightningModule, callback: VOGNCallback, trainer: Trainer) -> dict[str, Tensor]:
+    """Weights, buffers, state of the optimizer and of the user's optimizer in it, and counters, by name."""
+    assert callback.optimizer is not None
+    found = {name: value.clone() for name, value in net.state_dict().items()}
+    for name, param in net.named_parameters():
+        state = dict(callback.optimizer.state[param])
+        state |= {f"base.{key}": value for key, value in state.pop("base", {}).items()}
+        found |= {f"{name}/{key}": torch.as_tensor(value) for key, value in state.items()}
+    group = callback.optimizer.param_groups[0]
+    found |= {key: torch.tensor(group[key]) for key in ("lr", "step", "num_data", "noise_seed")}
+    return {**found, "global_step": torch.tensor(trainer.global_step)}
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def start(setting: Setting) -> list[Any]:
+    """Start the run's processes, forked from one that has imported everything and done nothing.
+
+    Args:
+        setting: The run.
+
+    Returns:
+        The processes by rank; each writes ``rank0.log`` and so on, and at its end ``rank0.pt``.
+    """
+    setting.folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(setting.ranks):
+        (setting.folder / f"rank{rank}.pt").unlink(missing_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.durable_run"])
+    port = _free_port()
+    processes = [context.Process(target=_on_rank, args=(setting, rank, port)) for rank in range(setting.ranks)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def finish(processes: list[Any], seconds: float = 120.0) -> list[int]:
+    """Wait for processes, and kill those that do not end.
+
+    Args:
+        processes: From `start`.
+        seconds: How long to wait, for all of them together.
+
+    Returns:
+        Their exit codes; -9 for those that had to be killed.
+    """
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [process.exitcode for process in processes]
+
+
+def results(setting: Setting) -> list[dict[str, Tensor]]:
+    """Read what every rank has left.
+
+    Args:
+        setting: A finished run.
+
+    Returns:
+        As from `run`, by rank.
+    """
+    return [torch.load(setting.folder / f"rank{rank}.pt", weights_only=True) for rank in range(setting.ranks)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def _on_rank(setting: Setting, rank: int, port: int) -> None:
+    log = os.open(setting.folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    if setting.ranks > 1:  # as torchrun does; otherwise Lightning would start the others itself
+        os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    code = 0
+    try:
+        _leave(run(setting, rank), rank, setting)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # without the interpreter's own ending, in which gloo's threads abort now and then
+
+
+def _leave(result: dict[str, Tensor], rank: int, setting: Setting) -> None:
+    """Save the result, and stay until the others have saved theirs: who leaves early breaks their connections."""
+    partial = setting.folder / f"rank{rank}.partial"
+    torch.save(result, partial)
+    partial.rename(partial.with_suffix(".pt"))
+    while not all((setting.folder / f"rank{other}.pt").exists() for other in range(setting.ranks)):
+        time.sleep(0.01)
