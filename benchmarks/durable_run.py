@@ -6,13 +6,6 @@ and again: ``within.ckpt`` every few updates and ``epoch.ckpt`` after each epoch
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
-import sys
-import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
+from benchmarks import processes
 from lightning_bayes import BayesDDPStrategy, VOGNCallback
 
 EXAMPLES, BATCH, FEATURES, CLASSES = 48, 8, 4, 3
@@ -59,7 +53,11 @@ class Setting:
 
 
 class StatefulLoader:
-    """A rank's share of every batch, in an order that changes from epoch to epoch."""
+    """A rank's share of every batch, in an order that depends on the number of the epoch.
+
+    Lightning keeps and restores the state of a loader within an epoch alone. At its start it tells the sampler which epoch
+    it is, also after a checkpoint from the end of an epoch.
+    """
 
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -67,14 +65,14 @@ class StatefulLoader:
         self.y = torch.randint(CLASSES, (EXAMPLES,), generator=generator)
         self.micro_batches, self.size = micro_batches, BATCH // (ranks * micro_batches)
         self.first = rank * micro_batches * self.size
-        self.epoch, self.position, self.start = -1, 0, 0  # position and start count the update's batches
+        self.epoch, self.position, self.start = 0, 0, 0  # position and start count the batches of updates
+        self.sampler = self  # Lightning looks for set_epoch there
 
     def __len__(self) -> int:
         return BATCHES * self.micro_batches
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         start, self.start = self.start, 0
-        self.epoch += start == 0
         order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(self.epoch))
         for batch in range(start, BATCHES):
             for micro in range(self.micro_batches):
@@ -83,13 +81,17 @@ class StatefulLoader:
                 rows = order[first : first + self.size]
                 yield self.x[rows], self.y[rows]
 
+    def set_epoch(self, epoch: int) -> None:
+        """Take the number of the epoch that begins or goes on."""
+        self.epoch = epoch
+
     def state_dict(self) -> dict[str, int]:
-        """Where the loader is; the same on every rank."""
-        return {"epoch": self.epoch, "position": self.position}
+        """Where the loader is within an epoch; the same on every rank."""
+        return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from there; after a last batch, with the next epoch."""
-        self.epoch, self.start = state["epoch"], state["position"] % BATCHES
+        self.start = state["position"] % BATCHES
 
 
 class Net(LightningModule):
@@ -163,91 +165,16 @@ def learned(net: LightningModule, callback: VOGNCallback, trainer: Trainer) -> d
     return {**found, "global_step": torch.tensor(trainer.global_step)}
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
+def run_on_rank(rank: int, setting: Setting) -> dict[str, Tensor]:
+    """As `run`, for `benchmarks.processes`."""
+    return run(setting, rank)
 
 
 def start(setting: Setting) -> list[Any]:
-    """Start the run's processes, forked from one that has imported everything and done nothing.
-
-    Args:
-        setting: The run.
-
-    Returns:
-        The processes by rank; each writes ``rank0.log`` and so on, and at its end ``rank0.pt``.
-    """
-    setting.folder.mkdir(parents=True, exist_ok=True)
-    for rank in range(setting.ranks):
-        (setting.folder / f"rank{rank}.pt").unlink(missing_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.durable_run"])
-    port = _free_port()
-    processes = [context.Process(target=_on_rank, args=(setting, rank, port)) for rank in range(setting.ranks)]
-    for process in processes:
-        process.start()
-    return processes
-
-
-def finish(processes: list[Any], seconds: float = 120.0) -> list[int]:
-    """Wait for processes, and kill those that do not end.
-
-    Args:
-        processes: From `start`.
-        seconds: How long to wait, for all of them together.
-
-    Returns:
-        Their exit codes; -9 for those that had to be killed.
-    """
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-            process.join()
-    return [process.exitcode for process in processes]
+    """Start the run's processes; see `benchmarks.processes.start`."""
+    return processes.start(run_on_rank, setting.ranks, setting.folder, setting)
 
 
 def results(setting: Setting) -> list[dict[str, Tensor]]:
-    """Read what every rank has left.
-
-    Args:
-        setting: A finished run.
-
-    Returns:
-        As from `run`, by rank.
-    """
-    return [torch.load(setting.folder / f"rank{rank}.pt", weights_only=True) for rank in range(setting.ranks)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
-
-
-def _on_rank(setting: Setting, rank: int, port: int) -> None:
-    log = os.open(setting.folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    if setting.ranks > 1:  # as torchrun does; otherwise Lightning would start the others itself
-        os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    code = 0
-    try:
-        _leave(run(setting, rank), rank, setting)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # without the interpreter's own ending, in which gloo's threads abort now and then
-
-
-def _leave(result: dict[str, Tensor], rank: int, setting: Setting) -> None:
-    """Save the result, and stay until the others have saved theirs: who leaves early breaks their connections."""
-    partial = setting.folder / f"rank{rank}.partial"
-    torch.save(result, partial)
-    partial.rename(partial.with_suffix(".pt"))
-    while not all((setting.folder / f"rank{other}.pt").exists() for other in range(setting.ranks)):
-        time.sleep(0.01)
+    """Read what every rank has learned."""
+    return processes.results(setting.ranks, setting.folder)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from tiny_training import assert_same_bits
 
-from benchmarks.durable_run import Setting, finish, results, start
+from benchmarks.durable_run import Setting, results, start
+from benchmarks.processes import IMPORTED, finish
 from lightning_bayes import load_posterior
 
 pytestmark = pytest.mark.ddp
@@ -85,6 +86,7 @@ def test_a_full_disk_is_named_and_leaves_the_last_checkpoint_whole(whole, tmp_pa
 def test_a_signal_inside_a_pass_leaves_the_mean_and_a_whole_checkpoint(signum, ended, passes, updates, tmp_path):
     """Ctrl-C breaks the pass off, whose update is dropped; after SIGTERM Lightning finishes the batch."""
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
     process = context.Process(target=faults.train_and_signal, args=(signum, tmp_path))
     process.start()
     finish([process])
