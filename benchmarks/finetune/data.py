@@ -1,0 +1,124 @@
+"""Digits to train on, and few clothes and letters to adapt to; all images are 28 × 28 and normalised like the digits.
+
+`--root` holds torchvision's folders ``MNIST`` and ``FashionMNIST``, and ``notMNIST`` with the files of
+https://github.com/davidflanagan/notMNIST-to-MNIST: 10 000 letters A to J in many fonts, 1000 of each, which are a part of
+Bulatov's notMNIST_small. That file is split at random, always in the same way, into a pool and test images.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_bayes.errors import DataError, DatasetError
+from lightning_bayes.zoo import FashionMNISTDataModule, MNISTDataModule
+from lightning_bayes.zoo.data.splits import few_shots, split_indices
+
+SHOTS: Final = 100  # of each of ten classes
+HELD_OUT: Final = 2000  # images of a test set
+VALIDATION: Final = 2000
+_LETTERS: Final = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+class Images(NamedTuple):
+    """Normalised images ``[N, 1, 28, 28]`` with their classes ``[N]``."""
+
+    x: Tensor
+    y: Tensor
+
+    def at(self, indices: list[int]) -> Images:
+        """Some of them."""
+        return Images(self.x[indices], self.y[indices])
+
+
+class Target(NamedTuple):
+    """What to adapt to: few images for training, and others to be measured on."""
+
+    train: Images
+    test: Images
+
+
+def digits(root: Path) -> Images:
+    """All training digits of MNIST."""
+    return _normalised(*MNISTDataModule.read(str(root), train=True))
+
+
+def target(name: str, root: Path, seed: int, validate: bool = False, shots: int = SHOTS) -> Target:
+    """Images to adapt to.
+
+    Args:
+        name: Key of `TARGETS`.
+        root: Folder of the sets.
+        seed: Of the choice of training images; the test images are always the same.
+        validate: Whether to measure on further images of the training pool in the place of the test images.
+        shots: Training images of each class.
+
+    Returns:
+        Training and test images; none is in both.
+    """
+    pool, test = TARGETS[name](root)
+    order = torch.randperm(len(pool.y), generator=torch.Generator().manual_seed(seed)).tolist()
+    train = few_shots(order, pool.y, shots)
+    if validate:
+        chosen = set(train)
+        test = pool.at([index for index in order if index not in chosen][:VALIDATION])
+    return Target(pool.at(train), test)
+
+
+def unfamiliar(name: str, root: Path) -> dict[str, Tensor]:
+    """Sets out of distribution for a target: the other target, and the digits that the network started from.
+
+    Args:
+        name: Key of `TARGETS`.
+        root: Folder of the sets.
+
+    Returns:
+        Test images by name of the score, ``[N, 1, 28, 28]``.
+    """
+    (other,) = (read for key, read in TARGETS.items() if key != name)
+    known = _normalised(*MNISTDataModule.read(str(root), train=False))
+    return {"ood_auroc": other(root)[1].x, "digits_auroc": known.x[:HELD_OUT]}
+
+
+def _clothes(root: Path) -> tuple[Images, Images]:
+    pool = _normalised(*FashionMNISTDataModule.read(str(root), train=True))
+    test = _normalised(*FashionMNISTDataModule.read(str(root), train=False))
+    return pool, Images(test.x[:HELD_OUT], test.y[:HELD_OUT])
+
+
+def _letters(root: Path) -> tuple[Images, Images]:
+    images, labels = (_read_idx(root / "notMNIST" / name) for name in _LETTERS)
+    everything = _normalised(images.unsqueeze(1), labels)
+    pool, test = split_indices(len(labels), val_size=min(HELD_OUT, len(labels) // 2))
+    return everything.at(pool), everything.at(test)
+
+
+TARGETS: Final[dict[str, Callable[[Path], tuple[Images, Images]]]] = {"FashionMNIST": _clothes, "notMNIST": _letters}
+
+
+def _read_idx(path: Path) -> Tensor:
+    packed = path.with_name(f"{path.name}.gz")
+    if not packed.exists() and not path.exists():
+        raise DatasetError(
+            f"notMNIST is not below {path.parent.absolute()}: neither {packed.name} nor {path.name} is there. Put the files "
+            "of https://github.com/davidflanagan/notMNIST-to-MNIST there, or pass --targets FashionMNIST."
+        )
+    found = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
+    dimensions = found[3] if len(found) > 3 else 0  # two zeros, 8 for bytes, the number of dimensions, then the sizes
+    start = 4 + 4 * dimensions
+    sizes = struct.unpack(f">{dimensions}I", found[4:start]) if len(found) >= start else ()
+    if found[:3] != b"\0\0\x08" or len(found) != start + int(np.prod(sizes)):
+        raise DataError(f"{path} is no complete IDX file of bytes. Fetch it again.")
+    return torch.from_numpy(np.frombuffer(found, np.uint8, offset=start).reshape(sizes).copy())
+
+
+def _normalised(images: Tensor, labels: Tensor) -> Images:
+    (mean,), (std,) = MNISTDataModule.mean, MNISTDataModule.std  # what the pretrained weights have seen
+    return Images((images.float() / 255 - mean) / std, labels.long())

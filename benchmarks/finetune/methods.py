@@ -1,0 +1,81 @@
+"""The methods compared: each takes pretrained weights and few images, and gives a function that predicts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.finetune.data import Images
+from benchmarks.finetune.training import Weights, finetune
+from lightning_bayes import NoisyKFACCallback, VariationalCallback, VOGNCallback, mc_predict
+
+EVAL_SAMPLES: Final = 32
+PEER: Final = "laplace"
+Predict = Callable[[Tensor], Tensor]  # normalised images to probabilities, [N, 10]
+Method = Callable[[Weights, Images, int, int], Predict]  # weights, images, seed, epochs
+
+HEAD: Final = r"^model\.fc3\."  # the last layer of LeNet-5 in a task
+
+
+def adam(weights: Weights, images: Images, seed: int, epochs: int) -> Predict:
+    """The point estimate."""
+    task = finetune(weights, images, seed, epochs, None)
+    return _in_parts(lambda x: task(x).softmax(-1))
+
+
+def variational(
+    callback: type[VariationalCallback],
+    weights: Weights,
+    images: Images,
+    seed: int,
+    epochs: int,
+    **arguments: Any,
+) -> Predict:
+    """A callback of this package beside the same Adam."""
+    chosen = callback(seed=seed, **arguments)
+    task = finetune(weights, images, seed, epochs, chosen)
+    assert chosen.optimizer is not None
+    posterior = chosen.optimizer.posterior()
+    return _in_parts(lambda x: mc_predict(task, posterior, x, EVAL_SAMPLES).probs)
+
+
+def laplace(weights: Weights, images: Images, seed: int, epochs: int) -> Predict:
+    """Adam, then laplace-torch's last-layer Laplace with its defaults: Kronecker factors, probit, prior by evidence."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from laplace import Laplace
+
+        task = finetune(weights, images, seed, epochs, None)
+        posterior = Laplace(task.model, "classification", subset_of_weights="last_layer", hessian_structure="kron")
+        posterior.fit(DataLoader(TensorDataset(*images), batch_size=100))
+        posterior.optimize_prior_precision(method="marglik")
+    return _in_parts(posterior)
+
+
+_vogn: Final = partial(variational, VOGNCallback)
+
+METHODS: Final[dict[str, tuple[str, Method]]] = {
+    "adam": ("Adam", adam),
+    "vogn_zero": ("VOGN, prior at zero", partial(_vogn, prior_mean="zero")),
+    "vogn_initial": ("VOGN, prior at the pretrained weights", partial(_vogn, prior_mean="initial")),
+    "vogn_head": ("VOGN, last layer only", partial(_vogn, bayesian=HEAD)),
+    "noisy_kfac": (
+        "Noisy K-FAC, prior at the pretrained weights",
+        partial(variational, NoisyKFACCallback, prior_mean="initial"),
+    ),
+    PEER: ("laplace-torch, last layer", laplace),
+}
+
+
+def _in_parts(predict: Predict) -> Predict:
+    @torch.no_grad()
+    def whole(x: Tensor) -> Tensor:
+        return torch.cat([predict(part) for part in x.split(1000)])
+
+    return whole

@@ -1,0 +1,77 @@
+"""LeNet-5, trained on digits and fine-tuned by the trainer as a user would do it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer, seed_everything
+from torch import Tensor
+from torch.optim import Adam
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.finetune.data import Images
+from lightning_bayes.zoo import BayesClassifier, create_model
+
+Weights = dict[str, Tensor]
+
+
+def pretrain(images: Images, seed: int, epochs: int) -> Weights:
+    """Train on digits with Adam.
+
+    Args:
+        images: The digits.
+        seed: Of initial weights and batches.
+        epochs: How often every image is seen.
+
+    Returns:
+        The weights.
+    """
+    seed_everything(seed, verbose=False)
+    task = _task(None)
+    _fit(task, images, batch_size=64, epochs=epochs)
+    return task.model.state_dict()
+
+
+def finetune(weights: Weights, images: Images, seed: int, epochs: int, callback: Callback | None) -> BayesClassifier:
+    """Adapt pretrained weights to new classes, with a new head and Adam's default learning rate.
+
+    Args:
+        weights: From `pretrain`.
+        images: The new images.
+        seed: Of the new head and of batches.
+        epochs: How often every image is seen.
+        callback: One of this package's; None for Adam alone.
+
+    Returns:
+        The trained task, in evaluation mode.
+    """
+    seed_everything(seed, verbose=False)
+    task = _task(weights)
+    _fit(task, images, batch_size=32, epochs=epochs, callback=callback)
+    return task.eval()
+
+
+def _task(weights: Weights | None) -> BayesClassifier:
+    replaces = weights is not None
+    model = create_model("lenet5", 10, in_channels=1, pretrained=weights, replace_head=replaces, image_size=28)
+    return BayesClassifier(model, num_classes=10, optimizer=lambda parameters: Adam(parameters, lr=1e-3))
+
+
+def _fit(task: BayesClassifier, images: Images, batch_size: int, epochs: int, callback: Callback | None = None) -> None:
+    loader: DataLoader[Any] = DataLoader(TensorDataset(*images), batch_size=batch_size, shuffle=True)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=epochs,
+        callbacks=[] if callback is None else [callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no.*")
+        warnings.filterwarnings("ignore", message="The number of training batches.*")
+        trainer.fit(task, loader)
