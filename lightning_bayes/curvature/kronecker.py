@@ -81,6 +81,7 @@ class KroneckerEngine(FusedEngine):
                 yield captured
             finally:
                 hook.remove()
+                captured.forget_graph()
 
     def new_capture(self) -> FusedCapture:
         """A capture for the request."""
@@ -187,6 +188,10 @@ class KroneckerCapture(FusedCapture):
         """Forward hook of the model. Under DDP a step runs through the module's own call, and returns a scalar."""
         if isinstance(output, Tensor) and output.dim() and output.requires_grad:
             self.outputs.append(output)
+
+    def forget_graph(self) -> None:
+        """Cut the outputs off their graph, whose nodes hold this capture: a cycle that Python cannot collect."""
+        self.outputs = [output.detach() for output in self.outputs]
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read the loss's scale, and measure with drawn labels if asked to; see `Capture.observe`."""

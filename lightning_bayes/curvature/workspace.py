@@ -7,6 +7,7 @@ says how many.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -35,6 +36,7 @@ class Workspace:
         self.elements = int(limit_mib * 2**20 / 4)
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
         self._results: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
+        self._lent: Counter[tuple[int, torch.dtype, torch.device]] = Counter()
 
     def examples_at_once(self, elements_per_example: int) -> int:
         """How many examples of `elements_per_example` elements fit; at least one."""
@@ -67,15 +69,19 @@ class Workspace:
         Returns:
             The tensor; nobody else holds it.
         """
-        known = self._results.get((torch.Size(shape).numel(), like.dtype, like.device))
+        key = (torch.Size(shape).numel(), like.dtype, like.device)
+        known = self._results.get(key)
+        self._lent[key] += 1
         return known.pop().view(shape) if known else like.new_empty(shape)
 
     def give_back(self, results: Iterable[Tensor]) -> None:
-        """Take results for reuse.
+        """Take results for reuse, no more than were lent: others would pile up from step to step.
 
         Args:
             results: Tensors that nobody needs any more.
         """
         for tensor in results:
-            if tensor.is_contiguous() and tensor.numel() >= MIN_REUSED_ELEMENTS:
-                self._results.setdefault((tensor.numel(), tensor.dtype, tensor.device), []).append(tensor)
+            key = (tensor.numel(), tensor.dtype, tensor.device)
+            if self._lent[key] and tensor.is_contiguous() and tensor.numel() >= MIN_REUSED_ELEMENTS:
+                self._results.setdefault(key, []).append(tensor)
+                self._lent[key] -= 1

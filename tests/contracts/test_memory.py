@@ -1,0 +1,53 @@
+"""No optimizer keeps tensors from one update to the next, beyond its state."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from optimizer_family import OPTIMIZERS
+from torch import nn
+
+from lightning_bayes.curvature import Softmax
+from lightning_bayes.curvature.workspace import MIN_REUSED_ELEMENTS, Workspace
+
+SIDE = 160  # weights large enough for the workspace's store of results
+
+
+def living_bytes():
+    gc.collect()
+    tensors = [o for o in gc.get_objects() if type(o) in {torch.Tensor, nn.Parameter}]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing:UserWarning"
+)  # BackPACK's, on inputs without gradients
+@pytest.mark.parametrize("fisher", ["data", "drawn"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
+def test_living_memory_is_the_same_after_more_updates(optimizer, fisher):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(SIDE, SIDE), nn.Tanh(), nn.Linear(SIDE, 3))
+    assert model[0].weight.numel() >= MIN_REUSED_ELEMENTS
+    if fisher == "drawn":
+        model.likelihood = Softmax()
+    opt = optimizer(model, lr=1e-4, num_data=100, damping=1e-2, init_precision=1e4)
+    x, y = torch.randn(8, SIDE), torch.arange(8) % 3
+    living = []
+    for update in range(41):
+        with opt.sampled_params():
+            F.cross_entropy(model(x), y).backward()
+        opt.step()
+        if update % 20 == 0:
+            living.append(living_bytes())
+    assert living[2] == living[1]
+
+
+def test_workspace_keeps_no_more_results_than_it_lent():
+    workspace, like = Workspace(), torch.zeros(MIN_REUSED_ELEMENTS)
+    lent = workspace.result(like.shape, like)
+    workspace.give_back([lent, torch.zeros_like(like), torch.zeros_like(like)])
+    again = [workspace.result(like.shape, like) for _ in range(3)]
+    assert [tensor.data_ptr() == lent.data_ptr() for tensor in again] == [True, False, False]
