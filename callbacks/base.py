@@ -53,7 +53,7 @@ class VariationalCallback(EvaluatingCallback):
         num_data: N, number of training examples; None asks the trainer's data loader.
         engine: ``"fused"`` measures any layer; ``"backpack"`` is BackPACK, for the layers it knows.
         relative_noise: Upper bound of the noise in units of each tensor's size. None: no bound with an explicit `lr`;
-            with the default step 0.3 for classifiers (told by `link` or by the loss) and 0.03 for all else, a heuristic.
+            with the default step 0.3 for classifiers (told by `link` or by the loss) and 0.02 for all else, a heuristic.
         damping_in_noise: Whether γ counts in the posterior precision too.
         loss_reduction: ``"auto"`` reads from the loss's graph whether it is a mean or a sum over examples.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what

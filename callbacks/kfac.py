@@ -20,7 +20,7 @@ class KroneckerCallback(VariationalCallback):
 
     The default step is that of `optim.trust_region`, within which the noise of classifiers is bounded by 0.6 of a layer's
     size, twice what single weights stand: a matrix's noise avoids the directions that matter. The value was chosen by the
-    validation NLL of LeNet on the digits and on 10000 images of Fashion-MNIST. For other losses it is twice as well, 0.06.
+    validation NLL of LeNet on the digits and on 10000 images of Fashion-MNIST. For other losses it is twice as well, 0.04.
 
     Args:
         stats_interval: T_stats, updates between measurements of the curvature.
@@ -37,7 +37,7 @@ class KroneckerCallback(VariationalCallback):
         HyperparameterError: If an argument lies outside of its range.
     """
 
-    noise_bounds = (0.6, 0.06)
+    noise_bounds = (0.6, 0.04)
 
     def __init__(
         self,
