@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning_bayes.errors import HyperparameterError
@@ -21,6 +21,14 @@ def _fraction(value: float) -> bool:
     return 0 <= value <= 1
 
 
+def _positive_count(value: float) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _count(value: float) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lr": (_not_negative, "at least 0"),
     "std_lr": (_not_negative, "at least 0"),
@@ -35,11 +43,11 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "relative_noise": (_positive, "above 0"),
     "weight_decay": (_not_negative, "at least 0"),
     "kl_clip": (_positive, "above 0"),
-    "max_side": (lambda v: v >= 1 and v == int(v), "a whole number of at least 1"),
+    "max_side": (_positive_count, "a whole number of at least 1"),
     "momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "mc_samples": (lambda v: v >= 1 and v == int(v), "a whole number of at least 1"),
-    "eval_samples": (lambda v: v >= 0 and v == int(v), "a whole number of at least 0"),
-    "max_nonfinite_steps": (lambda v: v >= 1 and v == int(v), "a whole number of at least 1"),
+    "mc_samples": (_positive_count, "a whole number of at least 1"),
+    "eval_samples": (_count, "a whole number of at least 0"),
+    "max_nonfinite_steps": (_positive_count, "a whole number of at least 1"),
     "clip_radius": (lambda v: v > 0, "above 0"),  # infinite for none
     "temperature": (_fraction, "at least 0 and at most 1"),
 }
@@ -91,4 +99,8 @@ def _holds(inside: Callable[[Any], bool], value: Any) -> bool:
 
 
 def _are_betas(betas: Any) -> bool:
-    return len(betas) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
+    return (
+        isinstance(betas, Sequence)
+        and len(betas) == 2
+        and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
+    )
