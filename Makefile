@@ -5,6 +5,9 @@
 PYTHON ?= python3
 VENV := .venv
 PIP_FLAGS ?=
+OLDEST ?= python3.10
+NEWEST ?= $(PYTHON)
+MATRIX := .venv-matrix
 
 ifeq ($(origin VENV),command line)
 # The caller's environment is used as it is (offline, a container, a cluster): nothing is installed into it.
@@ -23,12 +26,13 @@ PIP := $(RUN) pip --disable-pip-version-check --no-input
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow lint type bench clean
+.PHONY: help demo test test-slow test-matrix lint type bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "PYTHON=python3.12    the interpreter that .venv is made with (default: python3)"
+	@echo "OLDEST=... NEWEST=...  the interpreters of test-matrix (default: python3.10 and PYTHON)"
 	@echo "PIP_FLAGS='...'      arguments of pip install, such as --index-url of an index with CPU-only torch"
 	@echo "VENV=/path           run in this environment as it is; nothing is installed into it"
 
@@ -42,6 +46,36 @@ test: lint type  ## lint, type-check and run the tests
 test-slow: $(STAMP_TEST)  ## run the tests that take minutes
 	@$(RUN) pytest -m slow
 
+test-matrix: $(MATRIX)/oldest/.stamp $(MATRIX)/newest/.stamp  ## run the tests with the oldest and the newest versions
+	@for end in oldest newest; do \
+	  echo "make: pytest, $$end versions: $$(cat $(MATRIX)/$$end/.stamp)"; \
+	  $(MATRIX)/$$end/bin/python -m pytest || exit 1; \
+	done
+
+$(MATRIX)/oldest/.stamp: pyproject.toml tests/oldest.txt
+	@command -v "$(OLDEST)" >/dev/null || { \
+	  echo "make: test-matrix needs Python 3.10, and there is no '$(OLDEST)' here." \
+	    "Install it, or name it: make test-matrix OLDEST=/path/to/python3.10" >&2; exit 1; }
+	@"$(OLDEST)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' || { \
+	  echo "make: test-matrix needs Python 3.10 for the oldest versions, '$(OLDEST)' is $$("$(OLDEST)" --version 2>&1)." \
+	    "Name it: make test-matrix OLDEST=/path/to/python3.10" >&2; exit 1; }
+	@$(call matrix_environment,oldest,$(OLDEST),--constraint tests/oldest.txt)
+
+$(MATRIX)/newest/.stamp: pyproject.toml
+	@command -v "$(NEWEST)" >/dev/null || { \
+	  echo "make: there is no '$(NEWEST)' here. Name a newer Python: make test-matrix NEWEST=/path/to/python3" >&2; exit 1; }
+	@$(call matrix_environment,newest,$(NEWEST),--upgrade --upgrade-strategy eager)
+
+# An end of the matrix, its interpreter, and arguments of pip install that choose its versions.
+define matrix_environment
+	echo "make: creating $(MATRIX)/$(1) with $$("$(2)" --version). This takes minutes: torch is large."; \
+	"$(2)" -m venv --clear $(MATRIX)/$(1) && \
+	$(MATRIX)/$(1)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --upgrade pip && \
+	$(MATRIX)/$(1)/bin/python -m pip --disable-pip-version-check --no-input install --quiet $(PIP_FLAGS) $(3) \
+	  --editable '.[test]' && \
+	$(MATRIX)/$(1)/bin/python -m pip list 2>/dev/null | awk '/^(torch|lightning|torchmetrics) / { printf "%s %s  ", $$1, $$2 }' > $@
+endef
+
 lint: $(STAMP_TEST)  ## ruff: rules and format
 	@echo "make: ruff"
 	@$(RUN) ruff check .
@@ -54,10 +88,10 @@ type: $(STAMP_TEST)  ## mypy, strict
 bench: $(STAMP_BENCH)  ## time a training step against Adam and the peers
 	@$(RUN) benchmarks.speed.step
 
-clean:  ## remove builds and caches; .venv and runs/ stay
+clean:  ## remove builds and caches; environments and runs/ stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
-	find . -path './.venv' -prune -o -name '*.egg-info' -type d -prune -exec rm -rf {} +
-	find . -path './.venv' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name '*.egg-info' -type d -prune -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.stamp-venv:
 	@command -v "$(PYTHON)" >/dev/null || { \
