@@ -214,7 +214,7 @@ def in_words(row: Row) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the table; write JSON where asked, after every row."""
+    """Print the table; write JSON where asked, after every row, and go on from the rows that are in it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--callbacks", nargs="*", default=NAMES, choices=NAMES)
@@ -223,10 +223,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.steps < 200:
         parser.error("--steps must be at least 200: a slope needs values")
-    rows = []
-    print(HEADER, flush=True)
+    rows = json.loads(options.json.read_text("utf-8"))["rows"] if options.json and options.json.exists() else []
+    print("\n".join([HEADER, *map(in_words, rows)]), flush=True)
+    done = {(row["callback"], row["ranks"], row["steps"]) for row in rows}
     for ranks, names in ((1, options.callbacks), (2, options.two_ranks)):
         for name in names:
+            if (name, ranks, options.steps) in done:
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 rows.append(soak_in_processes(name, ranks, options.steps, Path(folder)))
             print(in_words(rows[-1]), flush=True)

@@ -1,0 +1,203 @@
+"""Seconds of a distributed step on paper: arithmetic, bytes and latency.
+
+    step = arithmetic / speed + curvature's share + collective(bytes, ranks)
+    collective = 2 (R - 1)/R · bytes / bandwidth + 2 ⌈log₂ R⌉ · latency · buckets
+
+The first term of a collective is that of rings, which are optimal in bytes; the second is that of trees, which libraries
+take where latency matters. Nothing overlaps: the one reduction of a step begins when its backward pass has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_bayes.optim.matrix_optimizer import DEFAULT_MAX_SIDE
+
+Method: TypeAlias = Literal["adam", "vogn", "noisy-kfac"]
+FLOAT_BYTES = 4
+BUCKET_BYTES = 256 * 2**20  # of BayesDDPStrategy's default
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the model assumes; none of it is measured.
+
+    Args:
+        flops: Floating-point operations per second that training reaches on one device.
+        matrix_flops: The same in inversions of the factors, which fill a device less well.
+        bandwidth: Bytes per second and device, in both directions at once.
+        latency: Seconds of one hop.
+        batch: Examples per device and step.
+        backward_over_forward: Arithmetic of a backward pass in units of its forward pass.
+    """
+
+    flops: float = 40e12
+    matrix_flops: float = 4e12
+    bandwidth: float = 12.5e9  # 100 Gbit/s
+    latency: float = 10e-6
+    batch: int = 32
+    backward_over_forward: float = 2.0
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Updates between two measurements of the factors, and between two inversions, as in `NoisyKFACCallback`."""
+
+    stats: int = 10
+    inverse: int = 100
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the model needs to know of a network.
+
+    Args:
+        parameters: Their number.
+        buffers: Number of floating-point values in buffers, such as BatchNorm's statistics.
+        sides: Sides of the two Kronecker factors of every linear or convolutional layer that has them.
+        rest: Parameters outside of these layers, whose curvature is a diagonal.
+        forward_flops: Arithmetic of the forward pass of one example.
+        factor_flops: Arithmetic of both factors of all layers for one example.
+    """
+
+    parameters: int
+    buffers: int
+    sides: tuple[tuple[int, int], ...]
+    rest: int
+    forward_flops: float
+    factor_flops: float
+
+
+def describe(model: nn.Module, shape: tuple[int, ...], max_side: int = DEFAULT_MAX_SIDE) -> Network:
+    """Count a network's numbers and arithmetic; on the meta device nothing is computed.
+
+    Args:
+        model: On the meta device.
+        shape: Of one example.
+        max_side: Layers with a longer side have no factors, as in `NoisyKFACCallback`.
+
+    Returns:
+        Its description.
+    """
+    candidates = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    layers = [layer for layer in candidates if max(_rows(layer), _columns(layer)) <= max_side]
+    places: dict[nn.Module, int] = {}
+    handles = [
+        layer.register_forward_hook(lambda m, x, y: places.update({m: y[0].numel() // _rows(m)})) for layer in layers
+    ]
+    with FlopCounterMode(display=False) as counter:
+        model.eval()(torch.empty(1, *shape, device="meta"))
+    for handle in handles:
+        handle.remove()
+    sides = tuple((_rows(layer), _columns(layer)) for layer in layers)
+    parameters = sum(p.numel() for p in model.parameters())
+    inside = sum(p.numel() for layer in layers for p in layer.parameters())
+    return Network(
+        parameters=parameters,
+        buffers=sum(b.numel() for b in model.buffers() if b.is_floating_point()),
+        sides=sides,
+        rest=parameters - inside,
+        forward_flops=float(counter.get_total_flops()),
+        factor_flops=sum(2.0 * places[m] * (r * r + c * c) for m, (r, c) in zip(layers, sides, strict=True)),
+    )
+
+
+def _rows(layer: nn.Module) -> int:
+    return int(layer.weight.shape[0])  # type: ignore[union-attr, operator, index]
+
+
+def _columns(layer: nn.Module) -> int:
+    weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+    return weight[0].numel() + (layer.bias is not None)
+
+
+def reduced_bytes(network: Network, method: Method, measures: bool = True) -> int:
+    """Bytes that a rank gives to the reduction of one step.
+
+    Args:
+        network: The network.
+        method: ``"adam"``: the gradient. ``"vogn"``: ĝ, ĥ, buffers, the loss and the rank's weight. ``"noisy-kfac"``: ĝ,
+            ĥ of parameters in no factor, buffers, loss, weight and, where it measures, both factors of every layer.
+        measures: Whether K-FAC measures in this step.
+
+    Returns:
+        The bytes.
+    """
+    if method == "adam":
+        return FLOAT_BYTES * network.parameters
+    common = network.parameters + network.buffers + 2
+    if method == "vogn":
+        return FLOAT_BYTES * (common + network.parameters)
+    factors = network.rest + sum(r * r + c * c for r, c in network.sides)
+    return FLOAT_BYTES * (common + (factors if measures else 0))
+
+
+def collective_seconds(size: float, ranks: int, machine: Machine) -> float:
+    """Seconds of one all-reduce.
+
+    Args:
+        size: Bytes.
+        ranks: Number of ranks.
+        machine: The machine.
+
+    Returns:
+        The seconds; 0 for one rank.
+
+    Example:
+        >>> collective_seconds(12.5e9, 2, Machine(latency=0.0))  # each sends half of its bytes twice
+        1.0
+    """
+    if ranks == 1:
+        return 0.0
+    hops = 2 * math.ceil(math.log2(ranks)) * math.ceil(size / BUCKET_BYTES)
+    return 2 * (ranks - 1) / ranks * size / machine.bandwidth + hops * machine.latency
+
+
+def arithmetic_seconds(network: Network, method: Method, ratio: float, machine: Machine, every: Intervals) -> float:
+    """Seconds of a step on one device.
+
+    Args:
+        network: The network.
+        method: The method.
+        ratio: Step of VOGN in units of Adam's, measured in one process.
+        machine: The machine.
+        every: How often K-FAC measures and inverts; every rank inverts all factors.
+
+    Returns:
+        The mean over steps.
+    """
+    plain = machine.batch * network.forward_flops * (1 + machine.backward_over_forward) / machine.flops
+    if method == "adam":
+        return plain
+    if method == "vogn":
+        return plain * ratio
+    inversions = sum(2.0 * (r**3 + c**3) for r, c in network.sides) / machine.matrix_flops
+    return plain + machine.batch * network.factor_flops / machine.flops / every.stats + inversions / every.inverse
+
+
+def step_seconds(
+    network: Network, method: Method, ranks: int, ratio: float, machine: Machine, every: Intervals
+) -> tuple[float, float]:
+    """Arithmetic and communication of a mean step.
+
+    Args:
+        network: The network.
+        method: The method.
+        ranks: Number of ranks, each with a batch of its own.
+        ratio: Step of VOGN in units of Adam's.
+        machine: The machine.
+        every: How often K-FAC measures and inverts.
+
+    Returns:
+        Seconds of both.
+    """
+    share = 1 / every.stats if method == "noisy-kfac" else 1.0
+    busy = collective_seconds(reduced_bytes(network, method), ranks, machine)
+    idle = collective_seconds(reduced_bytes(network, method, measures=False), ranks, machine)
+    return arithmetic_seconds(network, method, ratio, machine, every), share * busy + (1 - share) * idle
