@@ -27,14 +27,15 @@ def certainty_sheet(
     """Draw the images of the highest and those of the lowest largest probability, each with truth and prediction.
 
     A wrong prediction has a thick red frame and says so in words. Images with values outside of [0, 1] (normalized by a
-    transform) are stretched to their own range. At most half of the images go into each block, so none is in both.
+    transform) are stretched to their own range. At most half of the images go into each block, so none is in both; of more
+    than one row only whole ones are drawn.
 
     Args:
         images: Grey or colour images, ``[batch, 1 | 3, height, width]``.
         targets: Class indices, ``[batch]``.
         probs: Class probabilities, ``[batch, classes]``.
         class_names: A name per class, cut after 12 characters; the class index without it.
-        rows: Rows of each of the two blocks.
+        rows: Rows of each of the two blocks, fewer if there are too few images.
         columns: Columns of each of the two blocks.
 
     Returns:
@@ -53,6 +54,8 @@ def certainty_sheet(
     _check(images, probs, class_names, rows, columns)
     confidence, labels = checked_probs(probs, targets).max(-1)
     shown = min(rows * columns, len(images) // 2)
+    shown = shown - shown % columns or shown
+    rows = -(-shown // columns)
     order = confidence.argsort(descending=True, stable=True)
     figure = Figure(figsize=(max(TILE[0] * columns, 2.0), 2 * TILE[1] * rows + 0.6), dpi=DPI, layout="constrained")
     blocks = figure.subfigures(2, 1, squeeze=False)[:, 0]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
@@ -54,6 +55,7 @@ def score_histograms(
         draw_histograms(axes, _labelled(values), _edges(torch.cat(list(values.values())), bins))
         axes.legend(frameon=False, fontsize=8)
         axes.set(title=score.replace("_", " "), xlabel="Score (higher means more OOD)")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))  # labels such as -0.998 need room
         if position % columns == 0:
             axes.set_ylabel("Share of the set [%]")
     return figure

@@ -18,13 +18,15 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1b1b1b; max-width: 1500px; margin: 2em auto; padding: 0 1.5em; }
 h1 { font-size: 1.6em; } h2 { font-size: 1.25em; margin-top: 2em; border-bottom: 1px solid #ccc; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25em .8em; text-align: right; white-space: nowrap; border-bottom: 1px solid #e4e4e4; }
-th { font-weight: 600; vertical-align: bottom; } thead th { white-space: normal; min-width: 5em; }
+th, td { padding: .25em .6em; text-align: right; white-space: nowrap; border-bottom: 1px solid #e4e4e4; }
+th { font-weight: 600; vertical-align: bottom; } thead th { white-space: normal; min-width: 3.6em; }
 th:first-child, td:first-child, .text td { text-align: left; position: sticky; left: 0; background: #fff; }
 .text td { position: static; white-space: pre-wrap; } .best { font-weight: 700; color: #0072B2; }
 .figures { display: flex; flex-wrap: wrap; gap: 1.5em; } figure { margin: 0; } figcaption { font-weight: 600; }
 img { max-width: 100%; } pre { background: #f6f6f6; padding: 1em; overflow-x: auto; } summary { cursor: pointer; }
 """
+# Of figures whose name alone is no good title.
+_TITLES = {"ood_scores": "OOD scores", "risk_coverage": "Risk and coverage"}
 
 
 def render(runs: Sequence[Run]) -> str:
@@ -103,7 +105,7 @@ def _stored_figures(runs: Sequence[Run]) -> list[str]:
             for run in runs
             if name in run.figures
         )
-        title = escape(name.replace("_", " ").capitalize())
+        title = escape(_TITLES.get(name, name.replace("_", " ").capitalize()))
         parts.append(f'<h2>{title}</h2><div class="figures">{each}</div>')
     return parts
 

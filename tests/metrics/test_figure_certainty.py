@@ -53,8 +53,14 @@ def test_class_names_replace_indices_and_long_ones_are_cut():
 def test_no_image_is_in_both_blocks_when_there_are_few():
     most, least = certainty_sheet(*examples(), rows=2, columns=8).subfigs
     assert [len(shown(most)), len(shown(least))] == [3, 3]
-    assert [len(most.axes), len(least.axes)] == [16, 16]  # the other tiles stay empty
+    assert [len(most.axes), len(least.axes)] == [8, 8]  # the other tiles stay empty, and there is no second row
     assert not any(axes.axison for axes in most.axes if not axes.images)
+
+
+def test_of_several_rows_only_whole_ones_are_drawn():
+    images, targets, probs = (torch.cat([part] * 3) for part in examples())
+    most, least = certainty_sheet(images, targets, probs, rows=5, columns=2).subfigs  # nine for each block
+    assert [len(shown(most)), len(most.axes), len(shown(least)), len(least.axes)] == [8] * 4
 
 
 @pytest.mark.parametrize("channels", [1, 3])

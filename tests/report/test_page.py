@@ -179,7 +179,7 @@ def test_figures_of_runs_are_inside(runs, tmp_path):
     text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
     for content in (first, second):
         assert base64.b64encode(content).decode() in text
-    assert "Ood scores" in Page(text).headings
+    assert "OOD scores" in Page(text).headings
 
 
 def test_training_and_shift_curves_are_drawn_if_there_is_something_to_draw(page, tmp_path):
