@@ -74,8 +74,20 @@ def load_splits(root: Path, name: str, count: int | None = None) -> Splits:
     chosen = stored.splits[:count]
     if len({(len(train), len(test)) for train, test in chosen}) != 1:
         raise SystemExit(f"The splits of {name} have different sizes, and only equal ones can train together.")
-    each = [_standardised(stored, *rows) for rows in chosen]
-    train, test, units = zip(*each, strict=True)
+    return stack_splits(stored, chosen)
+
+
+def stack_splits(stored: UCISet, chosen: list[tuple[Tensor, Tensor]]) -> Splits:
+    """Standardise and stack splits of one size.
+
+    Args:
+        stored: The set.
+        chosen: Rows for training and for testing, for each split.
+
+    Returns:
+        The splits.
+    """
+    train, test, units = zip(*(_standardised(stored, *rows) for rows in chosen), strict=True)
     return Splits(*(Batch(*map(torch.stack, zip(*part, strict=True))) for part in (train, test)), torch.stack(units))
 
 
