@@ -1,7 +1,7 @@
 """Seconds and peak added memory of a full training step of every method, beside torch's Adam in one process.
 
     python -m benchmarks.speed.step [--models lenet resnet18] [--methods vogn-fused,opacus] [--batch 32 128]
-        [--rounds 15] [--threads 2] [--device cpu|cuda] [--precision 32|bf16-mixed] [--json FILE]
+        [--rounds 15] [--threads 2] [--device cpu|cuda] [--precision 32|bf16-mixed] [--clock wall|cpu] [--json FILE]
 
 A step is everything between two batches: noise, forward, backward, curvature, update. Rounds visit every method once; the
 ratio to Adam is the median over rounds of the ratio within a round, followed by its quartiles. The step of K-FAC is the mean
@@ -26,7 +26,7 @@ from benchmarks.speed.cycle import combine, expand
 from benchmarks.speed.memory import measure_apart
 from benchmarks.speed.methods import METHODS, Step, obstacle, silence_known_warnings
 from benchmarks.speed.models import MODELS, make_task
-from benchmarks.speed.rounds import Times, interleave, stopwatch, words
+from benchmarks.speed.rounds import CLOCKS, Times, interleave, stopwatch, words
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
 
 BASELINE = "adam"
@@ -35,7 +35,13 @@ Row = dict[str, Any]
 
 
 def measure_model(
-    model: str, batch: int, methods: list[str], rounds: int, setting: Setting, memory: bool = True
+    model: str,
+    batch: int,
+    methods: list[str],
+    rounds: int,
+    setting: Setting,
+    memory: bool = True,
+    clock: str = "wall",
 ) -> list[Row]:
     """Time every method on one model and batch size, then measure the memory of those that ran.
 
@@ -46,6 +52,7 @@ def measure_model(
         rounds: Interleaved rounds after the warm-up.
         setting: Where to run.
         memory: Whether to measure memory.
+        clock: Key of `CLOCKS`.
 
     Returns:
         One row per method: seconds, ratio and rounds, or the reason why there are none.
@@ -53,7 +60,7 @@ def measure_model(
     built, reasons = _build(model, batch, methods, setting)
     steps = expand(built)
     built.clear()
-    times = interleave(steps, rounds, BASELINE, stopwatch(setting.synchronise))
+    times = interleave(steps, rounds, BASELINE, stopwatch(setting.synchronise, clock))
     steps.clear()
     _free(setting)
     shares = combine(times, methods)
@@ -144,7 +151,7 @@ def run_all(options: argparse.Namespace, setting: Setting) -> Iterator[list[Row]
     methods = [BASELINE, *(name for name in options.methods if name != BASELINE)]
     for model in options.models:
         for batch in options.batch or MODELS[model].batches:
-            yield measure_model(model, batch, methods, options.rounds, setting, not options.no_memory)
+            yield measure_model(model, batch, methods, options.rounds, setting, not options.no_memory, options.clock)
 
 
 class MethodNames(argparse.Action):
@@ -171,6 +178,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", nargs="+", action=MethodNames, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--batch", type=int, nargs="+", help="default: 32 and 128; 16 for the ImageNet size")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: processor time, on a busy machine")
     parser.add_argument("--no-memory", action="store_true", help="measure time only")
     parser.add_argument("--json", type=Path, help="written after every model and batch size")
     add_arguments(parser)
@@ -182,8 +190,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = make_parser()
     options = parser.parse_args(arguments)
     setting = read_setting(parser, options)
+    if options.clock == "cpu" and (options.device != "cpu" or options.threads != 1):
+        parser.error("--clock cpu compares steps of one thread on the CPU: add --device cpu --threads 1")
     silence_known_warnings()
-    kept = {**provenance(), **peer_versions(), **setting.describe(), "rounds": options.rounds}
+    kept = {**provenance(), **peer_versions(), **setting.describe(), "rounds": options.rounds, "clock": options.clock}
     rows: list[Row] = []
     for found in run_all(options, setting):
         print("\n".join(in_words(row, options.rounds) for row in found), flush=True)

@@ -46,8 +46,9 @@ def _setting(result: dict[str, Any]) -> str:
     device = result["processor"] if result["device"] == "cpu" else result["device"]
     versions = ", ".join(f"{name} {result[name]}" for name in VERSIONS)
     malloc = "".join(f"; {name}={value}" for name, value in result["malloc"].items())
+    rounds = f"{result['rounds']} interleaved rounds" + (" by processor time" if result.get("clock") == "cpu" else "")
     return (
-        f"{device}, {result['threads']} threads, precision {result['precision']}, {result['rounds']} interleaved rounds; "
+        f"{device}, {result['threads']} threads, precision {result['precision']}, {rounds}; "
         f"{versions}; commit {result['commit']}{malloc}."
     )
 

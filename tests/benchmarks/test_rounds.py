@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from benchmarks.speed.rounds import Times, interleave, stopwatch, takes_part, words
@@ -100,3 +102,8 @@ def test_the_stopwatch_waits_for_the_device_before_and_after(monkeypatch):
     timed = stopwatch(lambda: order.append("wait"))
     assert timed(lambda: order.append("step")) >= 0
     assert order == ["wait", "step", "wait"]
+
+
+def test_processor_time_leaves_out_waiting():
+    assert stopwatch(clock="cpu")(lambda: time.sleep(0.05)) < 0.04
+    assert stopwatch()(lambda: time.sleep(0.05)) >= 0.05

@@ -135,3 +135,10 @@ def test_k_fac_has_one_row_with_the_shares_of_its_step(result, capsys):
     assert low <= rows["noisy_kfac"]["ratio"] <= high
     assert "shares" not in rows["adam"]
     assert "[statistics " in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_processor_time_is_for_one_thread_of_the_cpu(result, capsys):
+    assert result("--models", "tiny", "--methods", "ivon", "--threads", "1", "--clock", "cpu")["clock"] == "cpu"
+    with pytest.raises(SystemExit):
+        main(["--models", "tiny", "--threads", "2", "--clock", "cpu"])
+    assert "--clock cpu compares steps of one thread on the CPU" in capsys.readouterr().err
