@@ -309,6 +309,29 @@ def test_a_hessian_without_a_posterior_is_refused(data):
         opt.step()
 
 
+def dead():
+    """The first layer's units are zero for all inputs, and so are its gradients."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).to(F64)
+    nn.init.constant_(model[0].bias, -1e3)
+    return model
+
+
+@every_optimizer
+def test_a_dead_layer_keeps_its_prior(optimizer, data):
+    model = dead()
+    opt = build(optimizer, model, prior_precision=4.0, lr=1e-3)
+    train(model, opt, data, 2)
+    first = dense_precision(opt.posterior())[:12, :12]  # of the weights of the first layer
+    torch.testing.assert_close(first, 4.0 * torch.eye(12, dtype=F64), rtol=1e-3, atol=1e-3)
+
+
+def test_a_vanishing_factor_without_prior_and_damping_names_layer_and_factor(data):
+    model = dead()
+    opt = build(BlockTridiagonalKFAC, model, num_data=10**30, prior_precision=1e-300)  # whose quotient is zero
+    with pytest.raises(NotPositiveDefiniteError, match=r"factor S of layer '0'.*Use a larger damping"):
+        train(model, opt, data, 1)
+
+
 def test_labels_that_cannot_be_drawn_are_refused():
     with pytest.raises(HyperparameterError, match=r"fisher='sampled' draws labels.*likelihood=Softmax\(\)"):
         NNGFull(small())
