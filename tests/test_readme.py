@@ -15,7 +15,9 @@ from lightning_bayes.cli import main, packaged_configs
 from lightning_bayes.report import command as report
 
 ROOT = Path(__file__).parents[1]
-PAGES = pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md"])
+PAGES = pytest.mark.parametrize(
+    "page", ["README.md", "docs/distributed.md", "docs/evaluation.md", "docs/finetuning.md"]
+)
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 
