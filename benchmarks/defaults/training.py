@@ -17,6 +17,7 @@ from benchmarks.defaults.problems import Data, Problem
 from lightning_bayes import (
     IVONCallback,
     NoisyAdamCallback,
+    NoisyKFACCallback,
     OGNCallback,
     VadamCallback,
     VariationalCallback,
@@ -31,6 +32,7 @@ CALLBACKS: dict[str, type[VariationalCallback] | None] = {
     "vadam": VadamCallback,
     "ivon": IVONCallback,
     "noisy_adam": NoisyAdamCallback,
+    "noisy_kfac": NoisyKFACCallback,
 }
 PEER = "ivon-opt"
 EVAL_SAMPLES = 20
