@@ -197,7 +197,9 @@ def fewer_and_fewer(whole: Setting, folder: Path, checkpoint: str, draw: random.
             resume=path,
         )
         kill_at_random(stage, draw.randrange(ranks), 0.5 * length * draw.random(), checkpoint)
-        path = stage.folder / checkpoint
+        # Of two at an epoch's last update, `newest` takes the one of its end: Lightning 2.6 miscounts after the other.
+        path = newest(stage.folder)[0] if checkpoint == "within.ckpt" else stage.folder / checkpoint
+        assert path is not None
         moves.append(int(read_checkpoint(path)["global_step"]))
     (found,) = whole_run(replace(whole, folder=folder / "1", resume=path))
     difference = max(float((found[name].double() - expected[name].double()).abs().max()) for name in expected)
