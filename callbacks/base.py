@@ -59,7 +59,8 @@ class VariationalCallback(EvaluatingCallback):
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what
             the training loss says (``mse_loss``: ``"identity"``), else ``"softmax"``.
         bayesian: Regular expression of the parameters, by name, that have a posterior; the others are points, trained by
-            the same step. None for all. ``"^head"`` is a last-layer posterior.
+            the same step. None for all, in the default step without normalisation layers, whose single numbers drive
+            whole channels: their noise cost a small ResNet most (a heuristic). ``"^head"`` is a last-layer posterior.
         seed: Seed of the noise.
         max_nonfinite_steps: Updates in a row that may be skipped for a gradient that is not finite.
 
@@ -225,6 +226,7 @@ class VariationalCallback(EvaluatingCallback):
         if not isinstance(optimizer, MeanFieldOptimizer):
             return base
         self._fix_num_data(trainer, optimizer)
+        self._keep_loaded()  # again: Lightning's tuner trains without callbacks
         if not self._agreed:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._agreed = True
@@ -304,8 +306,7 @@ class VariationalCallback(EvaluatingCallback):
             trainer: The trainer.
             pl_module: The module.
         """
-        if self._loading is not None:
-            self._loading.keep()
+        self._keep_loaded()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
         group, wanted = self.optimizer.param_groups[0], dict(self.options)
@@ -360,6 +361,10 @@ class VariationalCallback(EvaluatingCallback):
                 "many examples their curvature alone would allow noise larger than that share of the weights' own size. "
                 "The noise is then a heuristic scale, not the posterior's width."
             )
+
+    def _keep_loaded(self) -> None:
+        if self._loading is not None:
+            self._loading.keep()
 
     def _restore(self) -> None:
         super()._restore()

@@ -24,6 +24,7 @@ class WholeOrNothing:
     def __init__(self, strategy: Strategy, module: LightningModule) -> None:
         self._load, self._module = strategy.load_model_state_dict, module
         self._before: dict[str, Tensor] = {}
+        self._has_begun = False
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Take the place of the strategy's method.
@@ -32,12 +33,13 @@ class WholeOrNothing:
             checkpoint: Contents of a checkpoint.
             strict: Whether the names must be the same.
         """
-        self._before = {name: value.clone() for name, value in self._tensors().items()}
+        if not self._has_begun:  # Lightning's tuner restores in the middle of a run
+            self._before = {name: value.clone() for name, value in self._tensors().items()}
         self._load(checkpoint, strict=strict)
 
     def keep(self) -> None:
         """Forget the weights from before: the run has begun."""
-        self._before = {}
+        self._before, self._has_begun = {}, True
 
     @torch.no_grad()
     def undo(self) -> None:

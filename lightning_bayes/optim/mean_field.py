@@ -82,7 +82,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         relative_noise: κ, an upper bound of the noise in units of each tensor's size (see `noise_floor`); None for none.
         weight_decay: Decoupled weight decay as in AdamW: μ ← (1 - α·wd) μ before the step. Not part of the posterior.
         bayesian: Regular expression of the parameters, by their names in `model`, that have a posterior; the others are
-            points, trained by the same step. None for all.
+            points, trained by the same step. None for all; but for norm layers where the step rule is not natural.
         engine: Curvature engine, ``"fused"`` or ``"backpack"``.
         workspace_mib: Memory in MiB that the engine may fill at once with values of single examples.
         loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
@@ -160,7 +160,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         hyper.check({**defaults, "mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps})
         require_sizes(model)
         self._reference = reference_weights(model)
-        self._points = points(model, bayesian)
+        self._points = points(model, bayesian, norms=base is None and step_rule == "natural")
         self._own = tuple(own or ())
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
         self.user_step = UserStep(base) if isinstance(base, torch.optim.Optimizer) else base

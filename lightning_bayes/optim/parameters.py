@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
@@ -83,12 +84,23 @@ def reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
     }
 
 
-def points(model: nn.Module, bayesian: str | None) -> set[nn.Parameter]:
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def _of_norms(model: nn.Module) -> set[nn.Parameter]:
+    """Trainable parameters of normalisation layers; empty if there are no others."""
+    found = {param for module in model.modules() if isinstance(module, _NORMS) for param in module.parameters()}
+    trained = {param for param in model.parameters() if param.requires_grad}
+    return found if trained - found else set()
+
+
+def points(model: nn.Module, bayesian: str | None, *, norms: bool = True) -> set[nn.Parameter]:
     """The parameters that are to have no posterior.
 
     Args:
         model: Any module.
         bayesian: Regular expression, searched for in the names of the parameters that are to have one; None for all.
+        norms: Whether None means those of normalisation layers too, if there are others.
 
     Returns:
         The others.
@@ -97,7 +109,7 @@ def points(model: nn.Module, bayesian: str | None) -> set[nn.Parameter]:
         HyperparameterError: If it is no regular expression, or matches no trainable parameter.
     """
     if bayesian is None:
-        return set()
+        return set() if norms else _of_norms(model)
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     try:
         others = {param for name, param in named if not re.search(bayesian, name)}

@@ -85,3 +85,23 @@ def test_bad_arguments_are_named():
         VOGN(nn.Linear(1, 1), bayesian="(")
     with pytest.raises(HyperparameterError, match="prior_mean='origin' must be 'zero' or 'initial'"):
         VOGN(nn.Linear(1, 1), prior_mean="origin")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"lr": 1e-2}, {"0.weight", "1.weight", "1.bias", "3.weight"}),
+        ({"step_rule": "trust_region"}, {"0.weight", "3.weight"}),
+        ({"step_rule": "trust_region", "bayesian": "."}, {"0.weight", "1.weight", "1.bias", "3.weight"}),
+    ],
+    ids=["natural", "bounded", "by name"],
+)
+def test_normalisation_layers_are_points_where_the_noise_is_a_heuristic(arguments, expected):
+    model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.LayerNorm(3), nn.Tanh(), nn.Linear(3, 1, bias=False))
+    assert VOGN(model, num_data=10, init_precision=20.0, **arguments).posterior().mean.keys() == expected
+
+
+def test_normalisation_layers_that_are_all_there_is_keep_their_noise():
+    model = nn.Sequential(nn.Linear(2, 3).requires_grad_(False), nn.BatchNorm1d(3))
+    opt = VOGN(model, num_data=10, init_precision=20.0, step_rule="trust_region")
+    assert opt.posterior().mean.keys() == {"1.weight", "1.bias"}
