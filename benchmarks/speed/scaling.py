@@ -104,6 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-memory", action="store_true", help="measure time only")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="PNG file")
+    parser.set_defaults(clock="wall")
     add_arguments(parser)
     return parser
 

@@ -147,7 +147,7 @@ def test_the_command_keeps_what_it_measured_and_repeats_nothing(root, capsys):
     ]
     capsys.readouterr()
     main(asked(root, "--table"))
-    assert capsys.readouterr().out.strip() == table(second)
+    assert capsys.readouterr().out.strip().endswith(table(second))  # after a remark where laplace-torch is missing
 
 
 def test_runs_of_other_epochs_are_not_mixed(root):
