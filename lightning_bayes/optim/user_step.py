@@ -21,6 +21,7 @@ seeds 0 to 2 of problems of ``python -m benchmarks.defaults``, which measures th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -42,6 +43,9 @@ class UserStep:
 
     def __init__(self, base: torch.optim.Optimizer, cycles_momentum: bool = False) -> None:
         self.base, self.cycles_momentum = base, cycles_momentum
+        self._first = {
+            param: dict(state) for param, state in base.state.items()
+        }  # such as Adagrad's, made by its constructor
 
     def add(self, group: Mapping[str, Any], count: int) -> None:
         """Give the user's optimizer a group that came later.
@@ -69,7 +73,9 @@ class UserStep:
                 own["betas"] = (group["betas"][0], *own["betas"][1:])
             for param in own["params"]:
                 if param in states:
-                    self.base.state[param] = states[param].setdefault(STATE_KEY, {})
+                    if STATE_KEY not in states[param]:  # at the start, or after a host has gone back to it
+                        states[param][STATE_KEY] = deepcopy(self._first.get(param, {}))
+                    self.base.state[param] = states[param][STATE_KEY]
         self.base.step()
 
 

@@ -179,6 +179,8 @@ def test_penalty_on_the_weights_is_no_use_beside_the_module(engine, generator):
 @every_engine
 @pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "one layer"])
 def test_compiled_model(how, engine, generator):
+    if (how, engine) == ("torch.compile(model)", "backpack") and torch.__version__.startswith("2.5."):
+        pytest.skip("torch 2.5 goes on with code compiled before BackPACK's hooks, which measure refuses by name")
     torch.compiler.reset()
     (x, y), model = batch(generator), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     plain = copy.deepcopy(model)
