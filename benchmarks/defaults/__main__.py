@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,7 +95,6 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     """Run what is missing, keep it, print the table."""
     options = _options()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     known = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     records: list[Record] = known.get("runs", [])
     for problem, optimizer, method, seed in [] if options.table else list(missing(options, records)):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.defaults.problems import Data, Problem
+from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import (
     IVONCallback,
     NoisyAdamCallback,
@@ -112,19 +112,8 @@ def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str,
         return sampler(data.test_x), seconds
     kind = CALLBACKS[method]
     callback = kind(seed=seed) if kind is not None else None
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=problem.epochs,
-        callbacks=[] if callback is None else [callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        trainer.fit(module, loader)
+    with quiet():
+        quiet_trainer(callback, problem.epochs).fit(module, loader)
     seconds = time.perf_counter() - start
     return _outputs(module.eval(), callback, data.test_x), seconds
 

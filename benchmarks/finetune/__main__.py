@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import statistics
 import time
 from importlib.util import find_spec
@@ -98,8 +97,6 @@ def _without_absent_peer(methods: list[str]) -> list[str]:
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing, seed by seed, keep it, print the table."""
     options = _options(arguments)
-    for logger in ("lightning.pytorch", "lightning_utilities"):
-        logging.getLogger(logger).setLevel(logging.ERROR)
     options.methods = _without_absent_peer(options.methods)
     known = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     records: list[Record] = known.get("runs", [])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 from torch import Tensor
 from torch.optim import Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.finetune.data import Images
+from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes.zoo import BayesClassifier, create_model
 
 Weights = dict[str, Tensor]
@@ -60,18 +60,5 @@ def _task(weights: Weights | None) -> BayesClassifier:
 
 def _fit(task: BayesClassifier, images: Images, batch_size: int, epochs: int, callback: Callback | None = None) -> None:
     loader: DataLoader[Any] = DataLoader(TensorDataset(*images), batch_size=batch_size, shuffle=True)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=epochs,
-        callbacks=[] if callback is None else [callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no.*")
-        warnings.filterwarnings("ignore", message="The number of training batches.*")
-        trainer.fit(task, loader)
+    with quiet():
+        quiet_trainer(callback, epochs).fit(task, loader)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from torch import nn
 
@@ -17,16 +15,6 @@ def build_tiny():
 
 def build_tiny_with_batch_norm():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 5))
-
-
-@pytest.fixture(autouse=True)
-def _lightning_goes_on_talking():
-    """Commands silence Lightning, in a process that they have to themselves."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning_utilities")]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
 
 
 @pytest.fixture

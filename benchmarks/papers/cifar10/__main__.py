@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing, keep it, print the table."""
     options = _options(arguments)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     known = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     results: Results = {"runs": known.get("runs", []), "failed": known.get("failed", [])}
     for run in [] if options.table else asked(options):

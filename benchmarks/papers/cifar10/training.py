@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import seed_everything
 from torch.optim.lr_scheduler import MultiStepLR
 
 from benchmarks.papers.cifar10.methods import Settings, callback, optimizer
 from benchmarks.papers.cifar10.networks import NETWORKS, Network
+from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes.zoo import BayesClassifier, CIFAR10DataModule
 
 
@@ -46,20 +46,8 @@ def train_and_test(run: Run, root: str, ood: tuple[str, ...], accelerator: str, 
     data = CIFAR10DataModule(root, False, network.batch, num_workers, val_size=0, augment=run.augment, ood=ood)
     task = _task(network, run)
     beside = callback(network, run.method, run.settings, task, data.data_augmentation_factor, seed=run.seed)
-    trainer = Trainer(
-        accelerator=accelerator,
-        devices=1,
-        max_epochs=run.epochs,
-        callbacks=[] if beside is None else [beside],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message="The number of training batches.*")
-        warnings.filterwarnings("ignore", message="Total length of .* across ranks is zero.*")  # no validation set
+    with quiet():
+        trainer = quiet_trainer(beside, run.epochs, accelerator)
         start = time.perf_counter(), time.process_time()
         trainer.fit(task, datamodule=data)
         seconds, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
