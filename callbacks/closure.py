@@ -85,7 +85,8 @@ class MonteCarloClosure(Closure):
     def _reduce(self) -> None:
         strategy = self._trainer.strategy
         spread = strategy if isinstance(strategy, BayesDDPStrategy) else None
-        tensors, examples = self._optimizer.measured(None if spread is None else spread.add_noise_group_)
+        sharing = spread if spread is not None and spread.shares_noise else None  # where nobody does, adding costs time
+        tensors, examples = self._optimizer.measured(None if sharing is None else sharing.add_noise_group_)
         if not examples:  # training_step returned None in every pass: no update, as in plain Lightning
             self._optimizer.discard_passes()
             return

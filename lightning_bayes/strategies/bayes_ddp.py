@@ -104,6 +104,11 @@ class BayesDDPStrategy(DDPStrategy):
         return [group * mc_samples + k for k in range(mc_samples)]
 
     @property
+    def shares_noise(self) -> bool:
+        """Whether noise groups reach over several ranks, so that `add_noise_group_` has something to add."""
+        return self._groups % self.world_size != 0
+
+    @property
     def same_examples(self) -> bool:
         """Whether all ranks see the same examples."""
         return self.mode == "samples" and self._groups == self.world_size
@@ -136,6 +141,15 @@ class BayesDDPStrategy(DDPStrategy):
         with self._named_ranks():
             self.reduced_bytes = all_reduce_mean_(tensors, weight, bucket_mib=self.bucket_mib)
 
+    def all_reduce_sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace `tensors` by their sums over ranks, see `strategies.all_reduce_sum_`.
+
+        Args:
+            tensors: Floating-point tensors, alike on all ranks.
+        """
+        with self._named_ranks():
+            all_reduce_sum_(tensors, bucket_mib=self.bucket_mib)
+
     def add_noise_group_(self, tensors: Sequence[Tensor]) -> None:
         """Replace `tensors` by their sums over the ranks that draw the same noise as this one.
 
@@ -147,7 +161,7 @@ class BayesDDPStrategy(DDPStrategy):
         Raises:
             HyperparameterError: If a rank has some but not all batches of a noise group.
         """
-        if self._groups % self.world_size == 0:
+        if not self.shares_noise:
             return
         if self.world_size % self._groups:
             raise HyperparameterError(

@@ -131,6 +131,33 @@ def test_the_noise_of_every_pass(world_size, micro_batches, groups, expected):
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("world_size", "groups", "shares"),
+    [(1, None, False), (1, 4, False), (2, None, False), (2, 4, False), (2, 1, True), (4, 2, True), (4, 8, False)],
+)
+def test_whether_ranks_share_noise(world_size, groups, shares):
+    assert strategy_of(0, world_size, num_groups=groups).shares_noise is shares
+
+
+def test_gradients_of_a_group_are_added_only_where_ranks_share_it(monkeypatch):
+    """Vadam squares the gradient of a group; where each rank has groups of its own, nothing is to be added up."""
+    added = []
+    monkeypatch.setattr(BayesDDPStrategy, "add_noise_group_", lambda self, tensors: added.append(len(tensors)))
+    train(CALLBACKS["Vadam"](), WHOLE, max_epochs=1, **on_ranks(1))
+    assert not added
+    monkeypatch.setattr(BayesDDPStrategy, "shares_noise", True)
+    train(CALLBACKS["Vadam"](), WHOLE, max_epochs=1, **on_ranks(1))
+    assert added == [1 + 4] * len(WHOLE)  # the number of examples, and the gradients of two layers
+
+
+def unaligned_groups(rank):
+    try:
+        train(CALLBACKS["Vadam"](), share(rank, 2), **on_ranks(2, num_groups=3), accumulate_grad_batches=3)
+    except HyperparameterError as error:
+        return str(error)
+    return "nothing"
+
+
 def test_groups_that_do_not_divide_are_refused():
     with pytest.raises(HyperparameterError, match=r"num_groups=3 does not divide the 4 batches of an update \(2 ranks"):
         strategy_of(0, 2, num_groups=3).noise_samples(1, 0, 2)
@@ -213,6 +240,7 @@ def on_two_ranks(rank):
         "bytes": small.reduced_bytes,
         "skipping": skipping(rank),
         "refused": refusal(vogn(num_data=48 + rank, damping=0.5 * rank), share(rank, 2), **on_ranks(2)),
+        "unaligned": unaligned_groups(rank),
         "refused by ddp": refusal(
             vogn(), share(rank, 2)[: 6 - rank], strategy="ddp", devices=2, use_distributed_sampler=False
         ),
@@ -310,6 +338,11 @@ def test_ranks_that_want_something_else_are_refused_at_the_start(ranks):
         assert "num_data is 48 on rank 0, but 49 on rank 1" in rank["refused"]
         assert "damping is 0.0 on rank 0, but 0.5 on rank 1" in rank["refused"]
         assert "the number of batches is 6 on rank 0, but 5 on rank 1" in rank["refused by ddp"]
+
+
+@pytest.mark.ddp
+def test_groups_across_ranks_are_refused_by_what_squares_their_gradient(ranks):
+    assert all("num_groups=3 puts batches of one of the 2 ranks into several" in rank["unaligned"] for rank in ranks)
 
 
 def many_steps(rank, world_size):
