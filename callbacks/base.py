@@ -41,7 +41,8 @@ class VariationalCallback(EvaluatingCallback):
         mc_samples: K, weight samples per batch and process in training.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean.
         prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ),
-            else 0.1 with the default step and 1 with an explicit `lr`.
+            else 0.1 with the default step and 1 with an explicit `lr`. The mean feels a prior in the default step only if
+            one is asked for: by this, by ``prior_mean="initial"``, or by an L2 penalty (see `optim.user_step`).
         prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start of the fit, such as pretrained ones.
         kl_weight: τ, weight of the KL term in the variational bound; below 1 gives a cold posterior.
         kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
@@ -123,6 +124,7 @@ class VariationalCallback(EvaluatingCallback):
             "max_nonfinite_steps": max_nonfinite_steps,
         }
         self._chooses_noise = lr is None and relative_noise is None
+        self._states_prior = prior_precision is not None or prior_mean != "zero"
         self._names: dict[nn.Parameter, str] = {}
         self._saved_names: list[list[str]] | None = None  # of a checkpoint to resume from
         self._loading: WholeOrNothing | None = None  # until a resumed run has begun
@@ -200,6 +202,8 @@ class VariationalCallback(EvaluatingCallback):
         if self.lr is not None:
             swap.override_rates(groups, schedulers, self.lr)
         later = swap.converted_defaults(old)  # for groups added later
+        for group in (*groups, later):
+            group["prior_on_mean"] = self._states_prior or group["l2_penalty"] > 0
         default_prior = PRIOR_PRECISION if follows else 1.0
         user_step: dict[str, Any] = {"base": swap.without_penalty(old, cycles)} if follows else {}
         new = self.optimizer_class(
@@ -212,7 +216,7 @@ class VariationalCallback(EvaluatingCallback):
             **self.building,
             **user_step,
         )
-        new.defaults["l2_penalty"] = later["l2_penalty"]
+        new.defaults |= {key: later[key] for key in ("l2_penalty", "prior_on_mean")}
         new.samples_in_closure = True
         swap.rebind_schedulers(schedulers, old, new)
         strategy.optimizers = [new]

@@ -33,15 +33,19 @@ class Move(NamedTuple):
 class KroneckerOptimizer(MatrixOptimizer):
     """Moves the means; arguments as in `MatrixOptimizer`."""
 
-    default_step = "trust_region"
     averages_curvature = True
 
     def _update_all(self) -> None:
         for group in self.param_groups:
             self._require_num_data(group)
         measures, layers = self._measures_now(), self._layers()
-        for turn, layer in enumerate(layers):
-            self._refresh(layer, measures, turn * self.inverse_interval // len(layers))
+        if measures:
+            for layer in layers:
+                self._average_factors(layer)
+        delays = [turn * self.inverse_interval // len(layers) for turn in range(len(layers))]
+        self._invert(
+            [layer for layer, delay in zip(layers, delays, strict=True) if self._is_due(layer, delay, measures)]
+        )
         if self.user_step is None:
             self._step(layers, measures)
         else:
@@ -66,7 +70,8 @@ class KroneckerOptimizer(MatrixOptimizer):
                 if measures:
                     self._average_squares(params, group)
         for params, group in every:
-            add_prior_gradient_(params, self._prior_means(params), matrix_state.prior_per_example(group))
+            if group["prior_on_mean"]:
+                add_prior_gradient_(params, self._prior_means(params), matrix_state.prior_per_example(group))
             for param in params:
                 self.state[param]["step"] += 1
         user.step(self.param_groups, self.state)
@@ -156,6 +161,7 @@ class KFAC(KroneckerOptimizer):
     """
 
     noisy = False
+    default_step = "trust_region"  # the user's own step would be all there is
     natural_update = staticmethod(vogn_update)
 
 

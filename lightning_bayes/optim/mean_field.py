@@ -140,6 +140,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             "num_data": num_data,
             "prior_precision": prior_precision,
             "prior_mean": prior_mean,
+            "prior_on_mean": True,
             "kl_weight": kl_weight,
             "kl_warmup_steps": kl_warmup_steps,
             "kl_warmup_init": kl_warmup_init,
@@ -348,7 +349,8 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             torch._foreach_lerp_([self.state[param]["curvature"] for param in params], measured, 1 - hyper["betas"][1])
         else:
             self._natural_step(params, measured, hyper, [self._buffer(param) for param in params])
-        add_prior_gradient_(params, self._prior_means(params), hyper["prior"])
+        if group["prior_on_mean"]:
+            add_prior_gradient_(params, self._prior_means(params), hyper["prior"])
 
     def _prior_means(self, params: list[nn.Parameter]) -> list[Tensor]:
         return [self.state[param]["prior_mean"] for param in params if "prior_mean" in self.state[param]]

@@ -13,9 +13,15 @@ while s is measured and averaged as the algorithm says, from the first batch on:
 Without noise and prior this **is** the user's training. Paths differ from those of natural gradients, of course: pass a
 learning rate for the papers' step.
 
+The prior's gradient is added where somebody asks for a prior: by its precision or mean, or by an L2 penalty. Who asks for
+none trains without one, so the mean keeps the flat prior of that training, and the default precision counts in the
+posterior's width alone. A prior that nobody has asked for would not be weak: Adam divides by the gradient's size, so that
+weights which few examples reach would go to μ₀ at full speed, however small δ̃ is.
+
 On small data the posterior of a network is far wider than training survives. The default therefore bounds the noise by a
 share κ of each tensor's size (`posteriors.noise_floor`), and its prior is wide: **heuristics**, chosen among a few values on
-seeds 0 to 2 of problems of ``python -m benchmarks.defaults``, which measures them (docs/defaults.md).
+some seeds of problems of ``python -m benchmarks.defaults``, which measures them (docs/defaults.md). Where the curvature is
+the squared gradient of a batch, about 1/M of that of its M examples, κ is smaller: no weight has less noise than it allows.
 """
 
 from __future__ import annotations
@@ -29,7 +35,8 @@ from torch import Tensor, nn
 
 NOISE_OF_CLASSIFIERS = 0.3  # κ; an argmax stands more noise
 NOISE_OF_OTHERS = 0.02  # than a number
-PRIOR_PRECISION = 0.1  # δ where the user has no L2 penalty
+NOISE_OF_GRADIENT_MAGNITUDES = (0.1, NOISE_OF_OTHERS)  # their curvature is so small that the bound is all of the noise
+PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
 STATE_KEY = "base"  # of the user's optimizer in each parameter's state
 
 

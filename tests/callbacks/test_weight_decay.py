@@ -11,14 +11,17 @@ from oracles import one_example_at_a_time
 from tiny_training import (
     EXAMPLES,
     Classifier,
+    blobs,
     fit,
     loader,
+    mlp,
     two_groups,
 )
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
+from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import OGNCallback, VOGNCallback
+from lightning_bayes import NoisyKFACCallback, OGNCallback, VOGNCallback
 
 
 def groups_after(configure, callback=None, **kwargs):
@@ -91,6 +94,33 @@ def test_group_without_penalty_keeps_the_default_prior():
     penalised, free = groups_after(lambda m: Adam(two_groups(m), weight_decay=0.05))
     assert penalised["prior_precision"] == pytest.approx(0.05 * EXAMPLES)
     assert free["prior_precision"] == 0.1
+
+
+@pytest.mark.parametrize("make", [VOGNCallback, NoisyKFACCallback])
+def test_without_a_prior_of_their_own_users_train_without_one(make):
+    """Adam would take weights without data to a prior's mean at full speed, however weak the prior is."""
+
+    x, y = blobs().tensors
+    data = DataLoader(TensorDataset(x * torch.tensor([0.0, 1.0, 1.0, 1.0]), y), batch_size=8)
+
+    def weights_of_the_dead_input(**prior):
+        module = Classifier(lambda m: Adam(m.parameters(), lr=1e-2))
+        fit(module, make(**prior), data=data)
+        return module.net[0].weight.detach()[:, 0]
+
+    start = mlp()[0].weight[:, 0]
+    assert torch.equal(weights_of_the_dead_input(), start)
+    moved = weights_of_the_dead_input(prior_precision=0.1)
+    far = start.abs() > 0.06  # than six full steps
+    assert far.any()
+    torch.testing.assert_close((start.abs() - moved.abs())[far], torch.full_like(start[far], 0.06), rtol=0.05, atol=0)
+
+
+def test_only_penalised_groups_pull_their_means():
+    penalised, free = groups_after(lambda m: Adam(two_groups(m), weight_decay=0.05))
+    assert (penalised["prior_on_mean"], free["prior_on_mean"]) == (True, False)
+    (initial,) = groups_after(lambda m: Adam(m.parameters()), VOGNCallback(prior_mean="initial"))
+    assert initial["prior_on_mean"]
 
 
 def test_strong_prior_from_a_penalty_is_pointed_out():
