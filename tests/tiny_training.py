@@ -9,9 +9,14 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 FEATURES, CLASSES, EXAMPLES = 4, 3, 48
+
+# Six batches of eight rows, and what two ranks may have of each.
+WHOLE = [list(range(8 * i, 8 * i + 8)) for i in range(6)]
+LEFT, RIGHT = [rows[:4] for rows in WHOLE], [rows[4:] for rows in WHOLE]
+FEW, MANY = [rows[:2] for rows in WHOLE], [rows[2:] for rows in WHOLE]
 
 
 def adamw(module: nn.Module) -> Any:
@@ -71,6 +76,24 @@ def blobs(examples: int = EXAMPLES) -> TensorDataset:
 
 def loader(batch_size: int | None = 8, examples: int = EXAMPLES, **kwargs: Any) -> DataLoader:
     return DataLoader(blobs(examples), batch_size=batch_size, **kwargs)
+
+
+class FixedBatches(BatchSampler):
+    """Batches of the test's own: Lightning's DistributedSampler shuffles whatever the loader says."""
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        super().__init__(SequentialSampler(blobs()), batch_size=8, drop_last=False)
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
+def fixed_loader(batches: list[list[int]]) -> DataLoader:
+    return DataLoader(blobs(), batch_sampler=FixedBatches(batches))
 
 
 def quiet_trainer(*callbacks: Callback, **kwargs: Any) -> Trainer:

@@ -1,8 +1,4 @@
-"""strategy="ddp" on two gloo processes against runs in one process.
-
-Lightning's own DistributedSampler shuffles whatever the loader says, so each rank gets its batches from a sampler of the
-test's own.
-"""
+"""strategy="ddp" on two gloo processes against runs in one process, each rank with batches of the test's own."""
 
 from __future__ import annotations
 
@@ -11,42 +7,25 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from distributed import run_on_ranks
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from tiny_training import CLASSES, FEATURES, assert_close, assert_same_bits, blobs, quiet_trainer
+from lightning.pytorch import Callback, LightningModule
+from tiny_training import (
+    CLASSES,
+    FEATURES,
+    FEW,
+    LEFT,
+    MANY,
+    RIGHT,
+    WHOLE,
+    assert_close,
+    assert_same_bits,
+    fixed_loader,
+    quiet_trainer,
+)
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from lightning_bayes import VOGNCallback
 
 pytestmark = pytest.mark.ddp
-
-WHOLE = [list(range(8 * i, 8 * i + 8)) for i in range(6)]
-LEFT, RIGHT = [rows[:4] for rows in WHOLE], [rows[4:] for rows in WHOLE]
-FEW, MANY = [rows[:2] for rows in WHOLE], [rows[2:] for rows in WHOLE]
-
-
-class FixedBatches(BatchSampler):
-    def __init__(self, batches):
-        super().__init__(SequentialSampler(blobs()), batch_size=8, drop_last=False)
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
-
-    def __len__(self):
-        return len(self.batches)
-
-
-class Data(LightningDataModule):
-    def __init__(self, batches):
-        super().__init__()
-        self.batches = batches
-
-    def train_dataloader(self):
-        return DataLoader(blobs(), batch_sampler=FixedBatches(self.batches))
-
-    def val_dataloader(self):
-        return DataLoader(blobs(), batch_sampler=FixedBatches(self.batches))
 
 
 class Net(LightningModule):
@@ -115,7 +94,7 @@ def train(batches, *others, net=None, mc_samples=1, same_noise=False, count=Fals
         draw_the_same_noise(callback)
     counter = CountReductions()
     trainer = quiet_trainer(callback, *([counter] if count else []), *others, num_sanity_val_steps=0, **options)
-    trainer.fit(module, datamodule=Data(batches))
+    trainer.fit(module, fixed_loader(batches), fixed_loader(batches))
     states = callback.optimizer.state
     curvature = {f"{n}/s": states[p]["curvature"] for n, p in module.named_parameters() if p in states}
     momenta = {

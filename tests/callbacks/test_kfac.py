@@ -9,11 +9,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from distributed import run_on_ranks
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_training import (
     CLASSES,
     FEATURES,
+    FEW,
+    MANY,
+    WHOLE,
     Classifier,
     ValidatedClassifier,
     adamw,
@@ -21,6 +24,7 @@ from tiny_training import (
     assert_same_bits,
     blobs,
     fit,
+    fixed_loader,
     loader,
     mlp,
     quiet_trainer,
@@ -28,7 +32,7 @@ from tiny_training import (
     weights,
 )
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 from lightning_bayes import KFACCallback, MatrixGaussian, NoisyKFACCallback, load_posterior, mc_predict
 from lightning_bayes.curvature import Softmax
@@ -180,30 +184,6 @@ def test_resnet18_with_batch_norm_trains():
 
 # -- processes --
 
-WHOLE = [list(range(8 * i, 8 * i + 8)) for i in range(6)]
-FEW, MANY = [rows[:2] for rows in WHOLE], [rows[2:] for rows in WHOLE]
-
-
-class FixedBatches(BatchSampler):
-    def __init__(self, batches):
-        super().__init__(SequentialSampler(blobs()), batch_size=8, drop_last=False)
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
-
-    def __len__(self):
-        return len(self.batches)
-
-
-class Data(LightningDataModule):
-    def __init__(self, batches):
-        super().__init__()
-        self.batches = batches
-
-    def train_dataloader(self):
-        return DataLoader(blobs(), batch_sampler=FixedBatches(self.batches))
-
 
 class CountReductions(Callback):
     def __init__(self):
@@ -231,7 +211,7 @@ def train(batches, same_noise=False, sampled=False, **options):
 
         callback._closure = closure
     trainer = quiet_trainer(callback, count, max_epochs=1, **options)
-    trainer.fit(module, datamodule=Data(batches))
+    trainer.fit(module, fixed_loader(batches))
     assert isinstance(callback.optimizer, NoisyKFAC)
     states = {f"{n}/{k}": v for n, p in module.named_parameters() for k, v in callback.optimizer.state[p].items()}
     return {**weights(module), **{k: v for k, v in states.items() if isinstance(v, torch.Tensor)}}, count.sizes
@@ -263,9 +243,15 @@ def test_ranks_are_identical_bit_for_bit(ranks, name):
 
 
 @pytest.mark.ddp
-def test_factors_travel_with_the_gradients_only_when_they_are_due(ranks):
-    """One reduction an update: the loss, ĝ and the weight, and on every second update S and A but not their product."""
+def test_factors_travel_with_the_gradients_and_results_of_inversions_only_when_they_are_due(ranks):
+    """One reduction an update: the loss, ĝ and the weight, and on every second update S and A but not their product.
+
+    Both layers are inverted after measurements 1 and 2, in updates 1 and 3, where another reduction joins the results;
+    in updates 2, 4 and 5 it is one layer's turn, which every rank inverts for itself.
+    """
     parameters = FEATURES * 6 + 6 + 6 * CLASSES + CLASSES
     sides = 6**2 + (FEATURES + 1) ** 2 + CLASSES**2 + 7**2
     without, with_factors = 1 + parameters + 1, 1 + parameters + sides + 1
-    assert ranks[0]["uneven"][1] == [with_factors, without] * 3
+    state, sizes = ranks[0]["uneven"]
+    results = sides * sum(f"net.0.weight/output_{kind}" in state for kind in ("inverse", "root"))
+    assert sizes == [with_factors, results, without, with_factors, results, without, with_factors, without]
