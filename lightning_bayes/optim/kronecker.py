@@ -70,8 +70,8 @@ class KroneckerOptimizer(MatrixOptimizer):
                 if measures:
                     self._average_squares(params, group)
         for params, group in every:
-            if group["prior_on_mean"]:
-                add_prior_gradient_(params, self._prior_means(params), matrix_state.prior_per_example(group))
+            prior = matrix_state.prior_per_example(group) * group["prior_on_mean"]
+            add_prior_gradient_(params, self._prior_means(params), prior)
             for param in params:
                 self.state[param]["step"] += 1
         user.step(self.param_groups, self.state)

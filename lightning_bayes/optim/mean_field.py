@@ -198,16 +198,14 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         if not state:
             size = root_mean_squares([self._reference.get(param, param).detach()])[0]
             state["step"] = 0
-            for name in ("curvature",) if self._only_averages(group) else self.state_type._fields[1:]:
+            only_averages = self.averages_curvature and group["step_rule"] == "user"
+            for name in ("curvature",) if only_averages else self.state_type._fields[1:]:
                 state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["scale"] = torch.where(size > 0, size, torch.ones_like(size))
             state["noisy"] = param not in self._points
             if group["prior_mean"] == "initial":
                 state["prior_mean"] = param.detach().clone()
         return state
-
-    def _only_averages(self, group: Mapping[str, Any]) -> bool:
-        return self.averages_curvature and group["step_rule"] == "user"
 
     def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
         for group in self.param_groups:
@@ -349,8 +347,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             torch._foreach_lerp_([self.state[param]["curvature"] for param in params], measured, 1 - hyper["betas"][1])
         else:
             self._natural_step(params, measured, hyper, [self._buffer(param) for param in params])
-        if group["prior_on_mean"]:
-            add_prior_gradient_(params, self._prior_means(params), hyper["prior"])
+        add_prior_gradient_(params, self._prior_means(params), hyper["prior"] * group["prior_on_mean"])
 
     def _prior_means(self, params: list[nn.Parameter]) -> list[Tensor]:
         return [self.state[param]["prior_mean"] for param in params if "prior_mean" in self.state[param]]

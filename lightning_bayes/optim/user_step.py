@@ -92,8 +92,10 @@ def add_prior_gradient_(params: Sequence[nn.Parameter], prior_means: Sequence[Te
     Args:
         params: Parameters with gradients.
         prior_means: μ₀ of each; empty for zero.
-        prior: δ̃.
+        prior: δ̃; 0 for none.
     """
+    if not prior:
+        return
     grads = [param.grad for param in params if param.grad is not None]
     torch._foreach_add_(grads, list[Tensor](params), alpha=prior)
     if prior_means:
