@@ -14,6 +14,7 @@ from sklearn.metrics import log_loss
 
 from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, regression_scores
+from benchmarks.defaults.table import table
 from benchmarks.defaults.training import CALLBACKS, PEER, train_and_predict
 from benchmarks.defaults.verdict import failures, paired
 
@@ -68,6 +69,21 @@ def test_broken_promises(method, broken):
 def test_paired_difference():
     mean, error = paired(runs([0, 0, 0], [1.0, 2.0, 6.0], 0.0), runs([0, 0, 0], [0.0, 0.0, 0.0], 0.0), "nll")
     assert (mean, error) == (3.0, stats.sem([1.0, 2.0, 6.0]))
+
+
+def records(problem, method, errors):
+    shared = {"problem": problem, "optimizer": "sgd", "method": method, "nll": 0.5, "calibration": 0.1, "chance": 0.9}
+    return [{**shared, "seed": seed, "error": error} for seed, error in enumerate(errors)]
+
+
+def test_the_table_counts_problems_on_which_every_promise_is_kept():
+    found = [*records("digits", "user", [0.1, 0.2]), *records("digits", "vogn", [0.105, 0.205])]
+    found += [*records("cifar-lenet", "user", [0.4]), *records("cifar-lenet", "vogn", [0.42])]
+    text = table(found, markdown=True)
+    assert "| digits | sgd | user | 2 | 0.1500 | 0.5000 | 0.1000 | – |" in text
+    assert "| digits | sgd | vogn | 2 | 0.1550 | 0.5000 | 0.1000 | none |" in text
+    assert "| cifar-lenet | sgd | vogn | 1 | 0.4200 | 0.5000 | 0.1000 | error |" in text
+    assert text.endswith("- beside sgd, vogn keeps every promise on 1 of 2 problems")
 
 
 @pytest.mark.parametrize("method", [*CALLBACKS, PEER])

@@ -1,0 +1,105 @@
+"""The table of the defaults: means over seeds, and the promises that are broken."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.defaults.problems import PROBLEMS
+from benchmarks.defaults.training import CALLBACKS, OPTIMIZERS, PEER
+from benchmarks.defaults.verdict import failures
+
+SCORES = ("error", "nll", "calibration")
+Record = dict[str, Any]
+Key = tuple[str, str, str]  # problem, the user's optimizer, method
+
+
+class Row(NamedTuple):
+    """One method on one problem; `broken` lists promises, and is None where there is nothing to compare."""
+
+    key: Key
+    seeds: int
+    means: tuple[float, ...]  # of `SCORES`
+    broken: list[str] | None
+
+
+def rows(records: Sequence[Record]) -> list[Row]:
+    """Means over seeds, in the order of problems, optimizers and methods.
+
+    Args:
+        records: One for each run.
+
+    Returns:
+        A row for each problem, optimizer and method.
+    """
+    groups: dict[Key, dict[int, Record]] = {}
+    for record in records:
+        key = record["problem"], record["optimizer"], record["method"]
+        groups.setdefault(key, {})[record["seed"]] = record
+    return [
+        Row(
+            key,
+            len(by_seed),
+            tuple(statistics.mean(record[name] for record in by_seed.values()) for name in SCORES),
+            _broken(by_seed, groups.get((*key[:2], "user"), {}), key[2]),
+        )
+        for key, by_seed in sorted(groups.items(), key=lambda item: _order(item[0]))
+    ]
+
+
+def _broken(method: dict[int, Record], user: dict[int, Record], name: str) -> list[str] | None:
+    seeds = sorted(method.keys() & user.keys())
+    if name == "user" or not seeds:
+        return None
+    problem = PROBLEMS[user[seeds[0]]["problem"]]
+    mine, theirs = [method[seed] for seed in seeds], [user[seed] for seed in seeds]
+    return failures(mine, theirs, problem.is_regression, mine[0]["chance"])
+
+
+def _order(key: Key) -> tuple[int, int, int]:
+    return list(PROBLEMS).index(key[0]), list(OPTIMIZERS).index(key[1]), [*CALLBACKS, PEER].index(key[2])
+
+
+def table(records: Sequence[Record], markdown: bool = False) -> str:
+    """Write the rows, and on how many problems each method keeps every promise.
+
+    Args:
+        records: One for each run.
+        markdown: Whether the rows shall be a Markdown table.
+
+    Returns:
+        The text.
+    """
+    found = rows(records)
+    lines: list[tuple[str, ...]] = [
+        ("problem", "optimizer", "method", "seeds", "error", "NLL", "calibration", "broken")
+    ]
+    if markdown:
+        lines.append(("---",) * 8)
+    lines += [(*row.key, str(row.seeds), *(f"{mean:.4f}" for mean in row.means), _words(row.broken)) for row in found]
+    shape = "| " + " | ".join(["{}"] * 8) + " |" if markdown else "{:16}{:14}{:12}{:>6}{:>10}{:>10}{:>13}  {}"
+    return "\n".join([*(shape.format(*line) for line in lines), "", *kept(found)])
+
+
+def _words(broken: list[str] | None) -> str:
+    return "–" if broken is None else ", ".join(broken) or "none"
+
+
+def kept(found: Sequence[Row]) -> list[str]:
+    """Say how many problems each method keeps every promise on.
+
+    Args:
+        found: From `rows`.
+
+    Returns:
+        A line for each of the user's optimizers and each method.
+    """
+    verdicts: dict[tuple[str, str], list[bool]] = {}
+    for row in found:
+        if row.broken is not None:
+            verdicts.setdefault(row.key[1:], []).append(not row.broken)
+    return [
+        f"- beside {optimizer}, {method} keeps every promise on {sum(whole)} of {len(whole)} problems"
+        for (optimizer, method), whole in sorted(verdicts.items(), key=lambda item: _order(("digits", *item[0])))
+    ]
