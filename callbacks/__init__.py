@@ -13,6 +13,7 @@ from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.noisy_adam import NoisyAdamCallback, NoisyAdamFisherCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
+from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
 from lightning_bayes.callbacks.temperature import TemperatureScaling
 from lightning_bayes.callbacks.vadagrad import VadaGradCallback
 from lightning_bayes.callbacks.vadam import VadamCallback
@@ -23,6 +24,7 @@ from lightning_bayes.callbacks.warm_start import WarmStart
 
 __all__ = [
     "BBBCallback",
+    "BatchNormRecalibration",
     "CVICallback",
     "DeepEnsembleCallback",
     "EvaluationFigures",

@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_bayes.callbacks.evaluation import SampledEvaluation
 from lightning_bayes.callbacks.loss_link import link_of_loss
+from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import Link, Samples, check_link
@@ -59,7 +60,7 @@ class AveragingCallback(Callback, ABC):
             return
         check_alone(trainer)
         link = self._link_of(pl_module) or "softmax"
-        samples = spread(trainer, samples)
+        samples = spread(trainer, recalibrated(trainer, pl_module, samples))
         lenient = trainer.state.fn == "fit"
         self._evaluation = SampledEvaluation(pl_module, samples, link, way_out=self.way_out, lenient=lenient)
         self._evaluation.start(predict)

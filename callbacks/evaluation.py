@@ -90,7 +90,7 @@ class SampledEvaluation:
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's own output, ``[…]``: for a posterior the one at its mean."""
-        with self._own_forward():
+        with self._own_forward(), self.samples.at_mean(self.module):
             return self._one(*args, **kwargs)
 
     @contextmanager

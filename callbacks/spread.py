@@ -28,6 +28,10 @@ class SpreadSamples(Samples):
         """Inside, `model` is sample `index`."""
         return self.samples.sampled(model, index)
 
+    def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, `model` is the mean of the samples."""
+        return self.samples.at_mean(model)
+
     def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
         """Run `forward` under this rank's samples, and gather; a collective.
 

@@ -8,6 +8,7 @@ turns training of an unmodified LightningModule into variational inference. The 
 from importlib.metadata import PackageNotFoundError, version
 
 from lightning_bayes.callbacks import (
+    BatchNormRecalibration,
     BBBCallback,
     CVICallback,
     DeepEnsembleCallback,
@@ -79,6 +80,7 @@ __all__ = [
     "VON",
     "VONG",
     "BBBCallback",
+    "BatchNormRecalibration",
     "BayesDDPStrategy",
     "BayesError",
     "BlockTridiagonalKFAC",

@@ -5,6 +5,7 @@ from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, combine, summarise
 from lightning_bayes.predictive.members import MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
+from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, check_fits, misfits, placed
 from lightning_bayes.predictive.scores import (
     OOD_SCORES,
@@ -25,6 +26,7 @@ __all__ = [
     "Moments",
     "PosteriorSamples",
     "Prediction",
+    "RecalibratedSamples",
     "Samples",
     "as_dict",
     "check_fits",
@@ -45,5 +47,6 @@ __all__ = [
     "nll_sum",
     "ood_scores",
     "placed",
+    "recalibrate",
     "summarise",
 ]

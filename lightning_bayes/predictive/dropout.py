@@ -58,6 +58,8 @@ class DropoutSamples(Samples):
         seed: Seed; the global random number generators are left as they were.
     """
 
+    fixed = False
+
     def __init__(self, layers: Sequence[nn.Module], count: int, seed: int = 0) -> None:
         self.layers, self.count, self.seed = list(layers), count, seed
         self._passes = 0

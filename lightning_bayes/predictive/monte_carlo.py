@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,8 @@ from torch import nn
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.links import Link, Moments, Prediction, check_link, summarise
-from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, placed
+from lightning_bayes.predictive.recalibration import recalibrate
+from lightning_bayes.predictive.samples import PosteriorSamples, Samples, check_fits, placed
 
 
 @torch.no_grad()
@@ -23,6 +26,7 @@ def mc_predict(
     link: Link = "softmax",
     seed: int = 0,
     temperature: float = 1.0,
+    recalibrate_on: Sequence[Any] = (),
 ) -> Any:
     """Predict with weights sampled from the posterior.
 
@@ -37,6 +41,8 @@ def mc_predict(
         link: ``"softmax"`` for logits ``[B, C]``, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for regression.
         seed: Seed of the weight samples; equal seeds give equal samples for every batch.
         temperature: Logits of every sample are divided by it, see `fit_temperature`.
+        recalibrate_on: Batches of training inputs on which BatchNorm's running statistics are estimated anew for each
+            sample, see `recalibrate`; none keeps the posterior's.
 
     Returns:
         `Prediction` with ``probs [B, C]``, ``entropy [B]`` and ``mutual_information [B]`` in nats and ``sample_probs
@@ -68,7 +74,9 @@ def mc_predict(
     try:
         model.eval()
         with placed(model, posterior.constants):
-            draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
+            draws: Samples = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
+            if len(recalibrate_on):
+                draws = recalibrate(model, draws, [partial(model, inputs) for inputs in recalibrate_on])
             prediction: Prediction | Moments = summarise(draws.outputs(model, lambda: model(x)) / temperature, link)
             return prediction
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,14 +22,20 @@ class Samples(ABC):
     Attributes:
         count: S.
         has_mean: Whether the model itself stands for their mean.
+        fixed: Whether a sample is the same network for every batch.
     """
 
     count: int
     has_mean: bool = True
+    fixed: bool = True
 
     @abstractmethod
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Inside, `model` is sample `index`; afterwards it is itself again, also after an exception."""
+
+    def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, `model` is the mean of the samples, which is itself unless they say otherwise."""
+        return nullcontext()
 
     def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
         """Run `forward` under every sample.

@@ -1,0 +1,151 @@
+"""BatchNorm statistics estimated anew, on training batches, before a test, a validation or a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, final
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.predictive import Samples, recalibrate
+from lightning_bayes.predictive.recalibration import running_statistics
+
+
+@final
+class BatchNormRecalibration(Callback):
+    """Gives every sample BatchNorm statistics of its own for validation, test and prediction.
+
+    Under each of the samples that another callback averages over, the running statistics are estimated anew as their plain
+    average over B training batches, and its predictions use them; those of the mean use statistics of the mean. Afterwards
+    the module's are as they were. It costs ``(S + 1) · B`` forward passes at the start. Validation within a fit goes on with
+    the statistics collected in training, which checkpoints keep.
+
+    Args:
+        batches: B, from the training loader of the data module, of the module, or of the last fit with this callback.
+        of: ``"sample"`` for each sample's own; ``"mean"`` for those of the mean, which all samples then share.
+        seed: Seed of what shuffles and augments these batches; the global random numbers are left as they were.
+
+    Raises:
+        HyperparameterError: If `batches` is below 1 or `of` is unknown.
+    """
+
+    def __init__(self, batches: int = 50, of: Literal["sample", "mean"] = "sample", seed: int = 0) -> None:
+        if batches < 1 or batches != int(batches):
+            raise HyperparameterError(f"batches={batches!r} must be a whole number of at least 1.")
+        if of not in {"sample", "mean"}:
+            raise HyperparameterError(f"of={of!r} is unknown; say whose statistics: 'sample' or 'mean'.")
+        self.batches, self.of, self.seed = batches, of, seed
+        self._was_asked = False
+        self._fitted_on: Any = None  # the training loader of a fit; a test without one makes the trainer forget it
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Start anew.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        """
+        self._was_asked = stage == "fit"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember the training loader.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        self._fitted_on = trainer.train_dataloader
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Say so if there was nothing to recalibrate.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            stage: The stage that ends.
+        """
+        if not self._was_asked:
+            rank_zero_warn(
+                "BatchNormRecalibration has changed nothing: no callback averaged over samples. For a point estimate call "
+                "torch.optim.swa_utils.update_bn(train_loader, module) before."
+            )
+
+    def recalibrated(self, trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
+        """Give samples their statistics.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module, in evaluation mode.
+            samples: What will be averaged over.
+
+        Returns:
+            The samples with statistics.
+        """
+        self._was_asked = True
+        if not running_statistics(pl_module):
+            rank_zero_warn(
+                f"BatchNormRecalibration: no BatchNorm of {type(pl_module).__name__} has running statistics."
+            )
+            return samples
+        rank_zero_info(f"BatchNorm's statistics are estimated on {self.batches} training batches, of each {self.of}.")
+        devices = [pl_module.device] if pl_module.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(self.seed)
+            return recalibrate(pl_module, samples, self._runs(trainer, pl_module), self.of, partial(_averaged, trainer))
+
+    def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
+        for batch in islice(self._training_loader(trainer, pl_module), self.batches):
+            moved = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+            yield partial(_run, trainer, pl_module, moved[0] if isinstance(moved, (tuple, list)) else moved)
+
+    def _training_loader(self, trainer: Trainer, module: LightningModule) -> Any:
+        datamodule = getattr(trainer, "datamodule", None)
+        if datamodule is not None:
+            datamodule.setup("fit")
+            return datamodule.train_dataloader()
+        if is_overridden("train_dataloader", module):
+            return module.train_dataloader()
+        if self._fitted_on is None:
+            raise UnsupportedTrainingError(
+                "BatchNormRecalibration needs training batches, but has seen no fit, and there is no data module. Pass "
+                "datamodule=..., give the module a train_dataloader, or let the callback join the fit."
+            )
+        return self._fitted_on
+
+
+def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
+    """Give samples their BatchNorm statistics if the trainer has a `BatchNormRecalibration` and this is no fit.
+
+    Args:
+        trainer: The trainer.
+        pl_module: The module.
+        samples: What will be averaged over.
+
+    Returns:
+        The samples, perhaps with statistics.
+    """
+    found = [c for c in trainer.callbacks if isinstance(c, BatchNormRecalibration)]  # type: ignore[attr-defined]
+    if not found or trainer.state.fn == "fit":
+        return samples
+    return found[-1].recalibrated(trainer, pl_module, samples)
+
+
+def _run(trainer: Trainer, module: LightningModule, inputs: Any) -> None:
+    with trainer.precision_plugin.forward_context():
+        module(inputs)
+
+
+def _averaged(trainer: Trainer, statistic: Tensor) -> Tensor:
+    """The mean over processes, which have seen other batches; the number of batches stays whole."""
+    if trainer.world_size == 1 or not statistic.is_floating_point():
+        return statistic
+    reduced: Tensor = trainer.strategy.reduce(statistic, reduce_op="mean")
+    return reduced
