@@ -10,9 +10,19 @@ import torch
 import torch.nn.functional as F
 from distributed import run_on_ranks
 from lightning.pytorch import LightningModule, Trainer
-from tiny_training import CLASSES, FEATURES, assert_close, assert_same_bits, blobs, quiet_trainer, weights
+from tiny_training import (
+    CLASSES,
+    FEATURES,
+    WHOLE,
+    assert_close,
+    assert_same_bits,
+    blobs,
+    fixed_loader,
+    quiet_trainer,
+    weights,
+)
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_bayes import (
     BayesDDPStrategy,
@@ -24,7 +34,6 @@ from lightning_bayes import (
 )
 from lightning_bayes.errors import HyperparameterError, RankError
 
-WHOLE = [list(range(8 * i, 8 * i + 8)) for i in range(6)]
 START = {"lr": 0.05, "init_precision": 60.0, "prior_precision": 2.0, "num_data": 48, "eval_samples": 0}
 CALLBACKS = {
     "VOGN": lambda **more: VOGNCallback(**{**START, "betas": (0.9, 0.9), **more}),
@@ -33,20 +42,6 @@ CALLBACKS = {
     "NoisyAdam": lambda **more: NoisyAdamCallback(**{**START, **more}),
     "NoisyKFAC": lambda **more: NoisyKFACCallback(**{**START, "stats_interval": 2, "inverse_interval": 5, **more}),
 }
-
-
-class FixedBatches(BatchSampler):
-    """Batches of the test's own."""
-
-    def __init__(self, batches):
-        super().__init__(SequentialSampler(blobs()), batch_size=8, drop_last=False)
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
-
-    def __len__(self):
-        return len(self.batches)
 
 
 def share(rank, parts):
@@ -74,7 +69,7 @@ class Net(LightningModule):
 def train(callback, batches=None, data=None, normalised=False, broken=None, **options):
     torch.manual_seed(0)
     module = Net(normalised, broken)
-    data = data or DataLoader(blobs(), batch_sampler=FixedBatches(batches))
+    data = data or fixed_loader(batches)
     trainer = quiet_trainer(callback, num_sanity_val_steps=0, **{"max_epochs": 2, **options})
     trainer.fit(module, data)
     states = callback.optimizer.state
