@@ -167,7 +167,7 @@ def arithmetic_seconds(network: Network, method: Method, ratio: float, machine: 
         method: The method.
         ratio: Step of VOGN in units of Adam's, measured in one process.
         machine: The machine.
-        every: How often K-FAC measures and inverts; every rank inverts all factors.
+        every: How often K-FAC measures and inverts; layers take turns, and one that is alone is inverted by every rank.
 
     Returns:
         The mean over steps.

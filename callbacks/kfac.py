@@ -7,6 +7,7 @@ from typing import Any, final
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import KFAC, FisherName, KroneckerOptimizer, NoisyKFAC, Schedule, value_at
 from lightning_bayes.optim.fisher import check_fisher
@@ -18,9 +19,8 @@ from lightning_bayes.optim.matrix_optimizer import DEFAULT_MAX_SIDE
 class KroneckerCallback(VariationalCallback):
     """What the two callbacks share. What is measured where, and from which labels, is written to the log.
 
-    The default step is that of `optim.trust_region`, within which the noise of classifiers is bounded by 0.6 of a layer's
-    size, twice what single weights stand: a matrix's noise avoids the directions that matter. The value was chosen by the
-    validation NLL of LeNet on the digits and on 10000 images of Fashion-MNIST. For other losses it is twice as well, 0.04.
+    Without `lr`, Noisy K-FAC lets the user's own optimizer move the mean (`optim.user_step`) and shapes the posterior;
+    K-FAC, which has no posterior, takes its own step within `optim.trust_region`.
 
     Args:
         stats_interval: T_stats, updates between measurements of the curvature.
@@ -28,7 +28,7 @@ class KroneckerCallback(VariationalCallback):
         max_side: Layers with a longer side of their matrix are treated as mean-field.
         fisher: ``"sampled"`` draws labels from the module's attribute ``likelihood``, for the Fisher; ``"empirical"`` takes
             the data's. None draws them where there is such an attribute.
-        kl_clip: c, bound of the squared Fisher norm of a step; None for none.
+        kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None for none.
         damping: γ, added to the curvature in the preconditioner.
         betas: (β₁, β₂), weights of the old momentum at each update and of the old curvature at each measurement.
         **arguments: See `VariationalCallback`.
@@ -36,8 +36,6 @@ class KroneckerCallback(VariationalCallback):
     Raises:
         HyperparameterError: If an argument lies outside of its range.
     """
-
-    noise_bounds = (0.6, 0.04)
 
     def __init__(
         self,
@@ -65,6 +63,7 @@ class KroneckerCallback(VariationalCallback):
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super()._swap(trainer, pl_module)
         assert isinstance(self.optimizer, KroneckerOptimizer)
+        self.optimizer.share_inversions(ranks.partners(trainer))
         rank_zero_info(self.optimizer.summary())
 
 
@@ -79,8 +78,8 @@ class KFACCallback(KroneckerCallback):
 class NoisyKFACCallback(KroneckerCallback):
     """Trains with Noisy K-FAC (`lightning_bayes.NoisyKFAC`); arguments as in `KroneckerCallback`.
 
-    ``Trainer(callbacks=[NoisyKFACCallback()])`` swaps the user's optimizer, keeps its learning rate and schedule, and leaves
-    a posterior in the checkpoint in which the weights of a layer are correlated.
+    ``Trainer(callbacks=[NoisyKFACCallback()])`` takes the user's gradients at samples, lets the user's optimizer step, and
+    leaves a posterior in the checkpoint in which the weights of a layer are correlated.
     """
 
     optimizer_class = NoisyKFAC

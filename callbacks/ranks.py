@@ -7,7 +7,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.strategies import BayesDDPStrategy, check_agreement
+from lightning_bayes.optim.shared_inversions import Partners
+from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_agreement
 
 
 def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
@@ -47,3 +48,19 @@ def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_sample
         settings[f"parameters{where}"] = [tuple(param.shape) for param in group["params"]]
     agree = trainer.strategy.check_agreement if isinstance(trainer.strategy, BayesDDPStrategy) else check_agreement
     agree(settings)
+
+
+def partners(trainer: Trainer) -> Partners | None:
+    """The processes of a run, all of which hold the same state, to share work with.
+
+    Args:
+        trainer: A trainer that fits.
+
+    Returns:
+        The processes; None for a single one.
+    """
+    if trainer.world_size == 1:
+        return None
+    strategy = trainer.strategy
+    add_ = strategy.all_reduce_sum_ if isinstance(strategy, BayesDDPStrategy) else all_reduce_sum_
+    return Partners(trainer.global_rank, trainer.world_size, add_)

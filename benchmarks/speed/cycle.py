@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.speed.models import Task
 from benchmarks.speed.rounds import Step, Times
+from lightning_bayes.errors import NonFiniteError
 from lightning_bayes.optim import KroneckerOptimizer
 
 STATS_INTERVAL = 10  # T_stats
@@ -59,6 +60,8 @@ def kronecker_cycle(task: Task, optimizer: KroneckerOptimizer) -> Cycle:
         with optimizer.sampled_params():
             task.loss().backward()
         optimizer.step()
+        if optimizer.skipped_in_a_row:  # which takes less time
+            raise NonFiniteError("A step was skipped for a gradient or curvature that is not finite.")
 
     def kind(stats_interval: int, inverse_interval: int) -> Step:
         def run() -> None:

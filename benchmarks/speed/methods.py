@@ -67,18 +67,24 @@ def vogn(engine: str) -> Build:
     return build
 
 
-def kronecker(optimizer_class: type[KroneckerOptimizer]) -> Build:
-    """K-FAC or Noisy K-FAC with one weight sample; labels for the Fisher are drawn."""
+def kronecker(optimizer_class: type[KroneckerOptimizer], step_rule: str | None = None) -> Build:
+    """K-FAC or Noisy K-FAC with one weight sample; labels for the Fisher are drawn.
+
+    Args:
+        optimizer_class: Which.
+        step_rule: By default that of the callback without a learning rate.
+
+    Returns:
+        What builds its cycle of steps.
+    """
 
     def build(task: Task) -> Step:
+        rule = step_rule or optimizer_class.default_step
+        step: dict[str, Any] = {"lr": LR, "step_rule": rule}
+        if rule == "user":
+            step = {"base": torch.optim.Adam(task.model.parameters(), lr=LR)}
         optimizer = optimizer_class(
-            task.model,
-            lr=LR,
-            num_data=NUM_DATA,
-            step_rule="trust_region",
-            relative_noise=0.6,
-            damping=1e-3,
-            likelihood=Softmax(),
+            task.model, num_data=NUM_DATA, relative_noise=0.3, damping=1e-3, likelihood=Softmax(), **step
         )
         return kronecker_cycle(task, optimizer)
 
@@ -177,6 +183,7 @@ METHODS: dict[str, Method] = {
     "vogn-backpack": Method("VOGN backpack", vogn("backpack"), "backpack", "backpack-for-pytorch"),
     "kfac": Method("K-FAC", kronecker(KFAC)),
     "noisy_kfac": Method("Noisy K-FAC", kronecker(NoisyKFAC)),
+    "noisy_kfac-natural": Method("Noisy K-FAC, natural step", kronecker(NoisyKFAC, "natural")),
     "backpack-stock": Method(
         "BackPACK SumGradSquared",
         stock_backpack,

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from lightning_bayes.linalg.cholesky import cholesky, inverse, inverse_root
 
+BLOCK = 256  # rows of a triangular factor that are multiplied at once
+
 
 class KroneckerProduct(NamedTuple):
     """left ⊗ right, which acts on matrices ``[..., m, n]`` flattened row by row.
@@ -34,6 +36,10 @@ class KroneckerProduct(NamedTuple):
     def matvec(self, x: Tensor) -> Tensor:
         """(L ⊗ R) vec(X) as a matrix, L X Rᵀ; ``x [..., m, n]`` to ``[..., p, q]``."""
         return self.left @ x @ self.right.mT
+
+    def upper_matvec(self, x: Tensor) -> Tensor:
+        """As `matvec`, for upper-triangular factors such as those of `inverse_root`: skips most of their zeros."""
+        return _upper_matmul(self.left, _upper_matmul(self.right, x.mT).mT)
 
     def transpose(self) -> KroneckerProduct:
         """(L ⊗ R)ᵀ = Lᵀ ⊗ Rᵀ."""
@@ -92,6 +98,11 @@ class KroneckerProduct(NamedTuple):
         """The product itself, ``[..., p·q, m·n]``; for small matrices."""
         blocks = self.left[..., :, None, :, None] * self.right[..., None, :, None, :]
         return blocks.flatten(-4, -3).flatten(-2)
+
+
+def _upper_matmul(upper: Tensor, x: Tensor) -> Tensor:
+    starts = range(0, upper.shape[-1], BLOCK)
+    return torch.cat([upper[..., i : i + BLOCK, i:] @ x[..., i:, :] for i in starts], -2)
 
 
 def _diagonal(matrix: Tensor) -> Tensor:

@@ -36,6 +36,9 @@ class KroneckerPasses(PassCollector):
         for layer, found in measured.items():
             assert isinstance(layer.weight, nn.Parameter)
             new[layer.weight] = KroneckerProduct(*found.factors)
+        if share == 1:
+            self.factors = new
+            return
         for weight in {**self.factors, **new}:  # a layer that a pass did not reach counts as zero
             old, now = self.factors.get(weight), new.get(weight)
             like = now or old

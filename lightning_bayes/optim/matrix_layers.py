@@ -52,6 +52,12 @@ class MatrixLayer:
         groups = _conv_groups(self.module)
         return groups, len(self.weight) // groups, self.weight[0].numel() + self.has_bias
 
+    @property
+    def inversion_cost(self) -> int:
+        """Multiplications to invert the curvature's two factors, up to a constant: the cubes of the sides."""
+        groups, rows, columns = self.shape
+        return groups * (rows**3 + columns**3)
+
     def matrix(self, values: Sequence[Tensor]) -> Tensor:
         """Join tensors shaped like `params`, see `layer_matrix`."""
         return layer_matrix(values[0], values[1] if self.has_bias else None, _conv_groups(self.module))

@@ -28,6 +28,7 @@ from lightning_bayes.optim.matrix_layers import Division, MatrixLayer, divide
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.schedules import Schedule
+from lightning_bayes.optim.shared_inversions import Partners, invert_together
 from lightning_bayes.posteriors import layer_floored, require_memory
 
 DEFAULT_MAX_SIDE = 4096  # such a factor takes 64 MiB in float32
@@ -75,6 +76,7 @@ class MatrixOptimizer(MeanFieldOptimizer):
         check_intervals(stats_interval, inverse_interval)
         check_fisher(fisher)
         self._divided: tuple[Any, Division] | None = None  # and what it depends on
+        self._partners: Partners | None = None
         self.stats_interval, self.inverse_interval = stats_interval, inverse_interval
         self.max_side, self.limit_mib, self.fisher, self._likelihood = max_side, limit_mib, fisher, likelihood
         super().__init__(model, params, betas=betas, own={"kl_clip": kl_clip}, **arguments)
@@ -91,10 +93,11 @@ class MatrixOptimizer(MeanFieldOptimizer):
         layers = self.division().layers
         sizes = [groups * (rows**2 + columns**2) for groups, rows, columns in (layer.shape for layer in layers)]
         if layers:
-            what = f"The Kronecker factors of {len(layers)} layers, their inverses{' and roots' if self.noisy else ''}"
+            kept = {"factors": True, "inverses": self.user_step is None, "roots": self.noisy}
+            kinds = [kind for kind, is_kept in kept.items() if is_kept]
             require_memory(
-                what,
-                (3 if self.noisy else 2) * sum(sizes),
+                f"The Kronecker {', '.join(kinds)} of {len(layers)} layers",
+                len(kinds) * sum(sizes),
                 layers[0].weight.element_size(),
                 self.limit_mib,
                 f"a smaller max_side than {self.max_side}",
@@ -180,7 +183,7 @@ class MatrixOptimizer(MeanFieldOptimizer):
             self._require_num_data(group)
             if "input_factor" not in state and group["init_precision"] is not None:
                 matrix_state.start_at_precision(state, layer)
-                matrix_state.invert(state, layer, True, self.user_step is None)
+                matrix_state.invert(state, layer, self._inverted(layer))
                 self._forget_single_curvatures(layer)
             if "input_root" in state:
                 yield layer
@@ -202,17 +205,45 @@ class MatrixOptimizer(MeanFieldOptimizer):
 
     # -- curvature and posterior --
 
-    def _refresh(self, layer: MatrixLayer, measures: bool, delay: int) -> None:
-        """Average what was measured in, and invert where it is the layer's turn."""
+    def share_inversions(self, partners: Partners | None) -> None:
+        """Let the processes that train together invert a part of the layers each, instead of every process all of them.
+
+        Args:
+            partners: The processes, this one among them; None for this one alone.
+        """
+        self._partners = partners
+
+    def _average_factors(self, layer: MatrixLayer) -> None:
         state = self.state[layer.weight]
-        if measures:
-            matrix_state.take(state, self._passes.factors[layer.weight], self._weight_of_old(state, layer.group))
-            for param in layer.params:
-                self.state[param]["measurements"] = state["measurements"]
-            self._forget_single_curvatures(layer)
-        is_early = measures and is_power_of_two(state["measurements"])
-        if is_early or is_due(self.num_updates + 1, self.inverse_interval, delay):
-            matrix_state.invert(state, layer, layer.group["noisy"] and state["noisy"], self.user_step is None)
+        matrix_state.take(state, self._passes.factors[layer.weight], self._weight_of_old(state, layer.group))
+        for param in layer.params:
+            self.state[param]["measurements"] = state["measurements"]
+        self._forget_single_curvatures(layer)
+
+    def _is_due(self, layer: MatrixLayer, delay: int, measures: bool) -> bool:
+        """Whether it is the layer's turn to be inverted."""
+        is_early = measures and is_power_of_two(self.state[layer.weight]["measurements"])
+        return is_early or is_due(self.num_updates + 1, self.inverse_interval, delay)
+
+    def _inverted(self, layer: MatrixLayer) -> list[str]:
+        """What is needed of a layer's factors: the inverse by the step, the root by the noise."""
+        is_noisy = layer.group["noisy"] and self.state[layer.weight]["noisy"]
+        needed = {"inverse": self.user_step is None, "root": is_noisy}
+        return [kind for kind, is_needed in needed.items() if is_needed]
+
+    def _invert(self, layers: list[MatrixLayer]) -> None:
+        """Refresh the layers' inverses and roots, together with the partners where that is sooner done."""
+        kinds = {layer: self._inverted(layer) for layer in layers if self._inverted(layer)}
+
+        def invert(layer: MatrixLayer) -> None:
+            matrix_state.invert(self.state[layer.weight], layer, kinds[layer])
+
+        if self._partners is not None and len(kinds) > 1:  # a single layer is inverted sooner than sent
+            states = [self.state[layer.weight] for layer in kinds]
+            invert_together(list(kinds), states, list(kinds.values()), invert, self._partners)
+        else:
+            for layer in kinds:
+                invert(layer)
 
     def _forget_single_curvatures(self, layer: MatrixLayer) -> None:
         for param in layer.params:

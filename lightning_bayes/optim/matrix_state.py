@@ -12,6 +12,7 @@ It is the state of the layer's weight:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -88,21 +89,39 @@ def start_at_precision(state: State, layer: MatrixLayer) -> None:
     put(state, "factor", KroneckerProduct(*(eye if groups == 1 else eye.repeat(groups, 1, 1) for eye in eyes)))
 
 
-def invert(state: State, layer: MatrixLayer, is_noisy: bool, is_preconditioned: bool) -> None:
-    """Refresh what is needed of inverse and root from the factors.
+def sides(state: State, kinds: Sequence[str]) -> list[Tensor]:
+    """Both tensors of each of the products `kinds`; see `get`."""
+    return [state[f"{side}_{kind}"] for kind in kinds for side in ("output", "input")]
+
+
+def fill(state: State, kinds: Sequence[str], value: float) -> None:
+    """Put products of the shape of the factors in, whose entries are all `value`; see `get`."""
+    for kind in kinds:
+        for side in ("output", "input"):
+            state[f"{side}_{kind}"] = torch.full_like(state[f"{side}_factor"], value)
+
+
+def lay_out_by_rows(state: State, kinds: Sequence[str]) -> None:
+    """Give products one layout in memory, because another one multiplies to other last bits; see `get`."""
+    for kind in kinds:
+        for side in ("output", "input"):
+            state[f"{side}_{kind}"] = state[f"{side}_{kind}"].contiguous()
+
+
+def invert(state: State, layer: MatrixLayer, kinds: Sequence[str]) -> None:
+    """Refresh products from the factors.
 
     Args:
         state: The state of the layer's weight.
         layer: The layer.
-        is_noisy: Whether the layer has noise, and so a root.
-        is_preconditioned: Whether its step takes the inverse.
+        kinds: Which: ``"inverse"`` for a step that takes it, ``"root"`` for noise.
     """
     factor = get(state, "factor")
     assert factor is not None
     prior = prior_per_example(layer.group)
-    if is_preconditioned:
+    if "inverse" in kinds:
         put(state, "inverse", kfac.damped_inverse(factor, prior=prior, damping=layer.group["damping"], name=layer.name))
-    if is_noisy:
+    if "root" in kinds:
         damping = layer_noise_damping(layer.group, state, layer.weight.detach())
         put(state, "root", noisy_kfac.noise_root(factor, prior=prior, damping=damping, name=layer.name))
 

@@ -104,7 +104,7 @@ def sample(state: NoisyKFACState, noise: Tensor, *, num_data: float, kl_weight: 
 
 def draw(mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float, kl_weight: float = 1.0) -> Tensor:
     """As `sample`, from M and R_S ⊗ R_A alone."""
-    return mean + math.sqrt(kl_weight / num_data) * root.matvec(noise)
+    return mean + math.sqrt(kl_weight / num_data) * root.upper_matvec(noise)
 
 
 def update(

@@ -106,7 +106,7 @@ class MatrixGaussian(AbstractPosterior):
         """θ = μ + T ε, with T the product of the factors' inverse roots; see `AbstractPosterior.transform`."""
         weights = {name: self.mean[name] + noise[name] * p.rsqrt() for name, p in self.precision.items()}
         for name, root in self._roots.items():
-            self._write(weights, name, root.matvec(self._matrix(noise, name)))
+            self._write(weights, name, root.upper_matvec(self._matrix(noise, name)))
         return {name: weights[name] if name in self.precision else m + weights[name] for name, m in self.mean.items()}
 
     def variance(self) -> TensorDict:

@@ -51,15 +51,19 @@ def all_reduce_mean_(
 
 
 @torch.no_grad()
-def all_reduce_sum_(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Replace `tensors` by their sums over ranks, in one collective.
+def all_reduce_sum_(
+    tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None, bucket_mib: float | None = None
+) -> None:
+    """Replace `tensors` by their sums over ranks.
 
     Args:
         tensors: Floating-point tensors, in an order and of shapes that all ranks share.
         group: Process group; the default one if None.
+        bucket_mib: Most MiB in one collective; None for a single one.
     """
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.all_reduce(flat, group=group)
+    for bucket in torch.split(flat, _elements(bucket_mib, flat)):
+        dist.all_reduce(bucket, group=group)
     for tensor, total in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         tensor.copy_(total.view_as(tensor))
 

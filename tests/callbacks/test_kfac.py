@@ -94,6 +94,17 @@ def test_groups_and_schedules_of_the_user_carry_over():
     assert callback.optimizer.division().layers[0].has_bias
 
 
+def test_noisy_kfac_leaves_the_step_to_the_users_optimizer_unless_there_is_a_learning_rate():
+    def settings(callback):
+        fit(Classifier(), callback)
+        group, state = callback.optimizer.param_groups[0], next(iter(callback.optimizer.state.values()))
+        return group["step_rule"], group["relative_noise"], "output_inverse" in state
+
+    assert settings(NoisyKFACCallback()) == ("user", 0.3, False)
+    assert settings(NoisyKFACCallback(lr=1e-2)) == ("natural", None, True)
+    assert settings(KFACCallback())[::2] == ("trust_region", True)
+
+
 def test_the_log_says_what_is_measured_where(caplog):
     module = Classifier(net=residual_net())
     with caplog.at_level(logging.INFO):

@@ -16,6 +16,7 @@ from lightning_bayes.linalg import (
     pi_damped,
     pi_ratio,
 )
+from lightning_bayes.linalg.kronecker import BLOCK
 
 SEEDS = range(4)
 BATCHES = [(), (2,), (2, 3)]
@@ -137,3 +138,13 @@ def test_a_matrix_that_is_not_square_is_refused():
 def test_a_product_names_its_factor():
     with pytest.raises(NotPositiveDefiniteError, match=r"right factor A of layer 'conv1'"):
         KroneckerProduct(torch.eye(2), torch.zeros(2, 2)).inverse("layer 'conv1'")
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("sides", [(3, 4), (5, 2 * BLOCK + 3), (BLOCK + 1, 1)], ids=str)
+def test_skipping_the_zeros_of_triangular_factors_changes_nothing(sides, batch):
+    """One block, several, and a last one that is not full."""
+    generator = seeded(0)
+    root = KroneckerProduct(*(normal(*batch, n, n, generator=generator).triu() for n in sides))
+    x = normal(*batch, *sides, generator=generator)
+    torch.testing.assert_close(root.upper_matvec(x), root.left @ x @ root.right.mT)

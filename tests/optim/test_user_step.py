@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
-from lightning_bayes.optim import IVON, VOGN, Vadam
+from lightning_bayes.optim import IVON, VOGN, NoisyKFAC, Vadam
 
 OPTIMIZERS = [
     partial(Adam, lr=1e-2),
@@ -48,7 +48,7 @@ def train(model, opt, problem, steps):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.func.__name__}-{o.keywords}")
-@pytest.mark.parametrize("method", [VOGN, Vadam, IVON])
+@pytest.mark.parametrize("method", [VOGN, Vadam, IVON, NoisyKFAC])
 def test_without_noise_it_is_the_users_training(optimizer, method, problem):
     """The noise floor makes the noise negligible; the prior enters the plain loss as ½ δ̃ ‖μ‖²."""
     x, y = problem
