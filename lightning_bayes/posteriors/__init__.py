@@ -4,9 +4,7 @@ from lightning_bayes.posteriors.base import AbstractPosterior
 from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
 from lightning_bayes.posteriors.checkpoint import (
     CALLBACK_KEY,
-    check_whole,
     load_posterior,
-    named_if_unreadable,
     posterior_from_checkpoint,
     read_checkpoint,
     require_checkpoint,
@@ -40,7 +38,6 @@ __all__ = [
     "MeanField",
     "WeightPosterior",
     "check_full_size",
-    "check_whole",
     "group_arguments",
     "initial_curvature",
     "kl_weight_now",
@@ -52,7 +49,6 @@ __all__ = [
     "layer_tensors",
     "linear_chain",
     "load_posterior",
-    "named_if_unreadable",
     "noise_floor",
     "posterior_from_checkpoint",
     "posterior_of",
