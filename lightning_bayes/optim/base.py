@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
-from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.passes import PassCollector
 
 
@@ -134,6 +134,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def _prepare(self, sample: int, loss_scale: float) -> None:
         """Tell the engine what the next pass is asked for, where that is not always the same."""
+
+    def _label_seed(self, sample: int) -> int:
+        """Seed of the labels that a pass draws."""
+        return counter_seed(int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._opened)
 
     @contextmanager
     def _perturbed(self, index: int) -> Iterator[None]:
@@ -275,9 +279,36 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def _is_finite(self) -> bool:
         return bool(torch.stack([t.sum() for t in self._measured()]).isfinite().all())
 
+    def require_finite(self) -> None:
+        """Require finite weights and state: an update can overflow although all that it was made of was finite.
+
+        This waits for the device, so hosts call it where they wait anyhow, such as before they write a checkpoint.
+
+        Raises:
+            NonFiniteError: Naming the parameters.
+        """
+        names = {param: name for name, param in self.model.named_parameters()}
+        mean, finite = self.sampled_mean(), {}
+        for param in (param for group in self.param_groups for param in group["params"]):
+            kept = [value for value in self.state.get(param, {}).values() if isinstance(value, Tensor)]
+            finite[names[param]] = torch.stack(
+                [value.isfinite().all() for value in (mean.get(param, param), *kept)]
+            ).all()
+        if bool(torch.stack(list(finite.values())).all()):
+            return
+        culprits = [name for name, is_finite in finite.items() if not is_finite]
+        group = self.param_groups[0]
+        raise NonFiniteError(
+            f"Update {self.num_updates} or one before left numbers that are not finite in the weights or the state of "
+            f"{_first_three(culprits)}, although its gradients were finite: it was too large for its precision. Go on from "
+            f"an earlier checkpoint, with a smaller lr ({group['lr']}), kl_weight ({group['kl_weight']}) or prior_precision "
+            f"({group['prior_precision']})."
+        )
+
     def _skip_update(self) -> None:
         for buffer, value in self._buffers:
             buffer.copy_(value)
+        self.require_finite()
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
         culprits = [
@@ -285,9 +316,13 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         ]
         text = (
             f"Update {self.num_updates + 1} has a gradient or curvature that is not finite (gradients of "
-            f"{', '.join(culprits[:3]) or 'none'}{' and others' if culprits[3:] else ''}); it is skipped, the posterior is "
-            f"unchanged ({self.skipped_in_a_row} in a row). Look for NaN in the batch, or lower the learning rate."
+            f"{_first_three(culprits)}); it is skipped, the posterior is unchanged "
+            f"({self.skipped_in_a_row} in a row). Look for NaN in the batch, or lower the learning rate."
         )
         if self.skipped_in_a_row >= self.max_nonfinite_steps:
             raise NonFiniteError(text + f" Stopped at max_nonfinite_steps={self.max_nonfinite_steps}.")
         warnings.warn(text, stacklevel=3)
+
+
+def _first_three(names: Sequence[str]) -> str:
+    return (", ".join(names[:3]) or "none") + (" and others" if names[3:] else "")

@@ -9,24 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Likelihood, LossReduction
-from lightning_bayes.curvature.joint import LayerRows, RowsCapture, RowsEngine
-from lightning_bayes.curvature.kronecker import Request
+from lightning_bayes.curvature.joint import LayerRows
 from lightning_bayes.errors import PosteriorError, ShapeError
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
 from lightning_bayes.optim import block_tridiagonal as chain
 from lightning_bayes.optim.block_tridiagonal import ChainCurvature, ChainState
-from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
-from lightning_bayes.optim.joint import JointOptimizer
-from lightning_bayes.optim.joint_layers import require_matrix_layers
+from lightning_bayes.optim.fisher import FisherName
+from lightning_bayes.optim.joint_rows import RowsOptimizer
 from lightning_bayes.optim.matrix_layers import MatrixLayer
-from lightning_bayes.optim.noise import counter_seed
-from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.posteriors import BlockTridiagonal, initial_curvature, linear_chain
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 
 
 @final
-class BlockTridiagonalKFAC(JointOptimizer):
+class BlockTridiagonalKFAC(RowsOptimizer):
     """Noisy K-FAC with correlated neighbouring layers (Zhang et al. 2018, section 3.5), as a `torch.optim.Optimizer`.
 
     Factors are measured, averaged and inverted at every update.
@@ -63,25 +59,14 @@ class BlockTridiagonalKFAC(JointOptimizer):
         loss_reduction: LossReduction = "auto",
         **arguments: Any,
     ) -> None:
-        check_fisher(fisher)
         linear_chain(model, limit_mib)
-        label_source(fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
-        self.fisher, self._likelihood, self.kl_clip = fisher, likelihood, kl_clip
-        self._rows = RowsEngine(model, loss_reduction)
+        self.kl_clip = kl_clip
         self._last: tuple[Tensor, float, BlockTridiagonalInverse] | None = None
-        super().__init__(model, self._rows, trainable(model), **arguments)
-        self._layers = require_matrix_layers(model, self.param_groups, type(self).__name__)
-
-    def _prepare(self, sample: int, loss_scale: float) -> None:
-        seed = counter_seed(int(self._group["noise_seed"]), self.num_updates, sample, self._opened)
-        labels = label_source(self.fisher, self._likelihood, self.model)
-        self._rows.request = Request({layer.module: layer.has_bias for layer in self._layers}, labels, seed, loss_scale)
+        super().__init__(model, fisher=fisher, likelihood=likelihood, loss_reduction=loss_reduction, **arguments)
 
     def _moments(self, captured: Any, loss_scale: float) -> list[Tensor]:
         """S and A of every layer, then of every pair of neighbours."""
-        assert isinstance(captured, RowsCapture)
-        found = captured.rows()
-        rows = [found[layer.module] for layer in self._layers]
+        rows = self._layer_rows(captured)
         crowded = [layer.name for layer, seen in zip(self._layers, rows, strict=True) if seen.inputs.shape[1] > 1]
         if crowded:
             raise ShapeError(

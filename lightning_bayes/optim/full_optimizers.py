@@ -14,15 +14,13 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import Likelihood, LossReduction
 from lightning_bayes.curvature.hessian import HessianCapture, HessianEngine
-from lightning_bayes.curvature.joint import LayerRows, RowsCapture, RowsEngine
-from lightning_bayes.curvature.kronecker import Request
+from lightning_bayes.curvature.joint import LayerRows
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.optim.fisher import FisherName, label_source
+from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.full_gaussian import FullState, outer_products, sample, update
 from lightning_bayes.optim.joint import JointOptimizer
-from lightning_bayes.optim.joint_layers import require_matrix_layers
+from lightning_bayes.optim.joint_rows import RowsOptimizer
 from lightning_bayes.optim.matrix_layers import MatrixLayer
-from lightning_bayes.optim.noise import counter_seed
 from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.posteriors import FullGaussian, check_full_size, initial_curvature
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
@@ -150,7 +148,7 @@ class FullVON(FullOptimizer):
         return [captured.mean_hessian() / loss_scale]
 
 
-class OuterProductOptimizer(FullOptimizer, ABC):
+class OuterProductOptimizer(RowsOptimizer, FullOptimizer, ABC):
     """Ĥ is the mean of g_i g_iᵀ.
 
     Args:
@@ -161,7 +159,7 @@ class OuterProductOptimizer(FullOptimizer, ABC):
         **arguments: See `JointOptimizer`.
     """
 
-    fisher: FisherName
+    labels: FisherName
 
     def __init__(
         self,
@@ -173,23 +171,12 @@ class OuterProductOptimizer(FullOptimizer, ABC):
         **arguments: Any,
     ) -> None:
         check_full_size({n: p for n, p in model.named_parameters() if p.requires_grad}, limit_mib)
-        self._likelihood = likelihood
-        label_source(self.fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
-        self._rows = RowsEngine(model, loss_reduction)
-        super().__init__(model, self._rows, trainable(model), **arguments)
-        self._layers = require_matrix_layers(model, self.param_groups, type(self).__name__)
-
-    def _prepare(self, sample: int, loss_scale: float) -> None:
-        seed = counter_seed(int(self._group["noise_seed"]), self.num_updates, sample, self._opened)
-        labels = label_source(self.fisher, self._likelihood, self.model)
-        self._rows.request = Request({layer.module: layer.has_bias for layer in self._layers}, labels, seed, loss_scale)
+        super().__init__(model, fisher=self.labels, likelihood=likelihood, loss_reduction=loss_reduction, **arguments)
 
     def _moments(self, captured: Any, loss_scale: float) -> list[Tensor]:
-        assert isinstance(captured, RowsCapture)
-        found = captured.rows()
         of_param: dict[nn.Parameter, Tensor] = {}
-        for layer in self._layers:
-            of_param |= _example_gradients(layer, found[layer.module])
+        for layer, rows in zip(self._layers, self._layer_rows(captured), strict=True):
+            of_param |= _example_gradients(layer, rows)
         return [outer_products(torch.cat([of_param[param] for param in self._params], 1))]
 
 
@@ -208,7 +195,7 @@ class VONG(OuterProductOptimizer):
     Arguments as in `OuterProductOptimizer`; the labels are those of the data.
     """
 
-    fisher: FisherName = "empirical"
+    labels: FisherName = "empirical"
 
 
 @final
@@ -218,4 +205,4 @@ class NNGFull(OuterProductOptimizer):
     Arguments as in `OuterProductOptimizer`; the labels are drawn from the model's likelihood.
     """
 
-    fisher: FisherName = "sampled"
+    labels: FisherName = "sampled"

@@ -26,7 +26,7 @@ from lightning_bayes.optim.intervals import check_intervals, is_due, is_power_of
 from lightning_bayes.optim.kronecker_passes import KroneckerPasses
 from lightning_bayes.optim.matrix_layers import Division, MatrixLayer, divide
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.noise import CounterNoise, counter_seed
+from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.shared_inversions import Partners, invert_together
 from lightning_bayes.posteriors import layer_floored, require_memory
@@ -158,9 +158,8 @@ class MatrixOptimizer(MeanFieldOptimizer):
         self.engine.request = None
         if self._measures_now():
             layers = {layer.module: layer.has_bias for layer in self._layers()}
-            seed = counter_seed(int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._opened)
             labels = label_source(self.fisher, self._likelihood, self.model)
-            self.engine.request = Request(layers, labels, seed, loss_scale)
+            self.engine.request = Request(layers, labels, self._label_seed(sample), loss_scale)
 
     def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
         super()._sample_(noise, mean)

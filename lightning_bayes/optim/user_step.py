@@ -21,7 +21,8 @@ weights which few examples reach would go to μ₀ at full speed, however small 
 On small data the posterior of a network is far wider than training survives. The default therefore bounds the noise by a
 share κ of each tensor's size (`posteriors.noise_floor`), and its prior is wide: **heuristics**, chosen among a few values on
 some seeds of problems of ``python -m benchmarks.defaults``, which measures them (docs/defaults.md). Where the curvature is
-the squared gradient of a batch, about 1/M of that of its M examples, κ is smaller: no weight has less noise than it allows.
+the squared gradient of a batch, about 1/M of that of its M examples, every weight has all the noise that κ allows, so it is
+smaller there.
 """
 
 from __future__ import annotations
