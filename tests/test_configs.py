@@ -17,7 +17,7 @@ from lightning_bayes.cli import instantiate
 
 CONFIGS = {path.name: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))}
 METHODS = {name.removesuffix("Callback").lower(): name for name in lightning_bayes.__all__ if name.endswith("Callback")}
-METHODS["adam"] = None
+METHODS["adam"] = METHODS["sgd"] = None
 METHODS["imagefolder"] = "VOGNCallback"
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
@@ -55,11 +55,29 @@ def data_options(name, tmp_path, monkeypatch):
             "--trainer.callbacks.eval_samples=2",
         ]
         return [f"--data.root={tmp_path / 'pictures'}", "--data.val_size=4", *small]
+    small = small_options(name)
+    if name.startswith("imagenet"):
+        for part in ("train", "val"):
+            write_image_folder(tmp_path / part)
+        classes = ["--model.num_classes=2", "--model.model.num_classes=2"]
+        small += ["--data.image_size=64", "--data.resize=64", "--data.num_workers=0", *classes]
+        return [f"--data.root={tmp_path}", "--data.val_size=4", "--data.batch_size=4", *small]
     write_idx_sets(tmp_path)
     for attribute, value in write_cifar10(tmp_path).items():
         monkeypatch.setattr(CIFAR10, attribute, value)
-    fewer = ["--trainer.callbacks.eval_samples=2"] if name.endswith("_vogn.yaml") else []
-    return [f"--data.root={tmp_path}", "--data.val_size=8", "--data.batch_size=4", *fewer]
+    return [f"--data.root={tmp_path}", "--data.val_size=8", "--data.batch_size=4", *small]
+
+
+def small_options(name):
+    """Few samples, small factors, and one process without groups of noise: what these do is tested elsewhere."""
+    callback = read(name)["trainer"]["callbacks"][-1]
+    where = "--trainer.callbacks.dict_kwargs" if callback["class_path"].endswith("from_preset") else "--trainer.callbacks"
+    options = []
+    if callback_of(name) not in {None, "OGNCallback", "KFACCallback"}:
+        options += [f"{where}.eval_samples=2"]
+    if name.endswith("kfac.yaml"):
+        options += [f"{where}.max_side=64"]
+    return [*options, "--trainer.strategy=auto", "--trainer.accumulate_grad_batches=1"]
 
 
 def train_what_it_starts_from(name):
@@ -106,7 +124,8 @@ def test_is_what_its_name_says(name):
     config, callback = read(name), callback_of(name)
     callbacks = config["trainer"]["callbacks"]
     ours = [entry["class_path"] for entry in callbacks if entry["class_path"].startswith("lightning_bayes.")]
-    assert ours[-1:] == ([] if callback is None else [f"lightning_bayes.{callback}"])
+    plain = [path.removesuffix(".from_preset") for path in ours]
+    assert plain[-1:] == ([] if callback is None else [f"lightning_bayes.{callback}"])
     assert [entry["class_path"] for entry in callbacks][-1:] == ours[
         -1:
     ] or not ours  # options go to the last in the list
