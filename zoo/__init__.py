@@ -23,6 +23,7 @@ from lightning_bayes.zoo.data import (
 )
 from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, LeNet5, ResNet18
 from lightning_bayes.zoo.posterior_file import SavedPosterior, load, save_posterior
+from lightning_bayes.zoo.posterior_folder import posterior_folder
 from lightning_bayes.zoo.tasks import BayesClassifier, BayesRegressor
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -52,5 +53,6 @@ __all__ = [
     "input_transform",
     "list_models",
     "load",
+    "posterior_folder",
     "save_posterior",
 ]

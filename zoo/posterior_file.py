@@ -17,10 +17,19 @@ import torch
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import AbstractPosterior, BlockTridiagonal, FullGaussian, MatrixGaussian, MeanField
+from lightning_bayes.posteriors import (
+    AbstractPosterior,
+    BlockTridiagonal,
+    FileKind,
+    FullGaussian,
+    MatrixGaussian,
+    MeanField,
+    read_whole,
+)
 from lightning_bayes.predictive import check_fits
 from lightning_bayes.zoo.create import architecture, create_model, input_transform
 from lightning_bayes.zoo.model_card import model_card
+from lightning_bayes.zoo.posterior_folder import find_posterior
 from lightning_bayes.zoo.transforms import ImageTransform
 from lightning_bayes.zoo.weights import load_weights
 
@@ -30,6 +39,13 @@ VERSION: Final = 1  # raised whenever an older reader would misread the file
 _FAMILIES: Final[dict[str, type[Any]]] = {
     family.__name__: family for family in (MeanField, MatrixGaussian, FullGaussian, BlockTridiagonal)
 }
+
+_POSTERIOR_FILE: Final = FileKind(
+    "a file of tensors and plain values",
+    PosteriorError,
+    "A pickle is refused, because reading it could run code; otherwise check that the file is complete.",
+    "Copy it again from where it is whole, or write it again.",
+)
 
 
 @final
@@ -134,7 +150,7 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu")
     ``mc_predict(saved.model, saved.posterior, images, temperature=saved.temperature)`` predicts with it.
 
     Args:
-        path: What `save_posterior` has written.
+        path: What `save_posterior` has written: a file, or a name, see `find_posterior`.
         map_location: Device of the tensors and the model.
 
     Returns:
@@ -143,7 +159,8 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu")
     Raises:
         PosteriorError: If the file is none of these, damaged, a pickle, or of a newer format.
     """
-    content = _read(path, map_location)
+    path = find_posterior(path)
+    content = read_whole(path, _POSTERIOR_FILE, map_location)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise PosteriorError(
             f"{path} is no posterior file. zoo.save_posterior writes one; a Lightning checkpoint is read by load_posterior, "
@@ -162,18 +179,6 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu")
     vars(model).update(zoo_transform=transform)
     others = {name: content[name] for name in ("metrics", "config", "temperature")}
     return SavedPosterior(model, posterior, transform, tuple(content["class_names"]), **others)
-
-
-def _read(path: str | os.PathLike[str], map_location: str | torch.device) -> Any:
-    with open(path, "rb") as file:
-        try:
-            return torch.load(file, map_location=map_location, weights_only=True)
-        except Exception as error:  # a foreign or damaged file makes the parser fail in any way
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise PosteriorError(
-                f"{path} cannot be read as a file of tensors and plain values ({reason}). A pickle is refused, because "
-                "reading it could run code; otherwise check that the file is complete."
-            ) from error
 
 
 def _not_plain(value: Any, name: str) -> list[str]:

@@ -9,6 +9,7 @@ from lightning_bayes.posteriors.checkpoint import (
     read_checkpoint,
     require_checkpoint,
 )
+from lightning_bayes.posteriors.files import FileKind, check_whole, named_if_unreadable, read_whole
 from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_size
 from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 from lightning_bayes.posteriors.layer_precision import layer_floored, layer_noise_damping, layer_precision
@@ -33,11 +34,13 @@ __all__ = [
     "AbstractPosterior",
     "BlockTridiagonal",
     "Entry",
+    "FileKind",
     "FullGaussian",
     "MatrixGaussian",
     "MeanField",
     "WeightPosterior",
     "check_full_size",
+    "check_whole",
     "group_arguments",
     "initial_curvature",
     "kl_weight_now",
@@ -49,11 +52,13 @@ __all__ = [
     "layer_tensors",
     "linear_chain",
     "load_posterior",
+    "named_if_unreadable",
     "noise_floor",
     "posterior_from_checkpoint",
     "posterior_of",
     "precision",
     "read_checkpoint",
+    "read_whole",
     "require_checkpoint",
     "require_memory",
     "root_mean_squares",

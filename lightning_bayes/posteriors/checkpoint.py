@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
+from lightning_bayes.posteriors.files import read_whole
 from lightning_bayes.posteriors.states import Entry, WeightPosterior, posterior_of
 
 # Key of the callbacks' state in a checkpoint: one for the whole family, so that a run can change its arguments.
@@ -43,47 +42,7 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
     Returns:
         Its contents, with at least a ``state_dict``. A file that is damaged or no checkpoint is a `PosteriorError`.
     """
-    check_whole(path)
-    with open(path, "rb") as file, named_if_unreadable(path):
-        checkpoint = torch.load(file, map_location=map_location, weights_only=True)
-    return require_checkpoint(checkpoint, path)
-
-
-def check_whole(path: str | os.PathLike[str]) -> None:
-    """Verify the checksums that `torch.save` has written and `torch.load` does not look at.
-
-    Args:
-        path: A file; one that is no archive of torch passes.
-
-    Raises:
-        PosteriorError: If a checksum is wrong.
-    """
-    if not zipfile.is_zipfile(path):
-        return
-    with named_if_unreadable(path), zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise PosteriorError(f"{path} is damaged: {damaged} in it has another checksum. Take an earlier checkpoint.")
-
-
-@contextmanager
-def named_if_unreadable(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn whatever a parser raises into an error that names the file.
-
-    Args:
-        path: The file that is read inside.
-
-    Raises:
-        FileNotFoundError: If there is no file.
-        PosteriorError: In the place of any other error.
-    """
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # a foreign or damaged file makes the parser fail in any way
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise PosteriorError(f"{path} cannot be read as a checkpoint ({reason}). Is the file complete?") from error
+    return require_checkpoint(read_whole(path, map_location=map_location), path)
 
 
 def require_checkpoint(checkpoint: object, path: str | os.PathLike[str]) -> dict[str, Any]:

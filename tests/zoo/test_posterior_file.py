@@ -229,6 +229,16 @@ def test_a_truncated_file_is_named(saved, share):
         zoo.load(path)
 
 
+@pytest.mark.parametrize("name", ["features.0.weight", "classifier.bias"])
+def test_a_flipped_bit_is_found(saved, name):
+    path, _, _, posterior = saved
+    content = bytearray(path.read_bytes())
+    content[content.index(posterior.precision[name].numpy().tobytes()) + 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(PosteriorError, match=r"cats\.pt is damaged: .* has another checksum\. Copy it again"):
+        zoo.load(path)
+
+
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1], {"weight": torch.ones(1)}], ids=str)
 def test_another_file_is_told_where_it_belongs(tmp_path, content):
     torch.save(content, tmp_path / "other.pt")
@@ -241,6 +251,44 @@ def test_another_file_is_told_where_it_belongs(tmp_path, content):
 def test_a_file_that_is_not_there_is_an_ordinary_file_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.pt"):
         zoo.load(tmp_path / "nowhere.pt")
+
+
+# -- by name ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cats", "cats.pt", "animals/cats"])
+def test_a_file_of_the_folder_is_found_by_its_name(saved, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(tmp_path / "home"))
+    file = (zoo.posterior_folder() / name).with_suffix(".pt")
+    file.parent.mkdir(parents=True)
+    saved[0].rename(file)
+    assert zoo.load(name).class_names == ("cat", "dog", "eel")
+
+
+def test_a_file_here_comes_before_one_of_the_folder(saved, tmp_path, monkeypatch):
+    path, _, model, posterior = saved
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(tmp_path / "home"))
+    save_posterior(zoo.posterior_folder() / "cats.pt", model, posterior)
+    monkeypatch.chdir(path.parent)
+    assert zoo.load("cats").class_names == ("cat", "dog", "eel")
+
+
+def test_an_unknown_name_is_told_those_that_there_are(saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(saved[0].parent))
+    message = (
+        rf"no posterior file dogs, .*nor in {re.escape(str(saved[0].parent))}, which has cats\. .*LIGHTNING_BAYES_HOME"
+    )
+    with pytest.raises(FileNotFoundError, match=message):
+        zoo.load("dogs")
+
+
+def test_without_a_variable_the_folder_is_in_the_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv("LIGHTNING_BAYES_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert zoo.posterior_folder() == tmp_path / ".cache" / "lightning_bayes"
+    with pytest.raises(FileNotFoundError, match=r"which has none\. zoo\.save_posterior"):
+        zoo.load("dogs")
 
 
 def test_a_posterior_of_another_model_is_not_saved(tmp_path):

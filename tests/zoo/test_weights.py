@@ -47,6 +47,16 @@ def test_a_state_dict_is_found_inside_of_a_checkpoint(tmp_path, wrap):
     assert same(read_weights(tmp_path / "weights.pt"), state)
 
 
+def test_a_flipped_bit_is_found(tmp_path):
+    torch.save(network().state_dict(), tmp_path / "weights.pt")
+    content = bytearray((tmp_path / "weights.pt").read_bytes())
+    position = content.index(network().state_dict()["1.running_var"].numpy().tobytes())
+    content[position] ^= 1
+    (tmp_path / "weights.pt").write_bytes(content)
+    with pytest.raises(WeightsError, match=r"weights\.pt is damaged: .* has another checksum\. Fetch it again"):
+        read_weights(tmp_path / "weights.pt")
+
+
 def test_safetensors_are_read(tmp_path):
     state = network().state_dict()
     save_file(state, tmp_path / "weights.safetensors")
@@ -71,7 +81,9 @@ class Harmful:
 def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, save, content):
     monkeypatch.chdir(tmp_path)
     save(content, tmp_path / "model.pt")
-    with pytest.raises(WeightsError, match=r"model\.pt is no file of plain tensors .*could run code.*state_dict\(\)"):
+    with pytest.raises(
+        WeightsError, match=r"model\.pt cannot be read as plain tensors .*could run code.*state_dict\(\)"
+    ):
         read_weights(tmp_path / "model.pt")
     assert not (tmp_path / "was_run").exists()
 
@@ -82,7 +94,7 @@ def test_a_truncated_file_is_named(tmp_path, name, share):
     path = tmp_path / name
     torch.save(network().state_dict(), path) if name.endswith(".pt") else save_file(network().state_dict(), path)
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    with pytest.raises(WeightsError, match=rf"{re.escape(name)} is no file of plain tensors .*file is complete"):
+    with pytest.raises(WeightsError, match=rf"{re.escape(name)} cannot be read as plain tensors .*file is complete"):
         read_weights(path)
 
 

@@ -1,6 +1,7 @@
 """Kuzushiji-MNIST (Clanuwat et al. 2018, https://arxiv.org/abs/1812.01718): old Japanese characters in MNIST's format.
 
-60 000 training and 10 000 test images, grey, 28 × 28, normalised with the mean and standard deviation of the former.
+60 000 training and 10 000 test images, grey, 28 × 28. Mean and standard deviation are those of code in common use and were
+not computed from the files; 0.1904 and 0.3475 are in use too. The two differ by less than 1 %.
 """
 
 from __future__ import annotations

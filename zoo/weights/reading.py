@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from lightning_bayes.errors import WeightsError
+from lightning_bayes.posteriors import FileKind, read_whole
 
+_WEIGHTS_FILE: Final = FileKind(
+    "plain tensors",
+    WeightsError,
+    "Anything else is refused, because reading it could run code. Save model.state_dict() with torch.save, or as "
+    ".safetensors, and check that the file is complete.",
+    "Fetch it again.",
+)
 _NESTED: Final = ("state_dict", "model")  # where training scripts put a model's weights
 _PREFIXES: Final = ("module.", "_orig_mod.", "model.")  # of DataParallel, torch.compile and the tasks of this package
 
@@ -26,29 +33,21 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         Tensors by name, on the CPU; a prefix that all of them share (``model.``, ``module.``) is cut off.
 
     Raises:
-        WeightsError: If there is no file, or it holds something else than tensors, such as a pickled module, which is
-            not read because that could run code.
+        WeightsError: If there is no file, it is damaged, or it holds something else than tensors, such as a pickled module,
+            which is not read because that could run code.
     """
     file = Path(path)
     if not file.is_file():
         raise WeightsError(f"There is no file of weights at {file.absolute()}. Pass the path of a state dict.")
-    try:
-        content = _load(file)
-    except Exception as error:  # a foreign or damaged file makes the parsers fail in any way
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise WeightsError(
-            f"{file} is no file of plain tensors ({reason}). Anything else is refused, because reading it could run code. "
-            "Save model.state_dict() with torch.save, or as .safetensors, and check that the file is complete."
-        ) from error
-    return unwrapped(content, str(file))
+    parse = _read_safetensors if file.suffix == ".safetensors" else None
+    return unwrapped(read_whole(file, _WEIGHTS_FILE, parse=parse), str(file))
 
 
-def _load(file: Path) -> Any:
-    if file.suffix == ".safetensors":
-        from safetensors.torch import load_file  # timm depends on it
+def _read_safetensors(file: str | os.PathLike[str]) -> dict[str, Tensor]:
+    from safetensors.torch import load_file  # timm depends on it
 
-        return load_file(file)
-    return torch.load(file, map_location="cpu", weights_only=True)
+    state: dict[str, Tensor] = load_file(file)
+    return state
 
 
 def unwrapped(content: Any, source: str = "The state dict") -> dict[str, Tensor]:
