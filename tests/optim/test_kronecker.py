@@ -589,10 +589,11 @@ def test_parameters_beside_the_outputs_are_named(generator):
 
 
 def test_factors_that_do_not_fit_into_memory_are_refused():
-    with pytest.raises(
-        PosteriorError, match=r"factors of 1 layers.*would take 23\.1 MiB, more than limit_mib=20.*max_side"
-    ):
-        NoisyKFAC(nn.Linear(1000, 1008), limit_mib=20)
+    layer = nn.Linear(1000, 1008)
+    expected = r"factors, inverses, roots of 1 layers.*would take 23\.1 MiB, more than limit_mib=20.*max_side"
+    with pytest.raises(PosteriorError, match=expected):
+        NoisyKFAC(layer, limit_mib=20)
+    NoisyKFAC(layer, base=torch.optim.SGD(layer.parameters()), limit_mib=20)  # whose step takes no inverse
 
 
 def test_a_second_backward_is_refused(generator):
