@@ -122,8 +122,9 @@ def reduced_bytes(network: Network, method: Method, measures: bool = True) -> in
 
     Args:
         network: The network.
-        method: ``"adam"``: the gradient. ``"vogn"``: ĝ, ĥ, buffers, the loss and the rank's weight. ``"noisy-kfac"``: ĝ,
-            ĥ of parameters in no factor, buffers, loss, weight and, where it measures, both factors of every layer.
+        method: ``"adam"``: the gradient. ``"vogn"``: ĝ, ĥ, buffers, the loss, the rank's weight and whether it has
+            received SIGTERM. ``"noisy-kfac"``: ĝ, ĥ of parameters in no factor, buffers, these three and, where it
+            measures, both factors of every layer.
         measures: Whether K-FAC measures in this step.
 
     Returns:
@@ -131,7 +132,7 @@ def reduced_bytes(network: Network, method: Method, measures: bool = True) -> in
     """
     if method == "adam":
         return FLOAT_BYTES * network.parameters
-    common = network.parameters + network.buffers + 2
+    common = network.parameters + network.buffers + 3
     if method == "vogn":
         return FLOAT_BYTES * (common + network.parameters)
     factors = network.rest + sum(r * r + c * c for r, c in network.sides)

@@ -22,6 +22,7 @@ from lightning_bayes.errors import HyperparameterError, RankError
 from lightning_bayes.strategies.agreement import check_agreement
 from lightning_bayes.strategies.reduce import all_reduce_mean_, all_reduce_sum_
 from lightning_bayes.strategies.roll_call import is_of_collective, silent_ranks
+from lightning_bayes.strategies.sigterm import KeptSigterm
 
 _log = logging.getLogger(__name__)
 Mode: TypeAlias = Literal["data", "samples"]
@@ -74,6 +75,7 @@ class BayesDDPStrategy(DDPStrategy):
         self.bucket_mib, self.answer_seconds = bucket_mib, answer_seconds
         self.reduced_bytes: int | None = None
         self._noise_group: Any = None  # a process group
+        self._sigterm = KeptSigterm()
 
     @property
     def _groups(self) -> int:
@@ -138,8 +140,28 @@ class BayesDDPStrategy(DDPStrategy):
             tensors: Floating-point tensors, alike on all ranks.
             weight: Weight of this rank. If another rank is gone or does not answer, a `RankError` names it.
         """
+        if self.world_size == 1:
+            self.reduced_bytes = 0
+            return
+        self._sigterm.keep()
+        told = self._sigterm.told(tensors[0].device)
         with self._named_ranks():
-            self.reduced_bytes = all_reduce_mean_(tensors, weight, bucket_mib=self.bucket_mib)
+            self.reduced_bytes = all_reduce_mean_([*tensors, told], weight, bucket_mib=self.bucket_mib)
+        self._sigterm.hear(told)
+
+    def optimizer_step(self, *arguments: Any, **named: Any) -> Any:
+        """Step, see Lightning's ``Strategy``; then all ranks end together if one of them has received SIGTERM.
+
+        Args:
+            *arguments: As there.
+            **named: As there.
+
+        Returns:
+            What the optimizer returns.
+        """
+        output = super().optimizer_step(*arguments, **named)
+        self._sigterm.hand_over()
+        return output
 
     def all_reduce_sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace `tensors` by their sums over ranks, see `strategies.all_reduce_sum_`.
@@ -189,8 +211,14 @@ class BayesDDPStrategy(DDPStrategy):
         own = {"mode": self.mode, "num_groups": self.num_groups, "bucket_mib": self.bucket_mib}
         check_agreement({**settings, **own})
 
+    def on_train_end(self) -> None:
+        """Keep SIGTERM no longer."""
+        super().on_train_end()
+        self._sigterm.stop()
+
     def teardown(self) -> None:
         """Forget the process group of the noise, which ends with the others."""
+        self._sigterm.stop()
         super().teardown()
         self._noise_group = None
 
@@ -200,6 +228,7 @@ class BayesDDPStrategy(DDPStrategy):
         Args:
             exception: What ended the run.
         """
+        self._sigterm.stop()
         super().on_exception(exception)
         message = self._who_is_gone(exception)
         if message is not None:

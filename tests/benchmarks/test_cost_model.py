@@ -41,9 +41,9 @@ def test_a_network_is_counted_as_by_hand(network):
 
 def test_bytes_are_those_of_what_is_reduced(network):
     assert reduced_bytes(network, "adam") == 4 * 103
-    assert reduced_bytes(network, "vogn") == 4 * (2 * 103 + 4 + 2)
-    assert reduced_bytes(network, "noisy-kfac") == 4 * (103 + 4 + 4 + 2 + 4 + 729 + 25 + 81)
-    assert reduced_bytes(network, "noisy-kfac", measures=False) == 4 * (103 + 4 + 2)
+    assert reduced_bytes(network, "vogn") == 4 * (2 * 103 + 4 + 3)
+    assert reduced_bytes(network, "noisy-kfac") == 4 * (103 + 4 + 4 + 3 + 4 + 729 + 25 + 81)
+    assert reduced_bytes(network, "noisy-kfac", measures=False) == 4 * (103 + 4 + 3)
 
 
 def test_layers_with_long_sides_have_no_factors():

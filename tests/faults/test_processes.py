@@ -58,6 +58,18 @@ def test_a_killed_rank_is_named_by_the_other_and_the_run_goes_on(victim, whole, 
     goes_on(setting, whole)
 
 
+@pytest.mark.parametrize("fault", [faults.terminate_rank_0, faults.terminate_rank_1, faults.terminate_all])
+def test_ranks_end_after_the_same_update_whoever_is_terminated(fault, whole, tmp_path):
+    """Also where the ranks get the signal in different updates: after the fourth, whose first pass the first one hit."""
+    setting = Setting(tmp_path, ranks=2, fault=fault)
+    assert finish(start(setting), 60) == [1, 1]
+    for rank in range(2):
+        assert (tmp_path / f"passes{rank}").read_text() == "8"  # two in an update
+        assert (tmp_path / f"rank{rank}.log").read_text("utf-8").rstrip().endswith("SIGTERMException")
+    assert torch.load(tmp_path / "within.ckpt", weights_only=True)["global_step"] == 4
+    goes_on(setting, whole)
+
+
 def test_a_kill_in_the_middle_of_writing_leaves_the_last_checkpoint_whole(whole, tmp_path):
     setting = Setting(tmp_path, fault=faults.killed_in_writing)
     assert finish(start(setting)) == [-signal.SIGXFSZ]
