@@ -250,6 +250,8 @@ class VariationalCallback(EvaluatingCallback):
         for group in (optimizer.defaults, *unset):  # groups added later inherit the defaults
             group["num_data"] = num_data
             self._take_prior_from_penalty(group)
+        for group in unset:
+            check_hyperparameters(group)
         self._warn_of_strong_prior(unset)
 
     def _take_prior_from_penalty(self, group: dict[str, Any]) -> None:
@@ -283,8 +285,10 @@ class VariationalCallback(EvaluatingCallback):
         Args:
             trainer: The trainer.
             pl_module: The module.
-            checkpoint: What will be written.
+            checkpoint: What will be written; nothing is, and a `NonFiniteError` raised, where an update has overflowed.
         """
+        if self.optimizer is not None:
+            self.optimizer.require_finite()
         mean = self.optimizer.sampled_mean() if self.optimizer is not None else {}
         for name, param in pl_module.named_parameters(remove_duplicate=False):
             if param in mean and name in checkpoint["state_dict"]:
@@ -365,6 +369,16 @@ class VariationalCallback(EvaluatingCallback):
                 "many examples their curvature alone would allow noise larger than that share of the weights' own size. "
                 "The noise is then a heuristic scale, not the posterior's width."
             )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse to end with numbers that are not finite, which the next pass would have shown.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        if self.optimizer is not None:
+            self.optimizer.require_finite()
 
     def _keep_loaded(self) -> None:
         if self._loading is not None:

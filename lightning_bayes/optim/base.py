@@ -24,7 +24,7 @@ from lightning_bayes.optim.passes import PassCollector
 
 
 class NoisyOptimizer(torch.optim.Optimizer, ABC):
-    """Base of the family; subclasses fill in `_sample_` and `_update_all`.
+    """Base of the family; subclasses fill in `_sample` and `_update_all`.
 
     Args:
         model: The model whose passes are measured.
@@ -56,8 +56,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         super().__init__(params, defaults)
 
     @abstractmethod
-    def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
-        """Put a posterior sample into the parameters; note each mean in `mean` before it is overwritten."""
+    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        """A posterior sample of the parameters that have noise now, in memory of its own, strided like they are."""
 
     @abstractmethod
     def _update_all(self) -> None:
@@ -141,16 +141,18 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     @contextmanager
     def _perturbed(self, index: int) -> Iterator[None]:
-        mean: dict[nn.Parameter, Tensor] = {}
-        self._mean = mean
+        self._mean = {}
         try:
             with torch.no_grad():
-                self._sample_(CounterNoise(int(self.param_groups[0]["noise_seed"]), self.num_updates, index), mean)
+                key = int(self.param_groups[0]["noise_seed"]), self.num_updates, index
+                sample = self._sample(CounterNoise(*key))
+            self._mean = {param: param.data for param in sample}
+            for param, values in sample.items():
+                param.data = values  # copying would read and write every weight twice more
             yield
         finally:
-            if mean:
-                with torch.no_grad():
-                    torch._foreach_copy_(list(mean), list(mean.values()))
+            for param, values in self._mean.items():
+                param.data = values
             self._mean = None
 
     def _remember_buffers(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning_bayes.errors import HyperparameterError
@@ -51,6 +51,20 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "clip_radius": (lambda v: v > 0, "above 0"),  # infinite for none
     "temperature": (_fraction, "at least 0 and at most 1"),
 }
+# Far beyond any use; what is made of larger numbers, such as squares of gradients, overflows single precision at 3e38.
+_MOST: dict[str, float] = {
+    "lr": 1e12,
+    "std_lr": 1e12,
+    "prior_precision": 1e30,
+    "kl_weight": 1e12,
+    "data_augmentation_factor": 1e12,
+    "damping": 1e12,
+    "init_precision": 1e30,
+    "relative_noise": 1e12,
+    "weight_decay": 1e12,
+    "kl_clip": 1e12,
+}
+_MOST_PRIOR = 1e12  # δ̃
 # What may change from update to update without changing what the state means.
 SCHEDULABLE = frozenset(
     {
@@ -86,12 +100,31 @@ def check(values: Mapping[str, Any]) -> None:
         for name, (inside, wanted) in _RANGES.items()
         if name in fixed and not (fixed[name] is None and name in _MAY_BE_NONE) and not _holds(inside, fixed[name])
     ]
+    if not wrong:
+        wrong = list(_too_large(fixed))
     if "betas" in fixed and not _are_betas(fixed["betas"]):
         wrong.append(f"betas={fixed['betas']!r} must be two numbers of at least 0 and below 1")
     if values.get("prior_mean", "zero") not in {"zero", "initial"}:
         wrong.append(f"prior_mean={values['prior_mean']!r} must be 'zero' or 'initial'")
     if wrong:
         raise HyperparameterError("; ".join(wrong) + ".")
+
+
+def _too_large(values: Mapping[str, Any]) -> Iterator[str]:
+    """What is too large of values that are in their ranges."""
+    for name, most in _MOST.items():
+        value = values.get(name)
+        if value is not None and value > most:
+            yield f"{name}={value!r} must be at most {most:g}"
+    needed: list[Any] = [values.get(name) for name in ("kl_weight", "prior_precision", "num_data")]
+    if None not in needed:
+        kl_weight, prior_precision, num_data = needed
+        prior = kl_weight * prior_precision / (values.get("data_augmentation_factor", 1.0) * num_data)
+        if prior > _MOST_PRIOR:
+            yield (
+                f"kl_weight={kl_weight:g} times prior_precision={prior_precision:g} is {prior:.3g} for each of "
+                f"num_data={num_data!r} examples, which must be at most {_MOST_PRIOR:g}"
+            )
 
 
 def _holds(inside: Callable[[Any], bool], value: Any) -> bool:

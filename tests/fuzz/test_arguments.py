@@ -9,10 +9,11 @@ import pytest
 import torch
 from fuzz_settings import fuzz
 from hypothesis import strategies as st
+from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_training import Classifier, assert_same_bits, loader, quiet_trainer, weights
 
 import lightning_bayes
-from lightning_bayes.errors import BayesError, HyperparameterError
+from lightning_bayes.errors import BayesError, HyperparameterError, NonFiniteError
 
 NAMES = [
     "VOGN",
@@ -34,16 +35,14 @@ plausible = st.floats(1e-4, 10.0)
 numbers = st.one_of(
     plausible,
     plausible,
-    st.floats(-1e12, 1e12),  # at 1e20 the squares in the user's Adam overflow in single precision
+    st.floats(-1e38, 1e38),
     st.sampled_from([float("nan"), float("inf"), -float("inf")]),
     st.integers(-2, 10**6),
-    st.sampled_from([0, 0.0, -0.0, 1, 1e-30, 1e12, True]),
+    st.sampled_from([0, 0.0, -0.0, 1, 1e-38, 1e-30, 1e12, 1e12, 1e30, 1e38, 1e300, True]),
 )
 counts = st.one_of(st.integers(1, 3), st.integers(-2, 3), st.sampled_from([0, 1.0, 2.5, float("nan"), float("inf")]))
 maybe = {
-    "lr": st.one_of(
-        st.none(), plausible, st.sampled_from([0, 1e3, -1.0, float("nan"), float("inf")])
-    ),  # 1e9 may diverge
+    "lr": st.one_of(st.none(), plausible, st.sampled_from([0, 1e3, 1e12, 1e15, -1.0, float("nan"), float("inf")])),
     "mc_samples": counts,
     "eval_samples": counts,
     "prior_precision": st.none() | numbers,
@@ -99,7 +98,9 @@ def test_arguments_are_refused_by_name_or_train(name, arguments):
             assert any(argument in refusal for argument in arguments), refusal
             return
         trainer = quiet_trainer(callback, max_epochs=2, limit_train_batches=2)
-        attempt(lambda: trainer.fit(module, loader()))
+        _, failure = attempt(lambda: trainer.fit(module, loader()))
+    if "left numbers that are not finite" in failure:  # an update overflowed: noticed before anything could use it
+        return
     assert all(value.isfinite().all() for value in weights(module).values()), arguments
     if callback.optimizer is None or not callback.optimizer.num_updates:
         assert_same_bits(weights(module), before)
@@ -119,8 +120,43 @@ def test_arguments_are_refused_by_name_or_train(name, arguments):
         ({"betas": 0.9}, r"betas=0\.9 must be two numbers"),
         ({"eval_samples": math.inf}, "eval_samples=inf must be a whole number of at least 0"),
         ({"mc_samples": 1.0}, r"mc_samples=1\.0 must be a whole number of at least 1"),
+        ({"kl_weight": 1e30}, r"kl_weight=1e\+30 must be at most 1e\+12"),
+        ({"lr": 1e15, "damping": 1e13}, r"lr=1000000000000000\.0 must be at most 1e\+12; damping=1.* must be"),
+        ({"prior_precision": 1e38}, r"prior_precision=1e\+38 must be at most 1e\+30"),
+        (
+            {"prior_precision": 1e12, "kl_weight": 1e6, "num_data": 100},
+            r"kl_weight=1e\+06 times prior_precision=1e\+12 is 1e\+16 for each of num_data=100 examples",
+        ),
     ],
 )
 def test_what_fuzzing_has_found_is_refused(arguments, message):
     with pytest.raises(HyperparameterError, match=message):
         lightning_bayes.VOGNCallback(**arguments)
+
+
+def test_a_prior_too_strong_for_the_data_is_refused_once_their_number_is_known():
+    callback = lightning_bayes.VOGNCallback(prior_precision=1e12, kl_weight=1e6)
+    with pytest.raises(HyperparameterError, match=r"is 2\.08e\+16 for each of num_data=48 examples"):
+        quiet_trainer(callback).fit(Classifier(), loader())
+
+
+def fit_overflowing(*callbacks, **options):
+    """Each update multiplies the weights by 1e24."""
+    callback = lightning_bayes.VOGNCallback(lr=1e12, prior_precision=1e-30, num_data=48)
+    module = Classifier(lambda m: torch.optim.AdamW(m.parameters(), weight_decay=1e12))
+    quiet_trainer(callback, *callbacks, **options).fit(module, loader())
+
+
+@pytest.mark.parametrize("updates", [2, 6])
+def test_an_update_that_overflows_is_noticed_at_the_end_or_by_the_next_pass(updates):
+    with pytest.raises(
+        NonFiniteError, match=r"Update 2 or one before left .* net\.0\.weight.* smaller lr \(1000000000000"
+    ):
+        fit_overflowing(max_steps=updates)
+
+
+def test_a_checkpoint_of_overflowed_weights_is_not_written(tmp_path):
+    every = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    with pytest.raises(NonFiniteError, match="Update 2 or one before left"):
+        fit_overflowing(every, enable_checkpointing=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["step=1.ckpt"]
