@@ -141,17 +141,18 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     @contextmanager
     def _perturbed(self, index: int) -> Iterator[None]:
-        self._mean = {}
+        mean: dict[nn.Parameter, Tensor] = {}
+        self._mean = mean
         try:
             with torch.no_grad():
                 key = int(self.param_groups[0]["noise_seed"]), self.num_updates, index
                 sample = self._sample(CounterNoise(*key))
-            self._mean = {param: param.data for param in sample}
+            mean.update((param, param.data) for param in sample)
             for param, values in sample.items():
-                param.data = values  # copying would read and write every weight twice more
+                param.data = values  # a copy would read and write every weight twice more
             yield
         finally:
-            for param, values in self._mean.items():
+            for param, values in mean.items():
                 param.data = values
             self._mean = None
 
