@@ -12,10 +12,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim import NoisyOptimizer, Schedule
-from lightning_bayes.optim.user_step import UserStep
+from lightning_bayes.optim.user_step import GRADIENT_STEPS, UserStep
 
 _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # their learning rate is not the length of a step
-_GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)
 _NAMES_OF_DECOUPLED = ("AdamW", "Adafactor", "Muon")  # the last came with torch 2.9
 _DECOUPLED = tuple(getattr(torch.optim, name) for name in _NAMES_OF_DECOUPLED if hasattr(torch.optim, name))
 _RATES_OF_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")  # what schedulers read from groups
@@ -118,7 +117,7 @@ def _converted(old: Optimizer, group: dict[str, Any], cycles_momentum: bool) -> 
     added = {key: value for key, value in group.items() if key not in old.defaults and key != "param_names"}
     decoupled = _is_decoupled(old, group)
     decay = float(group.get("weight_decay") or 0.0)
-    is_sgd = isinstance(old, _GRADIENT_STEPS)
+    is_sgd = isinstance(old, GRADIENT_STEPS)
     keeps_momentum = is_sgd or (cycles_momentum and "momentum" in group)
     return {
         **added,

@@ -10,13 +10,19 @@ while s is measured and averaged as the algorithm says, from the first batch on:
 
     β₂(t) = min(β₂, (t-1)/t)   a running mean first, a running average later.
 
-Without noise and prior this **is** the user's training. Paths differ from those of natural gradients, of course: pass a
+Without noise and prior this **is** the user's training, but for a bound of SGD's gradients (below). Paths differ from those of natural gradients, of course: pass a
 learning rate for the papers' step.
 
 The prior's gradient is added where somebody asks for a prior: by its precision or mean, or by an L2 penalty. Who asks for
 none trains without one, so the mean keeps the flat prior of that training, and the default precision counts in the
 posterior's width alone. A prior that nobody has asked for would not be weak: Adam divides by the gradient's size, so that
 weights which few examples reach would go to μ₀ at full speed, however small δ̃ is.
+
+A step in proportion to the gradient, such as SGD's, trains at the edge of stability, where a few unlucky samples suffice to
+throw the weights out for good: with lr = 0.05 and momentum 0.9 LeNet ended at chance on the digits. There each gradient is
+scaled down to at most what, with all of its momentum, moves a tensor by 0.03 of its size r: RMS(g) ≤ 0.03 r (1 - m) / lr. This
+**heuristic** is kin of You et al. 2017 (https://arxiv.org/abs/1708.03888); early in training and at large learning rates it
+acts often, so that SGD is no longer quite the user's.
 
 On small data the posterior of a network is far wider than training survives. The default therefore bounds the noise by a
 share κ of each tensor's size (`posteriors.noise_floor`), and its prior is wide: **heuristics**, chosen among a few values on
@@ -34,10 +40,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
+
 NOISE_OF_CLASSIFIERS = 0.3  # κ; an argmax stands more noise
 NOISE_OF_OTHERS = 0.02  # than a number
 NOISE_OF_GRADIENT_MAGNITUDES = (0.1, NOISE_OF_OTHERS)  # their curvature is so small that the bound is all of the noise
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
+LONGEST_MOVE = 0.03  # of a tensor's size, by one gradient of a step in proportion to it
+GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
 STATE_KEY = "base"  # of the user's optimizer in each parameter's state
 
 
@@ -84,7 +94,28 @@ class UserStep:
                     if STATE_KEY not in states[param]:  # at the start, or after a host has gone back to it
                         states[param][STATE_KEY] = deepcopy(self._first.get(param, {}))
                     self.base.state[param] = states[param][STATE_KEY]
+            if isinstance(self.base, GRADIENT_STEPS):
+                bound_gradients_(own, states)
         self.base.step()
+
+
+def bound_gradients_(group: Mapping[str, Any], states: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    """Scale ``param.grad`` down to RMS(g) ≤ 0.03 r (1 - m) / lr, tensor by tensor.
+
+    Args:
+        group: Of SGD or its kin.
+        states: The noisy optimizer's, with each tensor's ``scale``, its size at the start.
+    """
+    alike: dict[Any, list[Tensor]] = {}
+    for param in group["params"]:
+        if param in states and param.grad is not None and group["lr"]:
+            alike.setdefault((param.device, param.dtype), []).append(param)
+    for params in alike.values():
+        sizes = tensor_sizes([param.detach() for param in params], [states[param]["scale"] for param in params])
+        grads = [param.grad for param in params if param.grad is not None]
+        most = sizes * (LONGEST_MOVE * (1 - group.get("momentum", 0.0)) / group["lr"])
+        shares = most / torch.maximum(root_mean_squares(grads), most)  # at most 1
+        torch._foreach_mul_(grads, list(shares))
 
 
 def add_prior_gradient_(params: Sequence[nn.Parameter], prior_means: Sequence[Tensor], prior: float) -> None:

@@ -17,7 +17,7 @@ OPTIMIZERS = [
     partial(Adam, lr=1e-2),
     partial(Adam, lr=1e-2, betas=(0.8, 0.9), eps=1e-3, amsgrad=True),
     partial(AdamW, lr=1e-2, weight_decay=0.1),
-    partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
+    partial(SGD, lr=1e-3, momentum=0.9, nesterov=True),
     partial(RMSprop, lr=1e-2, centered=True),
     partial(Adagrad, lr=0.1),
     partial(NAdam, lr=1e-2),
@@ -66,6 +66,20 @@ def test_without_noise_it_is_the_users_training(optimizer, method, problem):
     )
     train(bayesian, noisy, problem, 40)
     torch.testing.assert_close(vector(bayesian), vector(plain), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_gradient_moves_a_tensor_by_a_small_share_of_its_size(momentum):
+    """All the moves that one huge gradient makes under SGD add up to 0.03 of the weights' root mean square."""
+    model = nn.Linear(3, 2, bias=False)
+    start, size = model.weight.detach().clone(), model.weight.detach().square().mean().sqrt()
+    opt = VOGN(model, base=SGD(model.parameters(), lr=0.5, momentum=momentum), num_data=4, relative_noise=1e-9)
+    for factor in [1e6, *[0.0] * 300]:
+        with opt.sampled_params():
+            (factor * model(torch.ones(4, 3))).mean().backward()
+        opt.param_groups[0]["prior_on_mean"] = False
+        opt.step()
+    torch.testing.assert_close((model.weight - start).square().mean().sqrt(), 0.03 * size, rtol=1e-4, atol=0)
 
 
 def test_the_curvature_is_the_running_mean_of_what_is_measured(problem):
