@@ -21,7 +21,7 @@ METHODS["adam"] = METHODS["sgd"] = None
 METHODS["imagefolder"] = "VOGNCallback"
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
-pytestmark = pytest.mark.parametrize("name", CONFIGS)
+every_config = pytest.mark.parametrize("name", CONFIGS)
 
 
 def callback_of(name):
@@ -32,6 +32,22 @@ def callback_of(name):
 
 def read(name):
     return yaml.safe_load(CONFIGS[name].read_text("utf-8"))
+
+
+def class_paths(node):
+    """All classes that a part of a config names."""
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
+    own = {node["class_path"]} if isinstance(node, dict) and "class_path" in node else set()
+    return own.union(*map(class_paths, parts))
+
+
+def enough():
+    """Configs that name all classes between them."""
+    seen, names = set(), []
+    for name in CONFIGS:
+        names += [] if class_paths(read(name)) <= seen else [name]
+        seen |= class_paths(read(name))
+    return names
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +87,9 @@ def data_options(name, tmp_path, monkeypatch):
 def small_options(name):
     """Few samples, small factors, and one process without groups of noise: what these do is tested elsewhere."""
     callback = read(name)["trainer"]["callbacks"][-1]
-    where = "--trainer.callbacks.dict_kwargs" if callback["class_path"].endswith("from_preset") else "--trainer.callbacks"
+    where = (
+        "--trainer.callbacks.dict_kwargs" if callback["class_path"].endswith("from_preset") else "--trainer.callbacks"
+    )
     options = []
     if callback_of(name) not in {None, "OGNCallback", "KFACCallback"}:
         options += [f"{where}.eval_samples=2"]
@@ -90,6 +108,7 @@ def train_what_it_starts_from(name):
             run.trainer.fit(run.model, datamodule=run.datamodule)
 
 
+@every_config
 def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train_what_it_starts_from(name)
@@ -105,6 +124,7 @@ def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     assert ("ood/AUROC" in results) == name.startswith("digits")
 
 
+@pytest.mark.parametrize("name", enough())
 def test_another_lightning_cli_reads_it(name, monkeypatch):
     monkeypatch.setattr("sys.argv", ["theirs"])
     cli = LightningCLI(
@@ -120,6 +140,7 @@ def test_another_lightning_cli_reads_it(name, monkeypatch):
     assert cli.trainer.max_epochs == read(name)["trainer"]["max_epochs"]
 
 
+@every_config
 def test_is_what_its_name_says(name):
     config, callback = read(name), callback_of(name)
     callbacks = config["trainer"]["callbacks"]
@@ -132,6 +153,7 @@ def test_is_what_its_name_says(name):
     assert config["trainer"]["logger"]["init_args"]["name"] == name.removesuffix(".yaml")
 
 
+@every_config
 def test_names_its_command(name):
     lines = CONFIGS[name].read_text("utf-8").splitlines()
     assert lines[0].startswith("# ")

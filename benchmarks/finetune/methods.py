@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.finetune.data import Images
 from benchmarks.finetune.training import Weights, finetune
 from lightning_bayes import NoisyKFACCallback, VariationalCallback, VOGNCallback, mc_predict
+from lightning_bayes.optim.user_step import PRIOR_PRECISION
 
 EVAL_SAMPLES: Final = 32
 PEER: Final = "laplace"
@@ -58,7 +59,8 @@ def laplace(weights: Weights, images: Images, seed: int, epochs: int) -> Predict
     return _in_parts(posterior)
 
 
-_vogn: Final = partial(variational, VOGNCallback)
+# Asked for, the prior also acts on the mean; by default its precision counts in the posterior's width alone.
+_vogn: Final = partial(variational, VOGNCallback, prior_precision=PRIOR_PRECISION)
 
 METHODS: Final[dict[str, tuple[str, Method]]] = {
     "adam": ("Adam", adam),

@@ -21,7 +21,8 @@ h1 { font-size: 1.6em; } h2 { font-size: 1.25em; margin-top: 2em; border-bottom:
 th, td { padding: .25em .6em; text-align: right; white-space: nowrap; border-bottom: 1px solid #e4e4e4; }
 th { font-weight: 600; vertical-align: bottom; } thead th { white-space: normal; min-width: 3.6em; }
 th:first-child, td:first-child, .text td { text-align: left; position: sticky; left: 0; background: #fff; }
-.text td { position: static; white-space: pre-wrap; } .best { font-weight: 700; color: #0072B2; }
+.text th { text-align: left; } .text td { position: static; white-space: pre-wrap; }
+.best { font-weight: 700; color: #0072B2; }
 .figures { display: flex; flex-wrap: wrap; gap: 1.5em; } figure { margin: 0; } figcaption { font-weight: 600; }
 img { max-width: 100%; } pre { background: #f6f6f6; padding: 1em; overflow-x: auto; } summary { cursor: pointer; }
 """
@@ -77,7 +78,8 @@ def _different_data(runs: Sequence[Run]) -> str:
 
 def _table(table: Table) -> str:
     best = [table.best(column) for column in range(len(table.columns))]
-    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    # An arrow stays on the line of the last word.
+    head = "".join(f"<th>{'&nbsp;'.join(escape(column).rsplit(' ', 1))}</th>" for column in table.columns)
     rows = "".join(
         f"<tr><td>{escape(name)}</td>{''.join(map(_cell, values, best))}</tr>" for name, values in table.rows
     )

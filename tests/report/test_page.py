@@ -20,6 +20,7 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.open, self.tags, self.attributes, self.tables, self.headings, self.best = [], [], [], [], [], []
+        self.loose_arrows = False
         self.feed(text)
         self.close()
 
@@ -43,7 +44,8 @@ class Page(HTMLParser):
     def handle_data(self, data):
         tag, attrs = self.open[-1] if self.open else (None, {})
         if tag in {"td", "th"}:
-            self.tables[-1][-1][-1] += data
+            self.tables[-1][-1][-1] += data.replace("\xa0", " ")
+            self.loose_arrows |= data.endswith((" ↑", " ↓"))
             self.best += [data] if attrs.get("class") == "best" else []
         elif tag == "h2":
             self.headings[-1] += data
@@ -123,6 +125,11 @@ def test_nothing_is_fetched_or_run(page):
     assert sources
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert not any("href" in attrs for _, attrs in page.attributes)
+
+
+def test_an_arrow_stays_on_the_line_of_its_word(page):
+    assert page.table_with("accuracy ↑")
+    assert not page.loose_arrows
 
 
 def test_values_of_all_ways_and_runs_are_rows_of_one_table(page):

@@ -42,7 +42,8 @@ def execute(run: Run, options: argparse.Namespace, results: Results) -> str:
     try:
         if not reason:
             found = train_and_test(run, str(options.root), tuple(options.ood), options.accelerator, options.num_workers)
-            results["runs"].append({**found, "device": _device(options.accelerator)})
+            source = {"device": _device(options.accelerator), "commit": provenance()["commit"]}
+            results["runs"].append({**found, **source})
     except BayesError as error:
         reason = f"{type(error).__name__}: {error}"
     if reason:
