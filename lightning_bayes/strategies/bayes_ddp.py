@@ -32,7 +32,8 @@ class BayesDDPStrategy(DDPStrategy):
     """DDP for the callbacks of this package: ``Trainer(strategy="bayes_ddp")``.
 
     Gradient and curvature of an update are averaged over ranks in one reduction, by numbers of examples; a measurement
-    that is not finite on one rank is so on all, which skip the update together.
+    that is not finite on one rank is so on all, which skip the update together. A rank that receives SIGTERM tells it there,
+    and all end after the same update.
 
     Args:
         mode: ``"data"``: the ranks share out the examples. ``"samples"``: the noise groups see the same examples, and only
