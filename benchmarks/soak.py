@@ -196,6 +196,7 @@ def soak_in_processes(name: str, ranks: int, steps: int, folder: Path) -> Row:
         "not_finite": sum(other["not_finite"] for other in found),
         "last_loss": found[0]["last_loss"],
         "seconds": found[0]["seconds"],
+        "commit": provenance()["commit"],  # rows of one file may be of different code
     }
 
 
