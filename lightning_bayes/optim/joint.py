@@ -161,14 +161,13 @@ class JointOptimizer(NoisyOptimizer, ABC):
         now = self._arguments()
         return now["prior_precision"] * now["kl_weight"] / now["num_data"]
 
-    def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
+    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         if not self._has_curvature():
-            return
-        mean.update((param, param.detach().clone()) for param in self._params)
-        draws = [torch.empty_like(param) for param in self._params]
+            return {}
+        draws = [torch.empty_like(param, requires_grad=False) for param in self._params]
         noise.fill_(draws)
-        for param, weights in zip(self._params, self._draw(draws), strict=True):
-            param.copy_(weights)
+        torch._foreach_copy_(draws, self._draw(draws))
+        return dict(zip(self._params, draws, strict=True))
 
     def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
         self._passes.add_moments(self._moments(captured, loss_scale), captured.num_examples)

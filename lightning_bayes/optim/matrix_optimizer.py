@@ -161,17 +161,16 @@ class MatrixOptimizer(MeanFieldOptimizer):
             labels = label_source(self.fisher, self._likelihood, self.model)
             self.engine.request = Request(layers, labels, self._label_seed(sample), loss_scale)
 
-    def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
-        super()._sample_(noise, mean)
+    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        sample = super()._sample(noise)
         for layer in self._noisy_layers():
-            kept = [self._buffer(param) for param in layer.params]
-            torch._foreach_copy_(kept, list[Tensor](layer.params))
-            mean.update(zip(layer.params, kept, strict=True))
-            noise.fill_([param.detach() for param in layer.params])
-            drawn = matrix_state.draw(
-                self.state[layer.weight], layer.matrix(kept), layer.matrix(layer.params), layer.group
-            )
-            torch._foreach_copy_(list[Tensor](layer.params), layer.tensors(drawn))
+            drawn = [self._buffer(param) for param in layer.params]
+            noise.fill_(drawn)
+            means = [param.detach() for param in layer.params]
+            weights = matrix_state.draw(self.state[layer.weight], layer.matrix(means), layer.matrix(drawn), layer.group)
+            torch._foreach_copy_(drawn, layer.tensors(weights))
+            sample.update(zip(layer.params, drawn, strict=True))
+        return sample
 
     def _noisy_layers(self) -> Iterator[MatrixLayer]:
         """Layers that have noise now, their curvature started where `init_precision` says it."""

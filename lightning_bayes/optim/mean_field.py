@@ -13,12 +13,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import (
-    DEFAULT_MIB,
-    EngineName,
-    LossReduction,
-    make_engine,
-)
+from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction, make_engine
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import hyper, trust_region
 from lightning_bayes.optim.blocks import blocks
@@ -207,19 +202,21 @@ class MeanFieldOptimizer(MeasuringOptimizer):
                 state["prior_mean"] = param.detach().clone()
         return state
 
-    def _sample_(self, noise: CounterNoise, mean: dict[nn.Parameter, Tensor]) -> None:
+    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        sample: dict[nn.Parameter, Tensor] = {}
         for group in self.param_groups:
             for params in self._noisy_cohorts(group):
-                kept = [self._buffer(param) for param in params]
-                torch._foreach_copy_(kept, list[Tensor](params))
-                mean.update(zip(params, kept, strict=True))
+                drawn = [self._buffer(param) for param in params]
+                noise.fill_(drawn)
                 curvatures = [self.state[param]["curvature"] for param in params]
-                floors = noise_floor(group, tensor_sizes(kept, [self.state[param]["scale"] for param in params]))
-                noise.fill_([param.detach() for param in params])
+                means, scales = [param.detach() for param in params], [self.state[param]["scale"] for param in params]
+                floors = noise_floor(group, tensor_sizes(means, scales))
                 for block in blocks(params):
                     inverse_variance = precision(block.join(curvatures), **group_arguments(group))
                     std = inverse_variance.add_(block.spread(floors, params)).rsqrt_()
-                    block.write_(params, torch.addcmul(block.join(kept), block.join(params), std))
+                    block.write_(drawn, torch.addcmul(block.join(means), block.join(drawn), std))
+                sample.update(zip(params, drawn, strict=True))
+        return sample
 
     def _noisy_cohorts(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
         """Cohorts of the parameters that have noise now, their curvature started."""
@@ -239,7 +236,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         return list(alike.values())
 
     def _buffer(self, param: nn.Parameter) -> Tensor:
-        """Memory for one value of `param`: its mean during a pass, its step during an update."""
+        """Memory for one value of `param`: its sample during a pass, its step during an update."""
         buffer = self._scratch.get(param)
         if buffer is None or buffer.device != param.device or buffer.dtype != param.dtype:
             buffer = self._scratch[param] = torch.empty_like(param, requires_grad=False)

@@ -63,6 +63,25 @@ def test_weights_between_steps_are_the_mean(optimizer, step_rule, problem):
     assert all(torch.equal(p, m) for p, m in zip(model.parameters(), mean, strict=True))
 
 
+def test_the_mean_stays_in_its_memory_during_a_pass_that_breaks(optimizer, step_rule, problem):
+    model, opt = build(optimizer, step_rule)
+    train(model, opt, problem, 2)
+    memory = [p.data for p in model.parameters()]
+    kept = [values.clone() for values in memory]
+    during = []
+
+    def broken_pass():
+        with opt.sampled_params():
+            during.extend(values.clone() for values in memory)
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        broken_pass()
+    assert all(map(torch.equal, during, kept))
+    assert all(p.data_ptr() == m.data_ptr() for p, m in zip(model.parameters(), memory, strict=True))
+    assert all(map(torch.equal, memory, kept))
+
+
 def test_resume_from_a_safely_loaded_state_is_bit_equal(optimizer, step_rule, problem):
     model, opt = build(optimizer, step_rule)
     train(model, opt, problem, 3)
