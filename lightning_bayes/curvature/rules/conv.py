@@ -23,11 +23,13 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.rules.patches import (
     Conv,
     assembled,
+    channels_first,
     goes_by_rows,
     input_patches,
     padded,
     patch_elements,
     patch_parts,
+    pixel_parts,
     positions_first,
 )
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule
@@ -36,7 +38,7 @@ from lightning_bayes.curvature.workspace import Workspace
 # Measured on two cores with AVX-512 and 1 MiB of L2 cache each; all choices follow from shapes.
 MAX_PAIRED_POSITIONS = 4
 MAX_BATCHED_ELEMENTS = 2**13  # of one c_i(W)
-BLOCK_ELEMENTS = 2**18  # one MiB of float32
+BLOCK_ELEMENTS = 3 * 2**16  # 768 KiB of float32
 
 
 @per_example_rule(nn.Conv1d, input_dims=3)
@@ -84,13 +86,14 @@ def _by_pairs(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace)
 
 def _by_contributions(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     # An accelerator would wait for one small kernel after the other.
-    at_once = layer.groups > 1 or layer.weight.numel() <= MAX_BATCHED_ELEMENTS or not x.is_cpu
+    if layer.groups == 1 and layer.weight.numel() > MAX_BATCHED_ELEMENTS and x.is_cpu:
+        return _by_blocks(layer, x, grad_output, workspace)
     by_rows = goes_by_rows(layer, grad_output)
-    elements = max(patch_elements(layer, x, grad_output, by_rows), layer.weight.numel() if at_once else 0)
+    elements = max(patch_elements(layer, x, grad_output, by_rows), layer.weight.numel())
     total: Sums = {}
     for x_part, grad_part in _split(workspace.examples_at_once(elements), x, grad_output):
         parts = patch_parts(layer, x_part, grad_part, by_rows, workspace)
-        grad, square = (_at_once if at_once else _by_blocks)(_delta(layer, grad_part), parts, workspace)
+        grad, square = _at_once(_delta(layer, grad_part), parts, workspace)
         known = total.get("weight")
         total["weight"] = (grad, square) if known is None else (known[0].add_(grad), known[1].add_(square))
     grad, square = (assembled(layer, values, workspace) for values in total["weight"])
@@ -100,30 +103,49 @@ def _by_contributions(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Wo
     return grad, square
 
 
+def _by_blocks(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """Σ_i c_i and Σ_i c_i² example by example, for one group."""
+    by_rows, rows = goes_by_rows(layer, grad_output), _rows_of_a_block(layer)
+    elements = patch_elements(layer, x, grad_output, by_rows)
+    # Patches that a single block reads stay in the cache too.
+    room = BLOCK_ELEMENTS // elements if rows == layer.out_channels else workspace.examples_at_once(elements)
+    at_once = min(max(1, room), len(x))
+    known = pixel_parts(layer, x, grad_output, by_rows, workspace) if at_once == len(x) else None
+    grad, square = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
+    for grad_rows, square_rows, delta in _split(rows, grad, square, grad_output.transpose(0, 1)):
+        sums = [workspace.empty(purpose, grad_rows.shape, x).zero_() for purpose in ("grad sum", "square sum")]
+        for x_part, delta_part in _split(at_once, x, delta.transpose(0, 1)):
+            parts = known or pixel_parts(layer, x_part, delta_part, by_rows, workspace)
+            _add_each(sums[0], sums[1], delta_part.flatten(2), parts, workspace)
+        for result, found in zip((grad_rows, square_rows), sums, strict=True):
+            result.copy_(channels_first(layer, found.view(len(parts), len(result), -1)))
+    return grad, square
+
+
+def _add_each(grad: Tensor, square: Tensor, delta: Tensor, parts: list[Tensor], workspace: Workspace) -> None:
+    """Add c_i = δ_i x̃_i, ``[parts, rows, K]``, and its square, for each example."""
+    product = workspace.empty("products", grad.shape, delta)
+    matrices = product.view(len(parts), delta.shape[1], -1).unbind()
+    for one_delta, *patches in zip(delta, *parts, strict=True):
+        for matrix, one_patches in zip(matrices, patches, strict=True):
+            torch.mm(one_delta, one_patches, out=matrix)
+        grad += product
+        square.addcmul_(product, product)
+
+
+def _rows_of_a_block(layer: Conv) -> int:
+    rows = len(layer.weight)
+    while rows * layer.weight[0].numel() > BLOCK_ELEMENTS and rows > 1:
+        rows = (rows + 1) // 2
+    return rows
+
+
 def _at_once(delta: Tensor, parts: list[Tensor], workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Σ_i c_i and Σ_i c_i² with c_i = δ_i x̃_iᵀ, ``[parts, groups, Cout / groups, K]``."""
     products = workspace.empty("products", (len(parts), *delta.shape[:3], parts[0].shape[2]), delta)
     for product, patches in zip(products.flatten(1, 2), parts, strict=True):
         torch.bmm(delta.flatten(0, 1), patches.flatten(0, 1).transpose(1, 2), out=product)
     return products.sum(1), products.square_().sum(1)
-
-
-def _by_blocks(delta: Tensor, parts: list[Tensor], workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """As `_at_once`, for one group."""
-    shape = (len(parts), *delta.shape[1:3], parts[0].shape[2])
-    grad, square = workspace.result(shape, delta), workspace.result(shape, delta)
-    rows = max(1, BLOCK_ELEMENTS // shape[3])
-    for patches, *totals in zip(parts, grad[:, 0], square[:, 0], strict=True):
-        for grad_rows, square_rows, delta_rows in _split(rows, *totals, delta[:, 0].transpose(0, 1)):
-            product = workspace.empty("products", grad_rows.shape, delta)
-            pairs = zip(delta_rows.unbind(1), patches[:, 0].transpose(1, 2).unbind(), strict=True)
-            torch.mm(*next(pairs), out=grad_rows)
-            torch.mul(grad_rows, grad_rows, out=square_rows)
-            for one_delta, one_patches in pairs:
-                torch.mm(one_delta, one_patches, out=product)
-                grad_rows += product
-                square_rows.addcmul_(product, product)
-    return grad, square
 
 
 def _split(size: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:

@@ -53,8 +53,7 @@ def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
         copied = workspace.empty("patches", patches.shape, x).copy_(patches)
         return [copied.view(*_grouped(layer, x), -1, positions.numel())]
     unfolded = _unfolded_columns(layer, x, positions[1], workspace)
-    starts = [row * layer.dilation[0] * positions[1] for row in range(layer.kernel_size[0])]
-    return [unfolded[..., start : start + positions.numel()] for start in starts]
+    return [unfolded[..., start : start + positions.numel()] for start in _row_starts(layer, positions)]
 
 
 def positions_first(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Tensor:
@@ -73,6 +72,52 @@ def positions_first(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Work
     axes = range(patches.dim())
     patches = patches.permute(*axes[-x.dim() + 2 :], *axes[: -x.dim() + 2])  # [*out, B, Cin, *kernel]
     return workspace.empty("patches", patches.shape, x).copy_(patches).view(-1, len(x), layer.weight[0].numel())
+
+
+def pixel_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, workspace: Workspace) -> list[Tensor]:
+    """As `patch_parts`, for one group, with positions before channels and channels last.
+
+    Whole pixels are copied, faster than single values where there are many channels, and a matrix product with rows that
+    lie together in memory is faster too.
+
+    Args:
+        layer: The convolution.
+        x: Its input, ``[B, Cin, *in]``.
+        grad_output: Shaped like its output, ``[B, Cout, *out]``.
+        by_rows: From `goes_by_rows`.
+        workspace: Holds the copy.
+
+    Returns:
+        Each part ``[B, T, K]``, where K is the kernel's columns or the whole kernel, times Cin.
+    """
+    positions = grad_output.shape[2:]
+    pixels = _padded_into(workspace, layer, x, channels_last=True)
+    if by_rows:
+        windows = _column_windows(layer, pixels, positions[1]).permute(0, 3, 4, 2, 1)
+    else:
+        axes = range(2, 2 + len(positions))
+        windows = _windows(layer, pixels, positions)
+        windows = windows.permute(0, *(axis + len(axes) for axis in axes), *axes, 1)
+    copied = workspace.empty("patches", windows.shape, x).copy_(windows)
+    if not by_rows:
+        return [copied.view(len(x), positions.numel(), -1)]
+    copied = copied.view(len(x), pixels.shape[2] * positions[1], -1)
+    return [copied[:, start : start + positions.numel()] for start in _row_starts(layer, positions)]
+
+
+def channels_first(layer: Conv, values: Tensor) -> Tensor:
+    """Arrange products of `pixel_parts` like the layer's weight.
+
+    Args:
+        layer: The convolution.
+        values: ``[parts, rows, K]``, contiguous; some rows of the weight.
+
+    Returns:
+        A view, ``[rows, Cin, *kernel]``.
+    """
+    by_row = (len(values), values.shape[1], *layer.kernel_size[len(values) > 1 :], layer.in_channels)
+    pixels = values.view(by_row).movedim(-1, 1)  # [parts, Cin, rows, *kernel]
+    return pixels[0].transpose(0, 1) if len(values) == 1 else pixels.permute(2, 1, 0, 3)
 
 
 def assembled(layer: Conv, values: Tensor, workspace: Workspace) -> Tensor:
@@ -110,11 +155,7 @@ def input_patches(layer: nn.modules.conv._ConvNd, x: Tensor, positions: torch.Si
     Returns:
         Patches, ``[B, C, *kernel, *out]``.
     """
-    x = x.contiguous()
-    batch, channel, *axes = x.stride()
-    within = [axis * step for axis, step in zip(axes, layer.dilation, strict=True)]
-    between = [axis * step for axis, step in zip(axes, layer.stride, strict=True)]
-    return x.as_strided((*x.shape[:2], *layer.kernel_size, *positions), (batch, channel, *within, *between))
+    return _windows(layer, x.contiguous(), positions)
 
 
 def padded(layer: Conv, x: Tensor) -> Tensor:
@@ -132,27 +173,50 @@ def _padding(layer: Conv, axis: int) -> tuple[int, int]:
     return amount, amount
 
 
-def _padded_into(workspace: Workspace, layer: Conv, x: Tensor) -> Tensor:
+def _padded_into(workspace: Workspace, layer: Conv, x: Tensor, channels_last: bool = False) -> Tensor:
+    """As `padded`, in memory of the workspace; with `channels_last` the channels lie together in it."""
     borders = [_padding(layer, axis) for axis in range(x.dim() - 2)]
-    if layer.padding_mode != "zeros" or not any(map(any, borders)):
-        return padded(layer, x)
+    if layer.padding_mode != "zeros" and any(map(any, borders)):
+        x, borders = padded(layer, x), [(0, 0)] * len(borders)
+    in_place = x.movedim(1, -1).is_contiguous() if channels_last else True
+    if in_place and not any(map(any, borders)):
+        return x
     shape = [size + before + after for size, (before, after) in zip(x.shape[2:], borders, strict=True)]
-    whole = workspace.empty("padded", (*x.shape[:2], *shape), x).zero_()
-    inside = whole
+    if channels_last:
+        whole = workspace.empty("padded", (len(x), *shape, x.shape[1]), x).movedim(-1, 1)
+    else:
+        whole = workspace.empty("padded", (*x.shape[:2], *shape), x)
+    inside = whole.zero_()
     for axis, (size, (before, _)) in enumerate(zip(x.shape[2:], borders, strict=True), start=2):
         inside = inside.narrow(axis, before, size)
     inside.copy_(x)
     return whole
 
 
+def _windows(layer: nn.modules.conv._ConvNd, x: Tensor, positions: torch.Size) -> Tensor:
+    """What the kernel sees of `x` as it lies in memory, ``[B, C, *kernel, *out]``."""
+    batch, channel, *axes = x.stride()
+    within = [axis * step for axis, step in zip(axes, layer.dilation, strict=True)]
+    between = [axis * step for axis, step in zip(axes, layer.stride, strict=True)]
+    return x.as_strided((*x.shape[:2], *layer.kernel_size, *positions), (batch, channel, *within, *between))
+
+
 def _unfolded_columns(layer: Conv, x: Tensor, width: int, workspace: Workspace) -> Tensor:
     """The input at every column offset of the kernel, ``[B, groups, Cin / groups · columns, height · width]``."""
-    x = x.contiguous()
+    windows = _column_windows(layer, x.contiguous(), width)
+    unfolded = workspace.empty("patches", windows.shape, x).copy_(windows)
+    return unfolded.view(*_grouped(layer, x), -1, x.shape[2] * width)
+
+
+def _column_windows(layer: Conv, x: Tensor, width: int) -> Tensor:
+    """What a row of the kernel sees of `x` as it lies in memory, ``[B, C, columns, height, width]``."""
     batch, channel, row, column = x.stride()
     shape = (*x.shape[:2], layer.kernel_size[1], x.shape[2], width)
-    strides = (batch, channel, column * layer.dilation[1], row, column * layer.stride[1])
-    unfolded = workspace.empty("patches", shape, x).copy_(x.as_strided(shape, strides))
-    return unfolded.view(*_grouped(layer, x), -1, x.shape[2] * width)
+    return x.as_strided(shape, (batch, channel, column * layer.dilation[1], row, column * layer.stride[1]))
+
+
+def _row_starts(layer: Conv, positions: torch.Size) -> list[int]:
+    return [row * layer.dilation[0] * positions[1] for row in range(layer.kernel_size[0])]
 
 
 def _grouped(layer: Conv, x: Tensor) -> tuple[int, int]:
