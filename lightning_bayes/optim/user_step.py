@@ -20,9 +20,9 @@ weights which few examples reach would go to μ₀ at full speed, however small 
 
 A step in proportion to the gradient, such as SGD's, trains at the edge of stability, where a few unlucky samples suffice to
 throw the weights out for good: with lr = 0.05 and momentum 0.9 LeNet ended at chance on the digits. There each gradient is
-scaled down to at most what, with all of its momentum, moves a tensor by 0.03 of its size r: RMS(g) ≤ 0.03 r (1 - m) / lr. This
-**heuristic** is kin of You et al. 2017 (https://arxiv.org/abs/1708.03888); early in training and at large learning rates it
-acts often, so that SGD is no longer quite the user's.
+scaled down to at most what, with all of its momentum, moves a tensor by a tenth of its size r: RMS(g) ≤ 0.1 r (1 - m) / lr.
+This **heuristic** is kin of You et al. 2017 (https://arxiv.org/abs/1708.03888); early in training and at large learning
+rates it acts often, so that SGD is no longer quite the user's.
 
 On small data the posterior of a network is far wider than training survives. The default therefore bounds the noise by a
 share κ of each tensor's size (`posteriors.noise_floor`), and its prior is wide: **heuristics**, chosen among a few values on
@@ -46,7 +46,7 @@ NOISE_OF_CLASSIFIERS = 0.3  # κ; an argmax stands more noise
 NOISE_OF_OTHERS = 0.02  # than a number
 NOISE_OF_GRADIENT_MAGNITUDES = (0.1, NOISE_OF_OTHERS)  # their curvature is so small that the bound is all of the noise
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
-LONGEST_MOVE = 0.03  # of a tensor's size, by one gradient of a step in proportion to it
+LONGEST_MOVE = 0.1  # of a tensor's size, by one gradient of a step in proportion to it
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
 STATE_KEY = "base"  # of the user's optimizer in each parameter's state
 
@@ -100,7 +100,7 @@ class UserStep:
 
 
 def bound_gradients_(group: Mapping[str, Any], states: Mapping[Tensor, Mapping[str, Any]]) -> None:
-    """Scale ``param.grad`` down to RMS(g) ≤ 0.03 r (1 - m) / lr, tensor by tensor.
+    """Scale ``param.grad`` down to RMS(g) ≤ 0.1 r (1 - m) / lr, tensor by tensor.
 
     Args:
         group: Of SGD or its kin.

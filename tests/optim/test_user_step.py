@@ -70,7 +70,7 @@ def test_without_noise_it_is_the_users_training(optimizer, method, problem):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_gradient_moves_a_tensor_by_a_small_share_of_its_size(momentum):
-    """All the moves that one huge gradient makes under SGD add up to 0.03 of the weights' root mean square."""
+    """All the moves that one huge gradient makes under SGD add up to a tenth of the weights' root mean square."""
     model = nn.Linear(3, 2, bias=False)
     start, size = model.weight.detach().clone(), model.weight.detach().square().mean().sqrt()
     opt = VOGN(model, base=SGD(model.parameters(), lr=0.5, momentum=momentum), num_data=4, relative_noise=1e-9)
@@ -79,7 +79,7 @@ def test_a_gradient_moves_a_tensor_by_a_small_share_of_its_size(momentum):
             (factor * model(torch.ones(4, 3))).mean().backward()
         opt.param_groups[0]["prior_on_mean"] = False
         opt.step()
-    torch.testing.assert_close((model.weight - start).square().mean().sqrt(), 0.03 * size, rtol=1e-4, atol=0)
+    torch.testing.assert_close((model.weight - start).square().mean().sqrt(), 0.1 * size, rtol=1e-4, atol=0)
 
 
 def test_the_curvature_is_the_running_mean_of_what_is_measured(problem):
