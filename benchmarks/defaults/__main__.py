@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,17 +19,24 @@ from benchmarks.defaults.scores import classification_scores, regression_scores
 from benchmarks.defaults.table import SCORES, Record, table
 from benchmarks.defaults.training import CALLBACKS, OPTIMIZERS, PEER, train_and_predict
 from benchmarks.provenance import provenance
+from lightning_bayes.errors import NonFiniteError
+
+DIVERGED = {**dict.fromkeys(SCORES, math.nan), "seconds": 0.0}
 
 
 def run(problem: str, optimizer: str, method: str, seed: int, root: Path) -> Record:
-    """Train and score one combination."""
+    """Train and score one combination; a run that diverges has scores that are not numbers."""
     what = PROBLEMS[problem]
     data = what.load(root, seed)
-    outputs, seconds = train_and_predict(what, data, optimizer, method, seed)
+    key = {"problem": problem, "optimizer": optimizer, "method": method, "seed": seed, "chance": what.chance(data)}
+    try:
+        outputs, seconds = train_and_predict(what, data, optimizer, method, seed)
+    except NonFiniteError:
+        return {**key, **DIVERGED}
+    if not outputs.isfinite().all():
+        return {**key, **DIVERGED}
     score = regression_scores if what.is_regression else classification_scores
-    scores = score(outputs, data.test_y)
-    key = {"problem": problem, "optimizer": optimizer, "method": method, "seed": seed}
-    return {**key, **scores, "seconds": round(seconds, 1), "chance": what.chance(data)}
+    return {**key, **score(outputs, data.test_y), "seconds": round(seconds, 1)}
 
 
 def missing(options: argparse.Namespace, records: list[Record]) -> Iterator[tuple[str, str, str, int]]:
