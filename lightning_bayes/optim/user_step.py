@@ -10,8 +10,8 @@ while s is measured and averaged as the algorithm says, from the first batch on:
 
     β₂(t) = min(β₂, (t-1)/t)   a running mean first, a running average later.
 
-Without noise and prior this **is** the user's training, but for a bound of SGD's gradients (below). Paths differ from those of natural gradients, of course: pass a
-learning rate for the papers' step.
+Without noise and prior this **is** the user's training, but for a bound of SGD's gradients (below). Paths differ from those
+of natural gradients, of course: pass a learning rate for the papers' step.
 
 The prior's gradient is added where somebody asks for a prior: by its precision or mean, or by an L2 penalty. Who asks for
 none trains without one, so the mean keeps the flat prior of that training, and the default precision counts in the
