@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from distributed import run_on_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes.errors import HyperparameterError
@@ -206,23 +207,17 @@ def test_lightning_logs_the_values_of_the_whole_epoch(tmp_path):
         assert_equal(got, expected)
 
 
-def compare_over_two_ranks(rank, init_file):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{init_file}", rank=rank, world_size=2)
-    try:
-        for collection, data, expected in cases():
-            shard = slice(0, 30) if rank == 0 else slice(30, 101)
-            update_in_parts(collection, tuple(column[shard] for column in data), 5, 101)
-            assert_equal(collection.compute(), expected)
-            collection.reset()
-            if rank == 0:  # the other one sees no data at all
-                collection.update(*data)
-            assert_equal(collection.compute(), expected)
-    finally:
-        torch.distributed.destroy_process_group()
+def compare_over_two_ranks(rank):
+    for collection, data, expected in cases():
+        shard = slice(0, 30) if rank == 0 else slice(30, 101)
+        update_in_parts(collection, tuple(column[shard] for column in data), 5, 101)
+        assert_equal(collection.compute(), expected)
+        collection.reset()
+        if rank == 0:  # the other one sees no data at all
+            collection.update(*data)
+        assert_equal(collection.compute(), expected)
 
 
 @pytest.mark.ddp
-def test_two_ranks_with_uneven_shards_agree_with_one_process(tmp_path, monkeypatch, request):
-    monkeypatch.syspath_prepend(request.config.rootpath)  # the spawned processes import this file as a module
-    torch.multiprocessing.spawn(compare_over_two_ranks, args=(tmp_path / "init",), nprocs=2)
+def test_two_ranks_with_uneven_shards_agree_with_one_process(tmp_path):
+    run_on_ranks(compare_over_two_ranks, 2, tmp_path)
