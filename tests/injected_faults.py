@@ -88,6 +88,7 @@ class Signalled(Classifier):
 def train_and_signal(signum: int, folder: Path) -> None:
     """Write what the module held before, in and after the pass; the checkpoint is Lightning's, written on the way out."""
     warnings.filterwarnings("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores Ctrl-C
     module = Signalled(signum)
     callback = VOGNCallback(lr=0.05, init_precision=100.0, mc_samples=2, num_data=48)
     trainer = quiet_trainer(

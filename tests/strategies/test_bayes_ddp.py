@@ -134,15 +134,22 @@ def test_whether_ranks_share_noise(world_size, groups, shares):
     assert strategy_of(0, world_size, num_groups=groups).shares_noise is shares
 
 
-def test_gradients_of_a_group_are_added_only_where_ranks_share_it(monkeypatch):
-    """Vadam squares the gradient of a group; where each rank has groups of its own, nothing is to be added up."""
+def added_gradients(rank, shares_noise):
     added = []
-    monkeypatch.setattr(BayesDDPStrategy, "add_noise_group_", lambda self, tensors: added.append(len(tensors)))
+    BayesDDPStrategy.add_noise_group_ = lambda self, tensors: added.append(len(tensors))
+    if shares_noise:
+        BayesDDPStrategy.shares_noise = True
     train(CALLBACKS["Vadam"](), WHOLE, max_epochs=1, **on_ranks(1))
-    assert not added
-    monkeypatch.setattr(BayesDDPStrategy, "shares_noise", True)
-    train(CALLBACKS["Vadam"](), WHOLE, max_epochs=1, **on_ranks(1))
-    assert added == [1 + 4] * len(WHOLE)  # the number of examples, and the gradients of two layers
+    return added
+
+
+@pytest.mark.parametrize("shares_noise", [True, False])
+def test_gradients_of_a_group_are_added_only_where_ranks_share_it(shares_noise, tmp_path):
+    """Vadam squares the gradient of a group; where each rank has groups of its own, nothing is to be added up."""
+    (added,) = run_on_ranks(added_gradients, 1, tmp_path, shares_noise)
+    assert added == (
+        [1 + 4] * len(WHOLE) if shares_noise else []
+    )  # the number of examples, the gradients of two layers
 
 
 def unaligned_groups(rank):
