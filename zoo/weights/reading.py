@@ -64,6 +64,7 @@ def unwrapped(content: Any, source: str = "The state dict") -> dict[str, Tensor]
         WeightsError: If there is no state dict.
 
     Example:
+        >>> import torch
         >>> unwrapped({"epoch": 3, "state_dict": {"model.weight": torch.zeros(1)}})
         {'weight': tensor([0.])}
     """
