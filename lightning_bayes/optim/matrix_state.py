@@ -45,12 +45,16 @@ def put(state: State, kind: str, product: KroneckerProduct) -> None:
     state[f"output_{kind}"], state[f"input_{kind}"] = product
 
 
+def _keys(kinds: Sequence[str]) -> list[str]:
+    """Where products lie in the state."""
+    return [f"{side}_{kind}" for kind in kinds for side in ("output", "input")]
+
+
 def drop_if_of_another_shape(state: State, layer: MatrixLayer) -> None:
     """Forget what was measured before a bias was frozen, or trained again."""
     if "input_factor" in state and state["input_factor"].shape[-1] != layer.shape[-1]:
-        for kind in _KINDS:
-            for side in ("output", "input"):
-                state.pop(f"{side}_{kind}", None)
+        for key in _keys(_KINDS):
+            state.pop(key, None)
         state["measurements"] = 0
 
 
@@ -91,21 +95,19 @@ def start_at_precision(state: State, layer: MatrixLayer) -> None:
 
 def sides(state: State, kinds: Sequence[str]) -> list[Tensor]:
     """Both tensors of each of the products `kinds`; see `get`."""
-    return [state[f"{side}_{kind}"] for kind in kinds for side in ("output", "input")]
+    return [state[key] for key in _keys(kinds)]
 
 
 def fill(state: State, kinds: Sequence[str], value: float) -> None:
     """Put products of the shape of the factors in, whose entries are all `value`; see `get`."""
     for kind in kinds:
-        for side in ("output", "input"):
-            state[f"{side}_{kind}"] = torch.full_like(state[f"{side}_factor"], value)
+        put(state, kind, KroneckerProduct(*(torch.full_like(factor, value) for factor in sides(state, ["factor"]))))
 
 
 def lay_out_by_rows(state: State, kinds: Sequence[str]) -> None:
     """Give products one layout in memory, because another one multiplies to other last bits; see `get`."""
-    for kind in kinds:
-        for side in ("output", "input"):
-            state[f"{side}_{kind}"] = state[f"{side}_{kind}"].contiguous()
+    for key in _keys(kinds):
+        state[key] = state[key].contiguous()
 
 
 def invert(state: State, layer: MatrixLayer, kinds: Sequence[str]) -> None:
