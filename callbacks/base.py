@@ -24,7 +24,7 @@ from lightning_bayes.callbacks.whole_or_nothing import WholeOrNothing
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.hyper import check as check_hyperparameters
-from lightning_bayes.optim.user_step import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
+from lightning_bayes.optim.user_step import CAUTIOUS_NOISE, NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
 from lightning_bayes.posteriors import CALLBACK_KEY, group_arguments
 from lightning_bayes.predictive import Link
 from lightning_bayes.strategies import BayesDDPStrategy
@@ -54,7 +54,8 @@ class VariationalCallback(EvaluatingCallback):
         num_data: N, number of training examples; None asks the trainer's data loader.
         engine: ``"fused"`` measures any layer; ``"backpack"`` is BackPACK, for the layers it knows.
         relative_noise: Upper bound of the noise in units of each tensor's size. None: no bound with an explicit `lr`;
-            with the default step 0.3 for classifiers (told by `link` or by the loss) and 0.02 for all else, a heuristic.
+            with the default step 0.3 for classifiers (told by `link` or by the loss; 0.1 where SGD moves the mean) and 0.02
+            for all else, a heuristic.
         damping_in_noise: Whether γ counts in the posterior precision too.
         loss_reduction: ``"auto"`` reads from the loss's graph whether it is a mean or a sum over examples.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what
@@ -343,8 +344,10 @@ class VariationalCallback(EvaluatingCallback):
         super().on_before_backward(trainer, pl_module, loss)
         if first and self._chooses_noise and self.optimizer is not None:
             classifies = self._link_of(pl_module) in {"softmax", "sigmoid"}
+            step = self.optimizer.user_step
+            bounds = CAUTIOUS_NOISE if step is not None and step.follows_gradients else self.noise_bounds
             for group in (self.optimizer.defaults, *self.optimizer.param_groups):
-                group["relative_noise"] = self.noise_bounds[0 if classifies else 1]
+                group["relative_noise"] = bounds[0 if classifies else 1]
 
     # -- the record and the end ---------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import NoisyAdam, NoisyAdamFisher
-from lightning_bayes.optim.user_step import NOISE_OF_GRADIENT_MAGNITUDES
+from lightning_bayes.optim.user_step import CAUTIOUS_NOISE
 
 
 @final
@@ -17,7 +17,7 @@ class NoisyAdamCallback(VariationalCallback):
     """
 
     optimizer_class = NoisyAdam
-    noise_bounds = NOISE_OF_GRADIENT_MAGNITUDES
+    noise_bounds = CAUTIOUS_NOISE
 
 
 @final

@@ -7,7 +7,7 @@ from typing import Any, final
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import Schedule, VadaGrad, value_at
 from lightning_bayes.optim.hyper import check
-from lightning_bayes.optim.user_step import NOISE_OF_GRADIENT_MAGNITUDES
+from lightning_bayes.optim.user_step import CAUTIOUS_NOISE
 from lightning_bayes.optim.vadagrad import require_unit_kl_weight
 
 
@@ -26,7 +26,7 @@ class VadaGradCallback(VariationalCallback):
     """
 
     optimizer_class = VadaGrad
-    noise_bounds = NOISE_OF_GRADIENT_MAGNITUDES
+    noise_bounds = CAUTIOUS_NOISE
 
     def __init__(
         self,

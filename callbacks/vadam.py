@@ -6,7 +6,7 @@ from typing import final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import Vadam
-from lightning_bayes.optim.user_step import NOISE_OF_GRADIENT_MAGNITUDES
+from lightning_bayes.optim.user_step import CAUTIOUS_NOISE
 
 
 @final
@@ -17,4 +17,4 @@ class VadamCallback(VariationalCallback):
     """
 
     optimizer_class = Vadam
-    noise_bounds = NOISE_OF_GRADIENT_MAGNITUDES
+    noise_bounds = CAUTIOUS_NOISE

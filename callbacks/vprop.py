@@ -6,12 +6,12 @@ from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import Vprop, Vprop0
-from lightning_bayes.optim.user_step import NOISE_OF_GRADIENT_MAGNITUDES
+from lightning_bayes.optim.user_step import CAUTIOUS_NOISE
 from lightning_bayes.optim.vprop import Scaling, check_scaling
 
 
 class _VpropCallback(VariationalCallback):
-    noise_bounds = NOISE_OF_GRADIENT_MAGNITUDES
+    noise_bounds = CAUTIOUS_NOISE
 
     def __init__(self, betas: tuple[float, float] = (0.0, 0.999), scaling: Scaling = "mean", **arguments: Any) -> None:
         check_scaling(scaling)

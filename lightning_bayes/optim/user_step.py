@@ -28,7 +28,7 @@ On small data the posterior of a network is far wider than training survives. Th
 share κ of each tensor's size (`posteriors.noise_floor`), and its prior is wide: **heuristics**, chosen among a few values on
 some seeds of problems of ``python -m benchmarks.defaults``, which measures them (docs/defaults.md). Where the curvature is
 the squared gradient of a batch, about 1/M of that of its M examples, every weight has all the noise that κ allows, so it is
-smaller there.
+smaller there; and with SGD and its kin, since noise makes single gradients large.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
 NOISE_OF_CLASSIFIERS = 0.3  # κ; an argmax stands more noise
 NOISE_OF_OTHERS = 0.02  # than a number
-NOISE_OF_GRADIENT_MAGNITUDES = (0.1, NOISE_OF_OTHERS)  # their curvature is so small that the bound is all of the noise
+CAUTIOUS_NOISE = (
+    0.1,
+    NOISE_OF_OTHERS,
+)  # where the bound is all of the noise, or each gradient moves weights by its own size
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
 LONGEST_MOVE = 0.1  # of a tensor's size, by one gradient of a step in proportion to it
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
@@ -64,6 +67,11 @@ class UserStep:
         self._first = {
             param: dict(state) for param, state in base.state.items()
         }  # such as Adagrad's, made by its constructor
+
+    @property
+    def follows_gradients(self) -> bool:
+        """Whether the steps are in proportion to the gradient."""
+        return isinstance(self.base, GRADIENT_STEPS)
 
     def add(self, group: Mapping[str, Any], count: int) -> None:
         """Give the user's optimizer a group that came later.
@@ -94,7 +102,7 @@ class UserStep:
                     if STATE_KEY not in states[param]:  # at the start, or after a host has gone back to it
                         states[param][STATE_KEY] = deepcopy(self._first.get(param, {}))
                     self.base.state[param] = states[param][STATE_KEY]
-            if isinstance(self.base, GRADIENT_STEPS):
+            if self.follows_gradients:
                 bound_gradients_(own, states)
         self.base.step()
 

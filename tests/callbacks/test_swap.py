@@ -15,7 +15,7 @@ from tiny_training import (
 )
 from torch.optim import SGD, Adam, AdamW
 
-from lightning_bayes import OGNCallback, VOGNCallback
+from lightning_bayes import OGNCallback, VadamCallback, VOGNCallback
 from lightning_bayes.errors import HyperparameterError
 
 
@@ -45,6 +45,14 @@ def test_default_is_the_users_step():
     (adam,) = groups_after(lambda m: AdamW(m.parameters(), lr=2e-3))
     wanted = {"step_rule": "user", "relative_noise": 0.3, "lr": 2e-3}
     assert {key: adam[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("callback", [VOGNCallback, VadamCallback])
+def test_default_noise_is_smaller_where_sgd_moves_the_mean(callback):
+    (group,) = groups_after(lambda m: SGD(m.parameters(), lr=2e-3), callback())
+    assert group["relative_noise"] == 0.1
+    (group,) = groups_after(lambda m: SGD(m.parameters(), lr=2e-3), callback(relative_noise=0.3))
+    assert group["relative_noise"] == 0.3
 
 
 def test_default_without_noise_is_a_trust_region_of_the_users_kind():
