@@ -3,14 +3,16 @@
     python -m benchmarks.soak [--steps 10000] [--callbacks VOGN Vadam …] [--two-ranks VOGN] [--json FILE]
 
 Each callback trains a small network in a process of its own, those of --two-ranks also on two ranks. Memory is the resident
-set of the process, averaged over ten equal stretches after the first tenth of the steps; its slope is that of the
-least-squares line through the ten, with its standard error. The tensors that are alive are counted at both ends too: their
-number does not depend on the allocator. The ranks' hash is of all weights and all state of the optimizer.
+set of the process after garbage has been collected and free pages have been given back, averaged over ten equal stretches
+after the first tenth of the steps; its slope is that of the least-squares line through the ten, with its standard error. The
+tensors that are alive are counted at both ends too: their number does not depend on the allocator. The ranks' hash is of all
+weights and all state of the optimizer.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import hashlib
 import json
@@ -71,7 +73,7 @@ class Watch(Callback):
     """
 
     def __init__(self, steps: int) -> None:
-        self.every, self.begin, self.hash_every = max(1, steps // 300), steps // 10, max(1, steps // 10)
+        self.every, self.begin, self.hash_every = max(1, steps // 100), steps // 10, max(1, steps // 10)
         self.memory: list[float] = []
         self.tensors: list[int] = []
         self.hashes: list[str] = []
@@ -82,8 +84,10 @@ class Watch(Callback):
         step, loss = trainer.global_step, float(outputs["loss"])
         self.last_loss, self.not_finite = loss, self.not_finite + (not math.isfinite(loss))
         if step in (self.begin, trainer.max_steps):
+            gc.unfreeze()
             gc.collect()
             self.tensors.append(sum(isinstance(thing, Tensor) for thing in gc.get_objects()))
+            gc.freeze()  # what has been there before need not be looked through again and again
         if step > self.begin and step % self.every == 0:
             self.memory.append(resident_bytes())
         if step % self.hash_every == 0:
@@ -91,7 +95,9 @@ class Watch(Callback):
 
 
 def resident_bytes() -> float:
-    """Memory of this process, from Linux' /proc."""
+    """Memory that this process uses, from Linux' /proc: garbage is collected, and glibc gives free pages back, first."""
+    gc.collect()
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda padding: None)(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return 4096.0 * pages
 
