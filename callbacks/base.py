@@ -127,7 +127,7 @@ class VariationalCallback(EvaluatingCallback):
         self._chooses_noise = lr is None and relative_noise is None
         self._states_prior = prior_precision is not None or prior_mean != "zero"
         self._names: dict[nn.Parameter, str] = {}
-        self._saved_names: list[list[str]] | None = None  # of a checkpoint to resume from
+        self._saved: dict[str, Any] = {}  # the state of this callback in a checkpoint to resume from
         self._loading: WholeOrNothing | None = None  # until a resumed run has begun
         self._agreed = False  # whether the ranks have compared their settings
         self._undo = ExitStack()
@@ -169,7 +169,7 @@ class VariationalCallback(EvaluatingCallback):
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
         self._restore()
-        self._saved_names, self._asked_loss = None, False
+        self._saved, self._asked_loss = {}, False
         use_whole_files(trainer)
         if stage != "fit":
             return
@@ -224,7 +224,7 @@ class VariationalCallback(EvaluatingCallback):
         self.optimizer = new
         self._kept, self._agreed = None, False
         self._names = {param: name for name, param in pl_module.named_parameters()}
-        resume.check_order(self._saved_names, self.state_dict()["param_names"])
+        resume.check_order(self._saved.get("param_names"), self.state_dict()["param_names"])
 
     def _closure(self, trainer: Trainer, base: Any) -> Any:
         optimizer = trainer.strategy.optimizers[0]
@@ -274,11 +274,11 @@ class VariationalCallback(EvaluatingCallback):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Names of the optimizer's parameters in its order, which make its state a posterior; and the loss's link."""
+        """Names of the optimizer's parameters in its order, which make its state a posterior; link; learning rate."""
         if self.optimizer is None:
             return {}
         names = [[self._names[p] for p in group["params"]] for group in self.optimizer.param_groups]
-        return {"format": 1, "param_names": names, "link": self.loss_link}
+        return {"format": 1, "param_names": names, "link": self.loss_link, "lr": None if callable(self.lr) else self.lr}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write the mean even if the save comes from inside a pass, such as from a signal handler.
@@ -304,7 +304,7 @@ class VariationalCallback(EvaluatingCallback):
             checkpoint: What was read.
         """
         if trainer.state.fn == "fit":
-            self._saved_names = resume.names_in_order(checkpoint, type(self).__name__)
+            self._saved = resume.saved_state(checkpoint, type(self).__name__)
             return
         self.take_posterior(checkpoint)
 
@@ -318,17 +318,19 @@ class VariationalCallback(EvaluatingCallback):
         self._keep_loaded()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
-        group, wanted = self.optimizer.param_groups[0], dict(self.options)
+        kept, wanted = dict(self.optimizer.param_groups[0]), dict(self.options)
         if swap.cycles_momentum(config.scheduler for config in trainer.strategy.lr_scheduler_configs):
             del wanted["betas"]  # they change all the time
-        self.optimizer.defaults["num_data"] = group["num_data"]
+        self.optimizer.defaults["num_data"] = kept["num_data"]
         wanted["noisy"], wanted["noise_seed"] = self.optimizer_class.noisy, self.seed
         wanted["num_data"] = self.num_data or infer_num_data(trainer)
         if self.prior_precision is not None:
             wanted["prior_precision"] = self.prior_precision
         if self._chooses_noise:
             del wanted["relative_noise"]  # the loss will tell
-        changed = resume.changed_arguments(group, wanted)
+        if "lr" in self._saved and not callable(self.lr):
+            kept["lr"], wanted["lr"] = self._saved["lr"], self.lr  # the group's follows the user's schedule
+        changed = resume.changed_arguments(kept, wanted)
         if changed:
             rank_zero_warn(f"The resumed run keeps the checkpoint's {changed}.")
 

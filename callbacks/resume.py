@@ -10,15 +10,15 @@ from lightning_bayes.optim import value_at
 from lightning_bayes.posteriors import CALLBACK_KEY
 
 
-def names_in_order(checkpoint: Mapping[str, Any], callback: str) -> list[list[str]] | None:
-    """Names of the parameters whose state a checkpoint holds, by group.
+def saved_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, Any]:
+    """The state of a callback of the family in a checkpoint.
 
     Args:
         checkpoint: Contents of a Lightning checkpoint.
         callback: Who asks, for the message.
 
     Returns:
-        The names, or None if the checkpoint does not tell.
+        What its `state_dict` had returned; empty if the checkpoint does not tell.
 
     Raises:
         PosteriorError: If the checkpoint holds no state of a noisy optimizer.
@@ -29,15 +29,15 @@ def names_in_order(checkpoint: Mapping[str, Any], callback: str) -> list[list[st
             f"The checkpoint was not written with {callback}, so it holds no posterior to resume. To start from its "
             "weights, load them into the module and fit without ckpt_path."
         )
-    names: list[list[str]] | None = checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {}).get("param_names")
-    return names
+    state: dict[str, Any] = checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {})
+    return state
 
 
 def check_order(saved: list[list[str]] | None, names: list[list[str]]) -> None:
     """Require the parameters in the order of the checkpoint, because an optimizer's state is saved by position.
 
     Args:
-        saved: From `names_in_order`.
+        saved: Names of the saved parameters, by group; None if they are not known.
         names: Names of the new optimizer's parameters, by group.
 
     Raises:

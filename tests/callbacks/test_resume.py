@@ -274,6 +274,15 @@ def test_changed_hyperparameters_are_named_and_the_checkpoints_kept(tmp_path):
     )
 
 
+def test_another_learning_rate_is_named(tmp_path):
+    _, path = trained(tmp_path, VOGNCallback(lr=0.01))
+    (message,) = resume_warnings(VOGNCallback(lr=0.05), path)
+    assert message == "The resumed run keeps the checkpoint's lr=0.01 (now 0.05)."
+    (message,) = resume_warnings(VOGNCallback(), path)
+    assert "lr=0.01 (now None)" in message
+    assert "step_rule='natural' (now 'user')" in message
+
+
 def test_another_number_of_examples_is_named(tmp_path):
     _, path = trained(tmp_path)
     callback = VOGNCallback(lr=0.01)
