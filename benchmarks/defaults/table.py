@@ -16,12 +16,16 @@ Key = tuple[str, str, str]  # problem, the user's optimizer, method
 
 
 class Row(NamedTuple):
-    """One method on one problem; `broken` lists promises, and is None where there is nothing to compare."""
+    """One method on one problem; `broken` lists promises, and is None where there is nothing to compare.
+
+    `is_told` says whether any is broken with unpaired standard errors too, see `benchmarks.defaults.verdict`.
+    """
 
     key: Key
     seeds: int
     means: tuple[float, ...]  # of `SCORES`
     broken: list[str] | None
+    is_told: bool
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
@@ -43,18 +47,19 @@ def rows(records: Sequence[Record]) -> list[Row]:
             len(by_seed),
             tuple(statistics.mean(record[name] for record in by_seed.values()) for name in SCORES),
             _broken(by_seed, groups.get((*key[:2], "user"), {}), key[2]),
+            bool(_broken(by_seed, groups.get((*key[:2], "user"), {}), key[2], is_paired=False)),
         )
         for key, by_seed in sorted(groups.items(), key=lambda item: _order(item[0]))
     ]
 
 
-def _broken(method: dict[int, Record], user: dict[int, Record], name: str) -> list[str] | None:
+def _broken(method: dict[int, Record], user: dict[int, Record], name: str, is_paired: bool = True) -> list[str] | None:
     seeds = sorted(method.keys() & user.keys())
     if name == "user" or not seeds:
         return None
     problem = PROBLEMS[user[seeds[0]]["problem"]]
     mine, theirs = [method[seed] for seed in seeds], [user[seed] for seed in seeds]
-    return failures(mine, theirs, problem.is_regression, mine[0]["chance"])
+    return failures(mine, theirs, problem.is_regression, mine[0]["chance"], is_paired)
 
 
 def _order(key: Key) -> tuple[int, int, int]:
@@ -95,11 +100,12 @@ def kept(found: Sequence[Row]) -> list[str]:
     Returns:
         A line for each of the user's optimizers and each method.
     """
-    verdicts: dict[tuple[str, str], list[bool]] = {}
+    verdicts: dict[tuple[str, str], list[Row]] = {}
     for row in found:
         if row.broken is not None:
-            verdicts.setdefault(row.key[1:], []).append(not row.broken)
+            verdicts.setdefault(row.key[1:], []).append(row)
     return [
-        f"- beside {optimizer}, {method} keeps every promise on {sum(whole)} of {len(whole)} problems"
-        for (optimizer, method), whole in sorted(verdicts.items(), key=lambda item: _order(("digits", *item[0])))
+        f"- beside {optimizer}, {method} keeps every promise on {sum(not row.broken for row in all_rows)} of "
+        f"{len(all_rows)} problems ({sum(not row.is_told for row in all_rows)} with unpaired standard errors)"
+        for (optimizer, method), all_rows in sorted(verdicts.items(), key=lambda item: _order(("digits", *item[0])))
     ]

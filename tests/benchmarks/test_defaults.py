@@ -16,7 +16,7 @@ from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, regression_scores
 from benchmarks.defaults.table import table
 from benchmarks.defaults.training import CALLBACKS, PEER, train_and_predict
-from benchmarks.defaults.verdict import failures, paired
+from benchmarks.defaults.verdict import failures, paired, unpaired
 
 
 def test_classification_scores_are_those_of_the_mean_probability(generator):
@@ -71,6 +71,16 @@ def test_paired_difference():
     assert (mean, error) == (3.0, stats.sem([1.0, 2.0, 6.0]))
 
 
+def test_unpaired_difference():
+    """Welch's statistic, as scipy has it; all seeds share the difference, which pairing makes certain."""
+    method, user = runs([0, 0, 0], [1.2, 2.2, 6.2], 0.0), runs([0, 0, 0], [1.0, 2.0, 6.0], 0.0)
+    mean, error = unpaired(method, user, "nll")
+    welch = stats.ttest_ind([1.2, 2.2, 6.2], [1.0, 2.0, 6.0], equal_var=False)
+    assert math.isclose(mean / error, welch.statistic, rel_tol=1e-9)
+    assert failures(method, user, is_regression=False, chance=0.9) == ["nll"]
+    assert failures(method, user, is_regression=False, chance=0.9, is_paired=False) == []
+
+
 def records(problem, method, errors):
     shared = {"problem": problem, "optimizer": "sgd", "method": method, "nll": 0.5, "calibration": 0.1, "chance": 0.9}
     return [{**shared, "seed": seed, "error": error} for seed, error in enumerate(errors)]
@@ -83,7 +93,7 @@ def test_the_table_counts_problems_on_which_every_promise_is_kept():
     assert "| digits | sgd | user | 2 | 0.1500 | 0.5000 | 0.1000 | – |" in text
     assert "| digits | sgd | vogn | 2 | 0.1550 | 0.5000 | 0.1000 | none |" in text
     assert "| cifar-lenet | sgd | vogn | 1 | 0.4200 | 0.5000 | 0.1000 | error |" in text
-    assert text.endswith("- beside sgd, vogn keeps every promise on 1 of 2 problems")
+    assert text.endswith("- beside sgd, vogn keeps every promise on 1 of 2 problems (1 with unpaired standard errors)")
 
 
 @pytest.mark.parametrize("method", [*CALLBACKS, PEER])
