@@ -41,21 +41,21 @@ def adam(task: Task) -> Step:
     return step
 
 
-def vogn(engine: str) -> Build:
+def default_vogn(task: Task, **arguments: Any) -> VOGN:
+    """VOGN as its callback without arguments sets it up: torch's Adam moves the mean."""
+    return VOGN(task.model, base=torch.optim.Adam(task.model.parameters(), lr=LR), relative_noise=0.3, **arguments)
+
+
+def natural_vogn(task: Task, **arguments: Any) -> VOGN:
+    """VOGN with the paper's step."""
+    return VOGN(task.model, lr=LR, **arguments)
+
+
+def vogn(engine: str, make: Callable[..., VOGN] = default_vogn) -> Build:
     """VOGN with one weight sample, measured by `engine`."""
 
     def build(task: Task) -> Step:
-        limit = task.setting.workspace_mib
-        workspace: dict[str, Any] = {} if limit is None else {"workspace_mib": limit}
-        optimizer = VOGN(
-            task.model,
-            lr=LR,
-            num_data=NUM_DATA,
-            step_rule="trust_region",
-            relative_noise=0.3,
-            engine=engine,
-            **workspace,
-        )
+        optimizer = make(task, num_data=NUM_DATA, engine=engine, **task.setting.workspace())
 
         def step() -> None:
             with optimizer.sampled_params():
@@ -180,6 +180,7 @@ class Method(NamedTuple):
 METHODS: dict[str, Method] = {
     "adam": Method("Adam", adam),
     "vogn-fused": Method("VOGN fused", vogn("fused")),
+    "vogn-natural": Method("VOGN fused, natural step", vogn("fused", natural_vogn)),
     "vogn-backpack": Method("VOGN backpack", vogn("backpack"), "backpack", "backpack-for-pytorch"),
     "kfac": Method("K-FAC", kronecker(KFAC)),
     "noisy_kfac": Method("Noisy K-FAC", kronecker(NoisyKFAC)),

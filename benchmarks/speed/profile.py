@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.provenance import provenance
-from benchmarks.speed.methods import LR, NUM_DATA
+from benchmarks.speed.methods import NUM_DATA, default_vogn
 from benchmarks.speed.models import MODELS, Task, make_task
 from benchmarks.speed.rounds import WARM_UP, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
@@ -69,9 +69,7 @@ def profile_phases(task: Task, rounds: int) -> dict[str, float]:
     Returns:
         Seconds by the names in `PHASES`.
     """
-    limit = task.setting.workspace_mib
-    workspace: dict[str, Any] = {} if limit is None else {"workspace_mib": limit}
-    optimizer = VOGN(task.model, lr=LR, num_data=NUM_DATA, step_rule="trust_region", relative_noise=0.3, **workspace)
+    optimizer = default_vogn(task, num_data=NUM_DATA, **task.setting.workspace())
     timed = stopwatch(task.setting.synchronise)
     found = [_phases_once(task, optimizer, timed) for _ in range(rounds + WARM_UP)][WARM_UP:]
     return {phase: statistics.median(seconds[phase] for seconds in found) for phase in PHASES}
@@ -138,8 +136,8 @@ def profile_layer(call: Call, setting: Setting, rounds: int) -> LayerTimes:
     Returns:
         Median seconds.
     """
-    module, workspace = call.unit.module, setting.workspace_mib
-    engine = make_engine("fused", module, **({} if workspace is None else {"workspace_mib": workspace}))
+    module = call.unit.module
+    engine = make_engine("fused", module, **setting.workspace())
     timed = stopwatch(setting.synchronise)
     seconds: dict[str, list[float]] = {"plain": [], "measured": []}
     for _ in range(rounds + WARM_UP):

@@ -33,6 +33,10 @@ class Setting:
         arguments = ["--device", self.device, "--precision", self.precision, "--threads", str(self.threads)]
         return arguments if self.workspace_mib is None else [*arguments, "--workspace", str(self.workspace_mib)]
 
+    def workspace(self) -> dict[str, Any]:
+        """Keyword arguments of what has a workspace."""
+        return {} if self.workspace_mib is None else {"workspace_mib": self.workspace_mib}
+
     def describe(self) -> dict[str, Any]:
         """What to keep beside a result."""
         name = torch.cuda.get_device_name() if self.device == "cuda" else "cpu"

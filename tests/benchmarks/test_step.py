@@ -113,10 +113,13 @@ def test_runs_on_a_gpu(result):
 
 def test_methods_share_one_learning_rate_and_number_of_data(tiny, setting, monkeypatch):
     """So that no method's figures come from another problem."""
-    optimizer = {}
-    monkeypatch.setattr(methods, "VOGN", lambda model, **arguments: optimizer.update(arguments))
-    METHODS["vogn-fused"].build(methods.Task(tiny.build(), *2 * [torch.zeros(1)], setting))
-    assert (optimizer["lr"], optimizer["num_data"]) == (methods.LR, methods.NUM_DATA)
+    built = {}
+    monkeypatch.setattr(methods, "VOGN", lambda model, **arguments: built.update(arguments))
+    task = methods.Task(tiny.build(), *2 * [torch.zeros(1)], setting)
+    METHODS["vogn-fused"].build(task)
+    assert (built.pop("base").param_groups[0]["lr"], built["num_data"]) == (methods.LR, methods.NUM_DATA)
+    METHODS["vogn-natural"].build(task)
+    assert (built["lr"], built["num_data"]) == (methods.LR, methods.NUM_DATA)
 
 
 def test_methods_are_named_apart_or_joined_by_commas(capsys):
