@@ -44,10 +44,8 @@ from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
 NOISE_OF_CLASSIFIERS = 0.3  # κ; an argmax stands more noise
 NOISE_OF_OTHERS = 0.02  # than a number
-CAUTIOUS_NOISE = (
-    0.1,
-    NOISE_OF_OTHERS,
-)  # where the bound is all of the noise, or each gradient moves weights by its own size
+# Where the bound is all of the noise, or each gradient moves weights by its own size:
+CAUTIOUS_NOISE = (0.1, NOISE_OF_OTHERS)
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
 LONGEST_MOVE = 0.1  # of a tensor's size, by one gradient of a step in proportion to it
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
