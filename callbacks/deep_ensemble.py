@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.averaging import AveragingCallback
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import CALLBACK_KEY, read_checkpoint
+from lightning_bayes.posteriors import callback_state, read_checkpoint
 from lightning_bayes.predictive import Link, MemberSamples, misfits
 
 
@@ -62,6 +62,6 @@ class DeepEnsembleCallback(AveragingCallback):
                 f"The member {path} is not a {type(module).__name__} of this architecture ({wrong}). Build the module with "
                 "the arguments that the member was trained with."
             )
-        self.loss_link = self.loss_link or checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {}).get("link")
+        self.loss_link = self.loss_link or callback_state(checkpoint).get("link")
         weights = checkpoint["state_dict"].items()
         return {name: value.to(module.device) for name, value in weights if isinstance(value, Tensor)}

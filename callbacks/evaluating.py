@@ -12,7 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from lightning_bayes.callbacks.averaging import AveragingCallback
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.posteriors import CALLBACK_KEY, AbstractPosterior, posterior_from_checkpoint
+from lightning_bayes.posteriors import AbstractPosterior, callback_state, posterior_from_checkpoint
 from lightning_bayes.predictive import Link, PosteriorSamples
 
 
@@ -48,7 +48,7 @@ class EvaluatingCallback(AveragingCallback, ABC):
         Args:
             checkpoint: Contents of a Lightning checkpoint.
         """
-        self.loss_link = checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {}).get("link")
+        self.loss_link = callback_state(checkpoint).get("link")
         try:
             self._kept = posterior_from_checkpoint(checkpoint)
         except PosteriorError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import value_at
-from lightning_bayes.posteriors import CALLBACK_KEY
+from lightning_bayes.posteriors import callback_state
 
 
 def saved_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, Any]:
@@ -29,8 +29,7 @@ def saved_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, Any]:
             f"The checkpoint was not written with {callback}, so it holds no posterior to resume. To start from its "
             "weights, load them into the module and fit without ckpt_path."
         )
-    state: dict[str, Any] = checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {})
-    return state
+    return callback_state(checkpoint)
 
 
 def check_order(saved: list[list[str]] | None, names: list[list[str]]) -> None:

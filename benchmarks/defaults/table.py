@@ -41,19 +41,17 @@ def rows(records: Sequence[Record]) -> list[Row]:
     for record in records:
         key = record["problem"], record["optimizer"], record["method"]
         groups.setdefault(key, {})[record["seed"]] = record
-    return [
-        Row(
-            key,
-            len(by_seed),
-            tuple(statistics.mean(record[name] for record in by_seed.values()) for name in SCORES),
-            _broken(by_seed, groups.get((*key[:2], "user"), {}), key[2]),
-            bool(_broken(by_seed, groups.get((*key[:2], "user"), {}), key[2], is_paired=False)),
-        )
-        for key, by_seed in sorted(groups.items(), key=lambda item: _order(item[0]))
-    ]
+    in_order = sorted(groups.items(), key=lambda item: _order(item[0]))
+    return [_row(key, by_seed, groups.get((*key[:2], "user"), {})) for key, by_seed in in_order]
 
 
-def _broken(method: dict[int, Record], user: dict[int, Record], name: str, is_paired: bool = True) -> list[str] | None:
+def _row(key: Key, by_seed: dict[int, Record], user: dict[int, Record]) -> Row:
+    means = tuple(statistics.mean(record[name] for record in by_seed.values()) for name in SCORES)
+    paired, unpaired = (_broken(by_seed, user, key[2], is_paired) for is_paired in (True, False))
+    return Row(key, len(by_seed), means, paired, bool(unpaired))
+
+
+def _broken(method: dict[int, Record], user: dict[int, Record], name: str, is_paired: bool) -> list[str] | None:
     seeds = sorted(method.keys() & user.keys())
     if name == "user" or not seeds:
         return None

@@ -4,6 +4,7 @@ from lightning_bayes.posteriors.base import AbstractPosterior
 from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
 from lightning_bayes.posteriors.checkpoint import (
     CALLBACK_KEY,
+    callback_state,
     load_posterior,
     posterior_from_checkpoint,
     read_checkpoint,
@@ -39,6 +40,7 @@ __all__ = [
     "MatrixGaussian",
     "MeanField",
     "WeightPosterior",
+    "callback_state",
     "check_full_size",
     "check_whole",
     "group_arguments",

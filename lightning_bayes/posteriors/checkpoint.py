@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +63,19 @@ def require_checkpoint(checkpoint: object, path: str | os.PathLike[str]) -> dict
     return checkpoint
 
 
+def callback_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """What the family's callback wrote into a checkpoint.
+
+    Args:
+        checkpoint: Contents of a Lightning checkpoint.
+
+    Returns:
+        Its `state_dict`; empty if there was no such callback.
+    """
+    state: dict[str, Any] = checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {})
+    return state
+
+
 def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> WeightPosterior:
     """Build the posterior from a loaded checkpoint; arguments, result and errors as in `load_posterior`.
 
@@ -76,7 +89,7 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
     Raises:
         PosteriorError: If there is none.
     """
-    names = checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {}).get("param_names")
+    names = callback_state(checkpoint).get("param_names")
     states = checkpoint.get("optimizer_states")
     if not names or not states:
         raise PosteriorError(
