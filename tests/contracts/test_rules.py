@@ -123,14 +123,16 @@ def assert_sums_fit(case, workspace):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 100])
+@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
-def test_sums_of_a_convolution_in_blocks_are_those_of_the_contributions(case, rows, limit_mib, monkeypatch):
+def test_sums_of_a_convolution_in_blocks_are_those_of_the_contributions(case, rows, threads, limit_mib, monkeypatch):
     """As if its weight were too large for one batched product."""
     if not isinstance(case[1], nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return
     monkeypatch.setattr(conv, "MAX_BATCHED_ELEMENTS", 0)
     monkeypatch.setattr(conv, "MAX_PAIRED_POSITIONS", 0)
     monkeypatch.setattr(conv, "BLOCK_ELEMENTS", rows * case[1].weight[0].numel())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert_sums_fit(case, Workspace(limit_mib))
 
 

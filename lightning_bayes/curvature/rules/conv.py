@@ -10,11 +10,12 @@ Up to a few positions Σ_i c_i² needs no c_i, but one matrix product over pairs
 
 Otherwise every c_i is computed, with as many operations as the batch's own gradient takes; what costs is memory traffic.
 Small ones are computed for all examples at once, large ones one after the other, in blocks of rows that stay in the
-processor's cache. See `rules.patches` for how patches are copied.
+processors' caches. See `rules.patches` for how patches are copied.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -38,7 +39,7 @@ from lightning_bayes.curvature.workspace import Workspace
 # Measured on two cores with AVX-512 and 1 MiB of L2 cache each; all choices follow from shapes.
 MAX_PAIRED_POSITIONS = 4
 MAX_BATCHED_ELEMENTS = 2**13  # of one c_i(W)
-BLOCK_ELEMENTS = 3 * 2**16  # 768 KiB of float32
+BLOCK_ELEMENTS = 3 * 2**16  # for each processor; 768 KiB of float32
 
 
 @per_example_rule(nn.Conv1d, input_dims=3)
@@ -115,27 +116,30 @@ def _by_blocks(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace
     for grad_rows, square_rows, delta in _split(rows, grad, square, grad_output.transpose(0, 1)):
         sums = [workspace.empty(purpose, grad_rows.shape, x).zero_() for purpose in ("grad sum", "square sum")]
         for x_part, delta_part in _split(at_once, x, delta.transpose(0, 1)):
-            parts = known or pixel_parts(layer, x_part, delta_part, by_rows, workspace)
+            parts = pixel_parts(layer, x_part, delta_part, by_rows, workspace) if known is None else known
             _add_each(sums[0], sums[1], delta_part.flatten(2), parts, workspace)
         for result, found in zip((grad_rows, square_rows), sums, strict=True):
-            result.copy_(channels_first(layer, found.view(len(parts), len(result), -1)))
+            result.copy_(channels_first(layer, found.view(parts.shape[1], len(result), -1)))
     return grad, square
 
 
-def _add_each(grad: Tensor, square: Tensor, delta: Tensor, parts: list[Tensor], workspace: Workspace) -> None:
+def _add_each(grad: Tensor, square: Tensor, delta: Tensor, parts: Tensor, workspace: Workspace) -> None:
     """Add c_i = δ_i x̃_i, ``[parts, rows, K]``, and its square, for each example."""
+    # Processors take whole matrices of a batched product, and so their own share of what follows: one for each of them.
+    lanes = math.gcd(delta.shape[1], torch.get_num_threads()) if parts.shape[1] == 1 else 1
+    deltas = torch.unflatten(delta, 1, (lanes, -1)).expand(-1, max(lanes, parts.shape[1]), -1, -1)
+    patches = parts.expand(-1, deltas.shape[1], -1, -1)
     product = workspace.empty("products", grad.shape, delta)
-    matrices = product.view(len(parts), delta.shape[1], -1).unbind()
-    for one_delta, *patches in zip(delta, *parts, strict=True):
-        for matrix, one_patches in zip(matrices, patches, strict=True):
-            torch.mm(one_delta, one_patches, out=matrix)
+    matrices = product.view(deltas.shape[1], deltas.shape[2], -1)
+    for one_delta, one_patches in zip(deltas, patches, strict=True):
+        torch.bmm(one_delta, one_patches, out=matrices)
         grad += product
         square.addcmul_(product, product)
 
 
 def _rows_of_a_block(layer: Conv) -> int:
     rows = len(layer.weight)
-    while rows * layer.weight[0].numel() > BLOCK_ELEMENTS and rows > 1:
+    while rows * layer.weight[0].numel() > BLOCK_ELEMENTS * torch.get_num_threads() and rows > 1:
         rows = (rows + 1) // 2
     return rows
 

@@ -74,8 +74,8 @@ def positions_first(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Work
     return workspace.empty("patches", patches.shape, x).copy_(patches).view(-1, len(x), layer.weight[0].numel())
 
 
-def pixel_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, workspace: Workspace) -> list[Tensor]:
-    """As `patch_parts`, for one group, with positions before channels and channels last.
+def pixel_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, workspace: Workspace) -> Tensor:
+    """As `patch_parts`, for one group, with positions before channels, channels last, and all parts in one view.
 
     Whole pixels are copied, faster than single values where there are many channels, and a matrix product with rows that
     lie together in memory is faster too.
@@ -88,7 +88,7 @@ def pixel_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
         workspace: Holds the copy.
 
     Returns:
-        Each part ``[B, T, K]``, where K is the kernel's columns or the whole kernel, times Cin.
+        ``[B, parts, T, K]``, where K is the kernel's columns or the whole kernel, times Cin.
     """
     positions = grad_output.shape[2:]
     pixels = _padded_into(workspace, layer, x, channels_last=True)
@@ -100,9 +100,9 @@ def pixel_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
         windows = windows.permute(0, *(axis + len(axes) for axis in axes), *axes, 1)
     copied = workspace.empty("patches", windows.shape, x).copy_(windows)
     if not by_rows:
-        return [copied.view(len(x), positions.numel(), -1)]
+        return copied.view(len(x), 1, positions.numel(), -1)
     copied = copied.view(len(x), pixels.shape[2] * positions[1], -1)
-    return [copied[:, start : start + positions.numel()] for start in _row_starts(layer, positions)]
+    return copied.unfold(1, positions.numel(), layer.dilation[0] * positions[1]).transpose(2, 3)
 
 
 def channels_first(layer: Conv, values: Tensor) -> Tensor:
