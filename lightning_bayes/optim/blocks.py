@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CACHED_ELEMENTS = 2**16  # a quarter of a MiB in float32, times the handful of tensors that an update touches
+# For each processor: a quarter of a MiB in float32, times the handful of tensors that an update touches.
+CACHED_ELEMENTS = 2**16
 ACCELERATOR_ELEMENTS = 2**26
 
 
@@ -32,9 +33,11 @@ class Block(NamedTuple):
         return torch.cat([tensor.detach().reshape(-1) for tensor in tensors[self.first : self.last]])
 
     def write_(self, tensors: Sequence[Tensor], flat: Tensor) -> None:
-        """Write flat elements back, the inverse of `join`."""
+        """Write flat elements back, the inverse of `join`; nothing to do if `join` gave a view and it was changed in place."""
         if self._is_one_tensor and tensors[self.first].is_contiguous():
-            tensors[self.first].detach().view(-1)[self.start : self.stop] = flat
+            target = self.join(tensors)
+            if target.data_ptr() != flat.data_ptr():
+                target.copy_(flat)
             return
         targets = list(tensors[self.first : self.last])
         parts = torch.split(flat, [tensor.numel() for tensor in targets])
@@ -63,7 +66,7 @@ def blocks(tensors: Sequence[Tensor]) -> Iterator[Block]:
     """
     first = joined = 0
     for i, tensor in enumerate(tensors):
-        limit = CACHED_ELEMENTS if tensor.is_cpu else ACCELERATOR_ELEMENTS
+        limit = CACHED_ELEMENTS * torch.get_num_threads() if tensor.is_cpu else ACCELERATOR_ELEMENTS
         if joined and joined + tensor.numel() > limit:
             yield Block(first, i, 0, joined)
             first, joined = i, 0

@@ -214,7 +214,8 @@ class MeanFieldOptimizer(MeasuringOptimizer):
                 for block in blocks(params):
                     inverse_variance = precision(block.join(curvatures), **group_arguments(group))
                     std = inverse_variance.add_(block.spread(floors, params)).rsqrt_()
-                    block.write_(drawn, torch.addcmul(block.join(means), block.join(drawn), std))
+                    draws = block.join(drawn)
+                    block.write_(drawn, torch.addcmul(block.join(means), draws, std, out=draws))
                 sample.update(zip(params, drawn, strict=True))
         return sample
 

@@ -70,8 +70,9 @@ class CounterNoise:
         jobs = [[tensor for tensor in tensors if tensor.numel() <= PART_ELEMENTS], *([part] for part in parts)]
         generators = [self._generator(tensors[0].device, i) for i in range(len(jobs))]
         self._filled += 1
-        if len(jobs) > 2 and tensors[0].is_cpu:
-            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        threads = torch.get_num_threads() if tensors[0].is_cpu else 1
+        if len(jobs) > 2 and threads > 1:
+            with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(_draw_, jobs, generators))
         else:
             list(map(_draw_, jobs, generators))

@@ -17,9 +17,12 @@ SIZES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
+@pytest.fixture(autouse=True, params=[1, 2])
+def threads(request, monkeypatch):
+    """Small blocks, of at most eight elements for each thread."""
     monkeypatch.setattr(module, "CACHED_ELEMENTS", 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
+    return request.param
 
 
 def numbered(shapes):
@@ -29,11 +32,11 @@ def numbered(shapes):
 
 
 @pytest.mark.parametrize("shapes", SIZES)
-def test_blocks_cover_every_element_once_and_in_order(shapes):
+def test_blocks_cover_every_element_once_and_in_order(shapes, threads):
     tensors = numbered(shapes)
     parts = [block.join(tensors) for block in blocks(tensors)]
     assert torch.equal(torch.cat(parts), torch.cat([t.reshape(-1) for t in tensors]))
-    assert max(len(part) for part in parts) <= 8
+    assert max(len(part) for part in parts) <= 8 * threads
 
 
 @pytest.mark.parametrize("shapes", SIZES)
@@ -43,6 +46,15 @@ def test_what_is_written_is_read_again(shapes):
     for block in blocks(tensors):
         block.write_(targets, block.join(tensors))
     assert all(torch.equal(a, b) for a, b in zip(tensors, targets, strict=True))
+
+
+@pytest.mark.parametrize("shapes", SIZES)
+def test_what_is_changed_in_place_is_written(shapes):
+    """Whether `join` gave a view or a copy."""
+    tensors, targets = numbered(shapes), numbered(shapes)
+    for block in blocks(targets):
+        block.write_(targets, block.join(targets).mul_(2))
+    assert all(torch.equal(2 * a, b) for a, b in zip(tensors, targets, strict=True))
 
 
 def test_other_memory_layouts_keep_their_layout():
