@@ -33,7 +33,7 @@ class Block(NamedTuple):
         return torch.cat([tensor.detach().reshape(-1) for tensor in tensors[self.first : self.last]])
 
     def write_(self, tensors: Sequence[Tensor], flat: Tensor) -> None:
-        """Write flat elements back, the inverse of `join`; nothing to do if `join` gave a view and it was changed in place."""
+        """Write flat elements back, the inverse of `join`; nothing is left to do for a view that was changed in place."""
         if self._is_one_tensor and tensors[self.first].is_contiguous():
             target = self.join(tensors)
             if target.data_ptr() != flat.data_ptr():
