@@ -9,7 +9,7 @@ not do: under DDP a step runs through the module's forward.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ class SampledEvaluation:
             self._patch("averages", True)
         if self.samples.has_mean and hasattr(self.module, "mean_forward"):  # and one that measures the mean, too
             self._patch("mean_forward", self.at_mean)
-        if predict and type(self.module).predict_step is LightningModule.predict_step:
+        if predict and getattr(self.module.predict_step, "__func__", None) is LightningModule.predict_step:
             self._patch("predict_step", types.MethodType(self._predict_step, self.module))
 
     def _patch(self, name: str, replacement: Any) -> None:
@@ -126,5 +126,18 @@ class SampledEvaluation:
     def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         with torch.no_grad():
-            outputs = self.outputs(inputs) / (getattr(module, "temperature", None) or 1.0)
+            outputs = self._of_batch(inputs) / (getattr(module, "temperature", None) or 1.0)
             return as_dict(summarise(outputs, self.link))
+
+    def _of_batch(self, inputs: Any) -> Tensor:
+        try:
+            return self.outputs(inputs)
+        except (TypeError, AttributeError) as error:
+            if not isinstance(inputs, Mapping):
+                raise
+            name = type(self.module).__name__
+            raise UnsupportedTrainingError(
+                f"{name} has no predict_step of its own, so forward was given the whole batch, a {type(inputs).__name__} "
+                f"of {', '.join(map(str, inputs))}, and failed: {error}. Define {name}.predict_step(self, batch, batch_idx) "
+                "that returns self(...) of the batch's inputs."
+            ) from error

@@ -200,6 +200,21 @@ def test_a_predict_step_of_ones_own_is_kept():
     assert torch.equal(found, by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0).argmax(-1))
 
 
+def test_a_batch_that_forward_cannot_take_asks_for_a_predict_step():
+    net, callback, host = fitted()
+    x, y = data()
+    named = DataLoader([{"inputs": one, "label": label} for one, label in zip(x, y, strict=True)], batch_size=12)
+    message = (
+        r"the whole batch, a dict of inputs, label, and failed: .*Define Net\.predict_step\(self, batch, batch_idx\)"
+    )
+    with pytest.raises(UnsupportedTrainingError, match=message):
+        host.predict(net, named)
+    assert not {"forward", "predict_step"} & set(vars(net))  # the module is itself again
+    net.predict_step = lambda batch, batch_idx: net(batch["inputs"])
+    mixture = by_hand(net, callback.optimizer.posterior(), x).softmax(-1).mean(0)
+    torch.testing.assert_close(torch.cat(host.predict(net, named)).exp(), mixture)
+
+
 def test_prediction_of_a_regression_tells_mean_and_variance():
     net, callback, host = fitted(net=SquaredError(1))
     predictions = host.predict(net, loader())
