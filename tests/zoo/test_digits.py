@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn import datasets
+from torch import nn
 from torch.utils.data import RandomSampler
 
-from lightning_bayes.errors import DatasetError
+from lightning_bayes.errors import DataError, DatasetError
+from lightning_bayes.zoo import BayesClassifier
 from lightning_bayes.zoo.data import DigitsDataModule
 from lightning_bayes.zoo.data.digits import photo_patches, shuffle_pixels, split_indices
 
@@ -127,3 +129,9 @@ def test_missing_scikit_learn_names_the_extra(monkeypatch):
         DatasetError, match=r'scikit-learn, which is not installed\. Run: pip install "lightning-bayes\[demo\]"'
     ):
         DigitsDataModule().setup("fit")
+
+
+def test_a_model_for_other_classes_is_refused(quiet_trainer):
+    task = BayesClassifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), num_classes=12)
+    with pytest.raises(DataError, match=r"DigitsDataModule has 10 classes .*, but the model has num_classes=12"):
+        quiet_trainer(max_epochs=1).fit(task, datamodule=DigitsDataModule())

@@ -177,6 +177,18 @@ def test_class_folders_that_the_test_lacks_or_adds_are_listed(tmp_path):
         make(tmp_path)
 
 
+def test_a_setup_that_has_failed_can_be_tried_again(tmp_path):
+    write_image_folder(tmp_path / "train", classes=("cat", "dog"), count=3)
+    write_image_folder(tmp_path / "val", classes=("cat",), count=3)
+    data = ImageFolderDataModule(root=str(tmp_path), **PLAIN)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"missing: dog"):
+            data.setup("fit")
+    write_image_folder(tmp_path / "val", classes=("dog",), count=3)
+    data.setup("fit")
+    assert (data.class_names, len(data.train_set)) == (("cat", "dog"), 4)
+
+
 def test_folders_of_sets_without_one_for_training_are_refused(tmp_path):
     write_image_folder(tmp_path / "val", count=3)
     write_image_folder(tmp_path / "test", count=3)
@@ -193,7 +205,7 @@ def test_training_without_a_test_folder_is_refused(tmp_path):
 def test_another_number_of_classes_in_the_model_is_refused_before_training(picture_root, quiet_trainer):
     task = BayesClassifier(nn.Sequential(nn.Flatten(), nn.Linear(2700, 10)), num_classes=10)
     data = ImageFolderDataModule(root=str(picture_root), **PLAIN)
-    with pytest.raises(DataError, match=r"has 2 class folders \(cat, dog\), but the model has num_classes=10"):
+    with pytest.raises(DataError, match=r"pictures has 2 classes \(cat, dog\), but the model has num_classes=10"):
         quiet_trainer(max_epochs=1).fit(task, data)
 
 

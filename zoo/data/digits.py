@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes.errors import DatasetError
+from lightning_bayes.zoo.data.agreement import check_classes
 
 NUM_TEST: Final = 400
 NUM_VAL: Final = 300
@@ -45,6 +46,7 @@ class DigitsDataModule(LightningDataModule):
 
     Raises:
         DatasetError: In ``setup``, if scikit-learn is not installed.
+        DataError: In ``setup``, if the model has another number of classes.
 
     Example:
         >>> data = DigitsDataModule(batch_size=32)
@@ -73,6 +75,7 @@ class DigitsDataModule(LightningDataModule):
         Args:
             stage: Ignored, the data are small enough to be all loaded for each stage.
         """
+        check_classes(self.trainer, self.num_classes, self.class_names, type(self).__name__)
         if hasattr(self, "train_set"):
             return
         images, targets = load_digits()

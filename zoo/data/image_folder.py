@@ -18,6 +18,7 @@ from torchvision import transforms
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from lightning_bayes.errors import DataError, DatasetError
+from lightning_bayes.zoo.data.agreement import check_classes
 from lightning_bayes.zoo.data.base import ImageDataModule
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
 from lightning_bayes.zoo.data.images import Augmentation, TransformedImages
@@ -48,7 +49,7 @@ class ImageFolderDataModule(ImageDataModule):
         test_size: The same for the test, used only if the class folders lie in the root itself.
         shots: How many training images of each class to train on, the first in a fixed random order; None takes all.
         augment: Whether training images are random crops of a part of the image, resized, and mirrored at random. The
-            callbacks then want a ``data_augmentation_factor``.
+            callbacks then take this module's ``data_augmentation_factor``.
         ood: Sets out of distribution that the test loaders append: folders of images, or names of other sets here.
         ood_root: Folder below which those known by name are.
 
@@ -114,29 +115,21 @@ class ImageFolderDataModule(ImageDataModule):
 
         Args:
             stage: Does not matter.
-
-        Raises:
-            DataError: If the model has another number of classes.
         """
         if not self.class_names:
             self._split()
-        wanted = getattr(getattr(self.trainer, "lightning_module", None), "num_classes", self.num_classes)
-        if wanted != self.num_classes:
-            raise DataError(
-                f"{self.root.absolute()} has {self.num_classes} class folders ({', '.join(self.class_names)}), but the "
-                f"model has num_classes={wanted}. Pass num_classes={self.num_classes} to the module and its network."
-            )
+        check_classes(self.trainer, self.num_classes, self.class_names, str(self.root.absolute()))
 
     def _split(self) -> None:
         nested = (self.root / _TRAIN).is_dir()
-        self.class_names, samples = _read_folder(self.root / _TRAIN if nested else self.root)
+        class_names, samples = _read_folder(self.root / _TRAIN if nested else self.root)
         has_test = (self.root / _TEST).is_dir()
         if nested:
-            test = self._read_like_train(_TEST if has_test else _VAL)
+            test = self._read_like_train(_TEST if has_test else _VAL, class_names)
         else:
             samples, test = _set_aside(samples, self.test_size)
         if nested and has_test and (self.root / _VAL).is_dir():
-            train, val = samples, self._read_like_train(_VAL)
+            train, val = samples, self._read_like_train(_VAL, class_names)
         else:
             train, val = _set_aside(samples, self.val_size)
         if self.shots is not None:
@@ -145,14 +138,15 @@ class ImageFolderDataModule(ImageDataModule):
         self.train_set = self._images(train, self.augmentation)
         self.val_set, self.test_set = self._images(val), self._images(test)
         rank_zero_info(
-            f"{self.root.absolute()}: {len(self.class_names)} classes, {len(train)} images for training, {len(val)} for "
+            f"{self.root.absolute()}: {len(class_names)} classes, {len(train)} images for training, {len(val)} for "
             f"validation, {len(test)} for the test."
         )
+        self.class_names = class_names  # last: without them, `setup` tries again
 
-    def _read_like_train(self, folder: str) -> _Samples:
-        class_names, samples = _read_folder(self.root / folder)
-        missing = [name for name in self.class_names if name not in class_names]
-        unknown = [name for name in class_names if name not in self.class_names]
+    def _read_like_train(self, folder: str, class_names: tuple[str, ...]) -> _Samples:
+        names, samples = _read_folder(self.root / folder)
+        missing = [name for name in class_names if name not in names]
+        unknown = [name for name in names if name not in class_names]
         if missing or unknown:
             raise DataError(
                 f"{(self.root / folder).absolute()} must have the class folders of {_TRAIN}; "

@@ -6,9 +6,10 @@ x = (pixel / 255 - mean) / std        mean and std per channel, over the publish
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,16 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
+from lightning_bayes.zoo.data.agreement import check_classes
 from lightning_bayes.zoo.data.base import ImageDataModule
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
 from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, TransformedImages
 from lightning_bayes.zoo.data.ood import TEST_SETS
 from lightning_bayes.zoo.data.splits import few_shots, split_indices
 from lightning_bayes.zoo.transforms import ImageTransform
+
+# What torchvision raises for files that are missing, truncated or of another kind, and for SVHN without SciPy.
+_UNREADABLE: Final = (RuntimeError, ImportError, ValueError, AssertionError, EOFError, OSError)
 
 
 class VisionDataModule(ImageDataModule, abc.ABC):
@@ -40,7 +45,7 @@ class VisionDataModule(ImageDataModule, abc.ABC):
         train_size: How many of the others to train on, the first in a fixed random order; None takes all.
         shots: How many of each class to train on, instead of `train_size`; the first of each in the same order.
         augment: Whether training images are cropped at random from a 4-pixel black frame and, where a mirrored image
-            still shows its class, mirrored at random. The callbacks then want a ``data_augmentation_factor``.
+            still shows its class, mirrored at random. The callbacks then take this module's ``data_augmentation_factor``.
         ood: Sets out of distribution that the test loaders append: names of other sets here (``svhn``), or folders of
             images. Their images are brought to the shape of this set, which is said, and normalised like it.
         ood_root: Folder below which those known by name are; None takes `root`.
@@ -51,6 +56,7 @@ class VisionDataModule(ImageDataModule, abc.ABC):
 
     Raises:
         DatasetError: In ``setup``, if the files are not below ``root``.
+        DataError: In ``setup``, if the files are damaged, or the model has another number of classes.
         HyperparameterError: If the sizes do not fit the training set, `ood` names this set, or there is no such corruption.
     """
 
@@ -117,6 +123,7 @@ class VisionDataModule(ImageDataModule, abc.ABC):
         Args:
             stage: ``fit`` and ``validate`` read the training set, ``test`` and ``predict`` the test set.
         """
+        check_classes(self.trainer, self.num_classes, self.class_names, self.dataset_class.__name__)
         if stage in {"fit", "validate"} and not hasattr(self, "train_set"):
             images, targets = self.read(self.root, train=True)
             train, val = split_indices(len(targets), self.val_size, self.train_size)
@@ -160,24 +167,35 @@ class VisionDataModule(ImageDataModule, abc.ABC):
 
         Raises:
             DatasetError: If the files are missing or not complete.
-            DataError: If there are labels that the set does not have.
+            DataError: If the images have another shape, or the labels another number or range, than those of the set.
         """
         try:
             dataset = cls.open(root, train)
-        except (RuntimeError, ImportError) as error:  # for files that are missing or damaged; for SVHN without SciPy
+        except _UNREADABLE as error:
             raise DatasetError(
                 f"{cls.dataset_class.__name__} is not below {Path(root).absolute()}, or not complete ({error}). Set "
                 f"download=True to let trainer or prepare_data() fetch it, or point root to the folder that holds "
                 f"{cls.expected_files}."
             ) from error
-        images, targets = torch.as_tensor(dataset.data), torch.as_tensor(cls.labels(dataset))
+        images, targets = _channels_first(torch.as_tensor(dataset.data)), torch.as_tensor(cls.labels(dataset))
+        faults = "; ".join(cls._faults(images, targets))
+        if faults:
+            raise DataError(
+                f"{cls.dataset_class.__name__} below {Path(root).absolute()} has {faults}. The files are damaged or belong "
+                "to another set; fetch them again."
+            )
+        return images, targets
+
+    @classmethod
+    def _faults(cls, images: Tensor, targets: Tensor) -> Iterator[str]:
+        shape = (cls.in_channels, cls.image_size, cls.image_size)
+        if images.shape[1:] != shape:
+            yield f"images of shape {list(images.shape[1:])}, but they should have {list(shape)}"
+        if len(images) != len(targets):
+            yield f"{len(targets)} labels for {len(images)} images"
         wrong = sorted(label for label in set(targets.tolist()) if not 0 <= label < cls.num_classes)
         if wrong:
-            raise DataError(
-                f"{cls.dataset_class.__name__} below {Path(root).absolute()} has the labels {wrong}, but its classes are 0 "
-                f"to {cls.num_classes - 1}. The files are damaged or belong to another set; fetch them again."
-            )
-        return _channels_first(images), targets
+            yield f"the labels {wrong}, but its classes are 0 to {cls.num_classes - 1}"
 
     @staticmethod
     def labels(dataset: Any) -> Any:
