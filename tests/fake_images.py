@@ -24,11 +24,12 @@ def write_idx_sets(root: Path) -> None:
         raw.mkdir(parents=True)
         for split, first, count in (("train", 0, NUM_TRAIN), ("t10k", 100, NUM_TEST)):
             ids = np.arange(first, first + count, dtype=np.uint8)
-            _write_idx(raw / f"{split}-images-idx3-ubyte", np.broadcast_to(ids[:, None, None], (count, 28, 28)))
-            _write_idx(raw / f"{split}-labels-idx1-ubyte", ids % 10)
+            write_idx(raw / f"{split}-images-idx3-ubyte", np.broadcast_to(ids[:, None, None], (count, 28, 28)))
+            write_idx(raw / f"{split}-labels-idx1-ubyte", ids % 10)
 
 
-def _write_idx(path: Path, array: np.ndarray) -> None:
+def write_idx(path: Path, array: np.ndarray) -> None:
+    """One array of bytes in MNIST's own format."""
     # Magic number: two zero bytes, 8 for unsigned byte, the number of dimensions; then the sizes, big-endian.
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
     path.write_bytes(header + np.ascontiguousarray(array).tobytes())
