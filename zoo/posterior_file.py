@@ -24,10 +24,11 @@ from lightning_bayes.posteriors import (
     FullGaussian,
     MatrixGaussian,
     MeanField,
+    named_if_unreadable,
     read_whole,
 )
 from lightning_bayes.predictive import check_fits
-from lightning_bayes.zoo.create import architecture, create_model, input_transform
+from lightning_bayes.zoo.create import Architecture, architecture, create_model, input_transform
 from lightning_bayes.zoo.model_card import model_card
 from lightning_bayes.zoo.posterior_folder import find_posterior
 from lightning_bayes.zoo.transforms import ImageTransform
@@ -83,10 +84,11 @@ def save_posterior(
     config: Mapping[str, Any] | None = None,
     temperature: float = 1.0,
 ) -> Path:
-    """Write a posterior into one file, and a model card with the same name and the ending ``.md`` beside it.
+    """Write a posterior into one file, and a model card beside it.
 
     Args:
-        path: The file, such as ``"digits.pt"``.
+        path: The file, such as ``"digits.pt"``; the card is ``digits.md`` then. Other endings than ``.pt`` and ``.pth`` are
+            kept, as in ``digits.bin.md``.
         model: Built by `create_model`; its weights do not matter.
         posterior: Of this model's weights; ``posterior.select("model.")`` takes them out of those of a task.
         transform: What images go through before the model; by default the one of pretrained weights.
@@ -99,8 +101,8 @@ def save_posterior(
         The model card's path.
 
     Raises:
-        HyperparameterError: If there are other values than plain ones, names for another number of classes, or a temperature
-            that is not positive.
+        HyperparameterError: If there are other values than plain ones, names for another number of classes, a temperature
+            that is not positive, or a path that ends in ``.md``.
 
     Example:
         >>> import tempfile
@@ -116,11 +118,8 @@ def save_posterior(
     check_fits(model, posterior)
     built = architecture(model)
     transform = transform or input_transform(model)
-    num_classes = built.arguments["num_classes"]
-    if class_names and len(class_names) != num_classes:
-        raise HyperparameterError(f"There are {len(class_names)} class_names for a model of {num_classes} classes.")
-    if not 0 < temperature < math.inf:
-        raise HyperparameterError(f"temperature={temperature} must be positive and finite.")
+    _check_fits(built, class_names, temperature)
+    card = _card_of(Path(path))
     content: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -137,10 +136,8 @@ def save_posterior(
             f"A posterior file holds plain values only, but {', '.join(strange)} is none. Turn them into text or numbers."
         )
     family = type(posterior).__name__
-    path = Path(path)
     torch.save({**content, "family": family, "posterior": posterior.to("cpu").state_dict()}, path)
-    card = path.with_suffix(".md")
-    card.write_text(model_card(path.name, content, posterior), "utf-8")
+    card.write_text(model_card(Path(path).name, content, posterior), "utf-8")
     return card
 
 
@@ -166,19 +163,43 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu")
             f"{path} is no posterior file. zoo.save_posterior writes one; a Lightning checkpoint is read by load_posterior, "
             "weights alone by create_model(..., pretrained=path)."
         )
-    if content["version"] > VERSION or content["family"] not in _FAMILIES:
+    version, family = content.get("version"), str(content.get("family"))
+    if version not in range(1, VERSION + 1) or family not in _FAMILIES:
         raise PosteriorError(
-            f"{path} has format {content['version']} with a {content['family']} and is newer than this package, which reads "
-            f"up to format {VERSION} with {', '.join(_FAMILIES)}. Upgrade lightning-bayes."
+            f"{path} has format {version!r} with a {family}, but this package reads up to format {VERSION} with "
+            f"{', '.join(_FAMILIES)}. Upgrade lightning-bayes if the file is newer; otherwise it is damaged, write it again."
         )
+    with named_if_unreadable(path, _POSTERIOR_FILE):
+        return _decoded(content, str(path), map_location)
+
+
+def _decoded(content: dict[str, Any], source: str, map_location: str | torch.device) -> SavedPosterior:
     posterior: AbstractPosterior = _FAMILIES[content["family"]].from_state_dict(content["posterior"])
-    built = content["architecture"]
-    model = create_model(built["name"], **built["arguments"]).to(map_location).eval()
-    load_weights(model, {**posterior.constants, **posterior.mean}, str(path), replace_head=False)
+    built = Architecture(**content["architecture"])
+    model = create_model(built.name, **built.arguments).to(map_location).eval()
+    load_weights(model, {**posterior.constants, **posterior.mean}, source, replace_head=False)
     transform = ImageTransform(**content["transform"]) if content["transform"] is not None else None
     vars(model).update(zoo_transform=transform)
-    others = {name: content[name] for name in ("metrics", "config", "temperature")}
-    return SavedPosterior(model, posterior, transform, tuple(content["class_names"]), **others)
+    class_names, temperature = tuple(map(str, content["class_names"])), float(content["temperature"])
+    _check_fits(built, class_names, temperature)
+    metrics = {str(name): float(value) for name, value in content["metrics"].items()}
+    return SavedPosterior(model, posterior, transform, class_names, metrics, dict(content["config"]), temperature)
+
+
+def _check_fits(built: Architecture, class_names: Sequence[str], temperature: float) -> None:
+    num_classes = built.arguments["num_classes"]
+    if class_names and len(class_names) != num_classes:
+        raise HyperparameterError(f"There are {len(class_names)} class_names for a model of {num_classes} classes.")
+    if not 0 < temperature < math.inf:
+        raise HyperparameterError(f"temperature={temperature} must be positive and finite.")
+
+
+def _card_of(path: Path) -> Path:
+    if path.suffix == ".md":
+        raise HyperparameterError(
+            f"{path} would be overwritten by its own model card. Take another ending, such as .pt."
+        )
+    return path.with_suffix(".md") if path.suffix in {".pt", ".pth"} else path.with_name(f"{path.name}.md")
 
 
 def _not_plain(value: Any, name: str) -> list[str]:

@@ -164,6 +164,22 @@ def test_the_card_says_what_the_file_holds(saved):
     assert json.loads(re.search(r"```json\n(.*?)```", text, re.DOTALL)[1]) == EXTRAS["config"]
 
 
+@pytest.mark.parametrize(
+    ("name", "card"), [("q.pt", "q.md"), ("q.pth", "q.md"), ("q", "q.md"), ("v1.0", "v1.0.md"), ("v1.1", "v1.1.md")]
+)
+def test_the_card_has_the_name_of_its_file_alone(tmp_path, name, card):
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
+    assert save_posterior(tmp_path / name, model, posterior_like(model)) == tmp_path / card
+    assert zoo.load(tmp_path / name).posterior.num_data == 123
+
+
+def test_a_posterior_is_not_written_where_its_card_belongs(tmp_path):
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
+    with pytest.raises(HyperparameterError, match=r"q\.md would be overwritten by its own model card\. .* as \.pt"):
+        save_posterior(tmp_path / "q.md", model, posterior_like(model))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_code_on_the_card_runs(saved, monkeypatch):
     path, card, *_ = saved
     monkeypatch.chdir(path.parent)
@@ -194,14 +210,51 @@ def rewritten(path, **changes):
     torch.save({**content, **changes}, path)
 
 
-@pytest.mark.parametrize("changes", [{"version": VERSION + 1}, {"family": "NormalisingFlow"}])
-def test_a_newer_format_is_refused(saved, changes):
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"version": VERSION + 1}, f"format {VERSION + 1} with a MeanField"),
+        ({"version": "2"}, "format '2' with a MeanField"),
+        ({"version": None}, "format None with a MeanField"),
+        ({"family": "NormalisingFlow"}, f"format {VERSION} with a NormalisingFlow"),
+        ({"family": None}, f"format {VERSION} with a None"),
+    ],
+)
+def test_another_format_is_refused(saved, changes, shown):
     path, *_ = saved
     rewritten(path, **changes)
-    expected = (
-        rf"cats\.pt has format \d with a \w+ and is newer than this package, which reads up to format {VERSION} .*Upg"
-    )
-    with pytest.raises(PosteriorError, match=expected):
+    with pytest.raises(PosteriorError, match=rf"cats\.pt has {shown}, but this package reads up to format 1 .*Upgrade"):
+        zoo.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"posterior": {}}, "TypeError: "),
+        ({"architecture": {"name": "vgg17", "arguments": {}}}, "HyperparameterError: There is no model 'vgg17'"),
+        ({"transform": {"image_size": 32, "colour": 1}}, "TypeError: .*'colour'"),
+        ({"metrics": None}, "AttributeError: "),
+        ({"temperature": "x"}, "ValueError: "),
+        ({"temperature": -1.0}, r"HyperparameterError: temperature=-1\.0 must be positive"),
+        ({"class_names": ["cat"]}, "HyperparameterError: There are 1 class_names for a model of 3 classes"),
+    ],
+)
+def test_damaged_content_is_refused_with_the_name_of_the_file(saved, changes, reason):
+    path, *_ = saved
+    rewritten(path, **changes)
+    with pytest.raises(
+        PosteriorError, match=rf"cats\.pt cannot be read as .* \({reason}.*check that the file is compl"
+    ):
+        zoo.load(path)
+
+
+@pytest.mark.parametrize("name", ["architecture", "transform", "class_names", "metrics", "config", "temperature"])
+def test_what_a_file_lacks_is_named(saved, name):
+    path, *_ = saved
+    content = torch.load(path, weights_only=True)
+    del content[name]
+    torch.save(content, path)
+    with pytest.raises(PosteriorError, match=rf"cats\.pt cannot be read as .*'{name}'"):
         zoo.load(path)
 
 
