@@ -109,8 +109,8 @@ def create_model(
         num_classes: Number of classes C; the output is ``[batch, C]``.
         in_channels: Channels of the images.
         pretrained: True for the weights that torchvision or timm publish, the name of some of them
-            (``"IMAGENET1K_V1"``, ``"timm/resnet18.a1_in1k"``, for a timm model its tag), the path of a file with a state
-            dict, a state dict, or None for random weights.
+            (``"IMAGENET1K_V1"``, ``"timm/resnet18.a1_in1k"``, for a timm model also the tag alone), the path of a file with
+            a state dict, a state dict, or None for random weights.
         replace_head: Whether the last layer starts from random values. None: only if the number of classes differs.
         **arguments: Further arguments of the model's class.
 
@@ -183,14 +183,21 @@ def _weights(model: nn.Module, name: str, pretrained: Any, arguments: dict[str, 
     if pretrained is True or _is_weights_name(pretrained):
         if not name.startswith(_TIMM):
             return published_weights(name, pretrained)
-        theirs = name.removeprefix(_TIMM)
-        tagged = theirs if pretrained is True else f"{theirs.partition('.')[0]}.{pretrained}"
-        return timm_weights(tagged, in_chans=arguments.pop("in_channels"), **arguments)
+        return timm_weights(_timm_name(name, pretrained), in_chans=arguments.pop("in_channels"), **arguments)
     source = "The state dict" if isinstance(pretrained, Mapping) else os.fspath(pretrained)
     state = unwrapped(pretrained) if isinstance(pretrained, Mapping) else read_weights(pretrained)
     if name.startswith(_TIMM):
         return PublishedWeights(state, timm_transform(model), source)
     return PublishedWeights(state, imagenet_transform() if name.endswith("_imagenet") else None, source)
+
+
+def _timm_name(name: str, pretrained: bool | str) -> str:
+    """The model's name with the tag of the weights, which may be given alone or as all of ``timm/NAME.TAG``."""
+    name = name.removeprefix(_TIMM)
+    if pretrained is True:
+        return name
+    given = str(pretrained)
+    return given.removeprefix(_TIMM) if given.startswith(_TIMM) else f"{name.partition('.')[0]}.{given}"
 
 
 def _is_weights_name(pretrained: Any) -> bool:

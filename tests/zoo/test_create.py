@@ -80,7 +80,7 @@ def test_a_pattern_selects_names():
     ("name", "arguments", "message"),
     [
         ("resnet19", {}, r"There is no model 'resnet19'; there are alexnet, .*vgg16_imagenet, and timm/NAME"),
-        ("lenet5", {"stem": "cifar", "norm": "batch"}, r"lenet5 takes no argument stem, norm; it takes image_size"),
+        ("lenet5", {"stem": "cifar", "width": 2}, r"lenet5 takes no argument stem, width; it takes image_size, norm"),
         ("timm/resnet19", {}, r"timm has no model 'resnet19'"),
     ],
 )
@@ -170,7 +170,13 @@ def timm_hub(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "pretrained"),
-    [("timm/resnet18", True), ("timm/resnet18", "a1_in1k"), ("resnet18_imagenet", "timm/resnet18.a1_in1k")],
+    [
+        ("timm/resnet18", True),
+        ("timm/resnet18", "a1_in1k"),
+        ("timm/resnet18", "timm/resnet18.a1_in1k"),
+        ("timm/resnet18.a2_in1k", "timm/resnet18.a1_in1k"),
+        ("resnet18_imagenet", "timm/resnet18.a1_in1k"),
+    ],
 )
 def test_timms_weights_are_loaded_without_their_head(timm_hub, name, pretrained):
     model = create_model(name, num_classes=3, pretrained=pretrained)

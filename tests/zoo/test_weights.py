@@ -316,3 +316,9 @@ def test_without_network_the_file_of_timm_is_named(monkeypatch):
 def test_an_unknown_timm_model_is_refused_with_near_ones():
     with pytest.raises(HyperparameterError, match=r"timm has no model 'resnet19'\. It has .*resnet.*zoo\.list_models"):
         timm_model("resnet19")
+
+
+@pytest.mark.parametrize("build", [timm_model, timm_weights])
+def test_an_unknown_tag_of_a_timm_model_is_refused_with_those_that_there_are(build):
+    with pytest.raises(HyperparameterError, match=r"timm has no weights 'resnet18\.nope'; .* are resnet18\.a1_in1k, "):
+        build("resnet18.nope")

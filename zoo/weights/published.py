@@ -140,7 +140,7 @@ def timm_model(name: str, **arguments: Any) -> nn.Module:
         The model.
 
     Raises:
-        HyperparameterError: If timm knows no such model.
+        HyperparameterError: If timm knows no such model, or no such tag of it.
     """
     import timm  # lazy: it takes seconds
 
@@ -150,6 +150,11 @@ def timm_model(name: str, **arguments: Any) -> nn.Module:
             f"timm has no model {name!r}. It has {', '.join(near) or 'none of a similar name'}; zoo.list_models('timm/*') "
             "lists them all."
         )
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # of the tag
+        tagged = ", ".join(timm.list_pretrained(f"{name.partition('.')[0]}.*"))
+        raise HyperparameterError(f"timm has no weights {name!r}; its weights are {tagged or 'none'}.") from error
     model: nn.Module = timm.create_model(name, **arguments)
     return model
 
