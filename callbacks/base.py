@@ -12,19 +12,20 @@ from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bayes.callbacks import checks, ranks, resume, swap
 from lightning_bayes.callbacks.checkpoint_io import use_whole_files
 from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.evaluating import EvaluatingCallback
-from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_examples
+from lightning_bayes.callbacks.noise import DefaultNoise
+from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_examples, with_augmentation_factor
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.whole_or_nothing import WholeOrNothing
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.hyper import check as check_hyperparameters
-from lightning_bayes.optim.user_step import CAUTIOUS_NOISE, NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
+from lightning_bayes.optim.user_step import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
 from lightning_bayes.posteriors import CALLBACK_KEY, group_arguments
 from lightning_bayes.predictive import Link
 from lightning_bayes.strategies import BayesDDPStrategy
@@ -47,7 +48,7 @@ class VariationalCallback(EvaluatingCallback):
         kl_weight: τ, weight of the KL term in the variational bound; below 1 gives a cold posterior.
         kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
         kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
-        data_augmentation_factor: ρ; data augmentation makes N examples count as ρN.
+        data_augmentation_factor: ρ; augmentation makes N examples count as ρN. None: what the data module says, else 1.
         damping: γ, added to the curvature in the preconditioner.
         init_precision: Posterior precision before the first update; None takes the first batch's curvature.
         betas: (β₁, β₂), weights of the old momentum and of the old curvature, as in Adam.
@@ -55,7 +56,7 @@ class VariationalCallback(EvaluatingCallback):
         engine: ``"fused"`` measures any layer; ``"backpack"`` is BackPACK, for the layers it knows.
         relative_noise: Upper bound of the noise in units of each tensor's size. None: no bound with an explicit `lr`;
             with the default step 0.3 for classifiers (told by `link` or by the loss; 0.1 where SGD moves the mean) and 0.02
-            for all else, a heuristic.
+            for all else, less for more than five layers (`optim.user_step.noise_of_depth`): a heuristic.
         damping_in_noise: Whether γ counts in the posterior precision too.
         loss_reduction: ``"auto"`` reads from the loss's graph whether it is a mean or a sum over examples.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what
@@ -84,7 +85,7 @@ class VariationalCallback(EvaluatingCallback):
         kl_weight: float | Schedule = 1.0,
         kl_warmup_steps: int = 0,
         kl_warmup_init: float = 0.1,
-        data_augmentation_factor: float | Schedule = 1.0,
+        data_augmentation_factor: float | Schedule | None = None,
         damping: float | Schedule = 0.0,
         init_precision: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -99,7 +100,8 @@ class VariationalCallback(EvaluatingCallback):
         max_nonfinite_steps: int = 10,
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k not in {"self", "__class__"}}
-        check_hyperparameters({name: value_at(value, 0) for name, value in arguments.items()})
+        known = {k: v for k, v in arguments.items() if v is not None or k != "data_augmentation_factor"}
+        check_hyperparameters({name: value_at(value, 0) for name, value in known.items()})
         check_names(engine, loss_reduction)
         super().__init__(eval_samples, link, seed)
         self.lr, self.mc_samples, self.num_data, self.prior_precision = lr, mc_samples, num_data, prior_precision
@@ -113,7 +115,7 @@ class VariationalCallback(EvaluatingCallback):
             "damping_in_noise": damping_in_noise,
             "prior_mean": prior_mean,
             "init_precision": init_precision,
-            "relative_noise": self.noise_bounds[0] if lr is None and relative_noise is None else relative_noise,
+            "relative_noise": min(self.noise_bounds) if lr is None and relative_noise is None else relative_noise,
             "step_rule": self.optimizer_class.default_step if lr is None else "natural",
         }
         self.building: dict[str, Any] = {
@@ -125,6 +127,7 @@ class VariationalCallback(EvaluatingCallback):
             "max_nonfinite_steps": max_nonfinite_steps,
         }
         self._chooses_noise = lr is None and relative_noise is None
+        self._default_noise: DefaultNoise | None = None
         self._states_prior = prior_precision is not None or prior_mean != "zero"
         self._names: dict[nn.Parameter, str] = {}
         self._saved: dict[str, Any] = {}  # the state of this callback in a checkpoint to resume from
@@ -170,6 +173,7 @@ class VariationalCallback(EvaluatingCallback):
         """
         self._restore()
         self._saved, self._asked_loss = {}, False
+        self._default_noise = DefaultNoise(self.noise_bounds) if self._chooses_noise else None
         use_whole_files(trainer)
         if stage != "fit":
             return
@@ -213,7 +217,7 @@ class VariationalCallback(EvaluatingCallback):
             lr=groups[0]["lr"],
             prior_precision=default_prior if self.prior_precision is None else self.prior_precision,
             **{key: later[key] for key in ("radius", "momentum", "weight_decay")},
-            **self.options,
+            **with_augmentation_factor(self.options, trainer),
             **self.building,
             **user_step,
         )
@@ -318,7 +322,7 @@ class VariationalCallback(EvaluatingCallback):
         self._keep_loaded()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
-        kept, wanted = dict(self.optimizer.param_groups[0]), dict(self.options)
+        kept, wanted = dict(self.optimizer.param_groups[0]), with_augmentation_factor(self.options, trainer)
         if swap.cycles_momentum(config.scheduler for config in trainer.strategy.lr_scheduler_configs):
             del wanted["betas"]  # they change all the time
         self.optimizer.defaults["num_data"] = kept["num_data"]
@@ -334,22 +338,20 @@ class VariationalCallback(EvaluatingCallback):
         if changed:
             rank_zero_warn(f"The resumed run keeps the checkpoint's {changed}.")
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Learn from the first loss what is predicted, and bound the noise accordingly before there is any.
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Bound the noise of the passes to come by what the loss has told and by the layers that are trained.
 
         Args:
             trainer: The trainer.
             pl_module: The module.
-            loss: The loss.
+            outputs: What the step returned.
+            batch: The batch.
+            batch_idx: Its number.
         """
-        first = not self._asked_loss
-        super().on_before_backward(trainer, pl_module, loss)
-        if first and self._chooses_noise and self.optimizer is not None:
-            classifies = self._link_of(pl_module) in {"softmax", "sigmoid"}
-            step = self.optimizer.user_step
-            bounds = CAUTIOUS_NOISE if step is not None and step.follows_gradients else self.noise_bounds
-            for group in (self.optimizer.defaults, *self.optimizer.param_groups):
-                group["relative_noise"] = bounds[0 if classifies else 1]
+        if self._default_noise is not None and self._asked_loss and self.optimizer is not None:
+            self._default_noise.apply(self.optimizer, self._link_of(pl_module))
 
     # -- the record and the end ---------------------------------------------------------------------------------------
 
@@ -370,9 +372,9 @@ class VariationalCallback(EvaluatingCallback):
         pl_module.log("posterior/skipped_updates", float(self.optimizer.skipped_steps), sync_dist=True)
         if share > 0.5 and trainer.current_epoch == 0:
             rank_zero_info(
-                f"{share:.0%} of the weights have their noise set by relative_noise={bound} and not by the data: at this "
-                "many examples their curvature alone would allow noise larger than that share of the weights' own size. "
-                "The noise is then a heuristic scale, not the posterior's width."
+                f"{share:.0%} of the weights have their noise set by relative_noise={bound:.2g} and not by the data: at "
+                "this many examples their curvature alone would allow noise larger than that share of the weights' own "
+                "size. The noise is then a heuristic scale, not the posterior's width."
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

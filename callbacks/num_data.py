@@ -1,12 +1,12 @@
-"""N, the number of training examples, from the trainer's own data loader."""
+"""N, the number of training examples, from the trainer's own data loader; and ρ, what augmentation makes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.utils.data import IterableDataset, SubsetRandomSampler
 
 from lightning_bayes.errors import UnknownNumDataError
@@ -36,6 +36,28 @@ def infer_num_data(trainer: Trainer) -> int:
     if len(loaders) != 1:
         raise UnknownNumDataError(f"There are {len(loaders)} training data loaders, so N is ambiguous. {_HINT}")
     return _examples_of(loaders[0], trainer)
+
+
+def with_augmentation_factor(options: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """Fill in ρ where nobody has chosen it: the data module's ``data_augmentation_factor`` if it has one, else 1.
+
+    Args:
+        options: Keyword arguments of an optimizer; its ``data_augmentation_factor`` may be None.
+        trainer: A trainer that fits.
+
+    Returns:
+        The options, with a number.
+    """
+    if options["data_augmentation_factor"] is not None:
+        return dict(options)
+    data = getattr(trainer, "datamodule", None)
+    factor = float(getattr(data, "data_augmentation_factor", 1.0))
+    if factor != 1:
+        rank_zero_info(
+            f"data_augmentation_factor={factor:g}, as {type(data).__name__} says of its augmented images: each counts as "
+            "so many. Pass data_augmentation_factor to the callback to count them otherwise."
+        )
+    return {**options, "data_augmentation_factor": factor}
 
 
 def _examples_of(loader: Any, trainer: Trainer) -> int:

@@ -46,6 +46,7 @@ NOISE_OF_CLASSIFIERS = 0.3  # κ; an argmax stands more noise
 NOISE_OF_OTHERS = 0.02  # than a number
 # Where the bound is all of the noise, or each gradient moves weights by its own size:
 CAUTIOUS_NOISE = (0.1, NOISE_OF_OTHERS)
+SHALLOW = 5  # layers, LeNet's; deeper networks have less noise
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
 LONGEST_MOVE = 0.1  # of a tensor's size, by one gradient of a step in proportion to it
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
@@ -122,6 +123,37 @@ def bound_gradients_(group: Mapping[str, Any], states: Mapping[Tensor, Mapping[s
         most = sizes * (LONGEST_MOVE * (1 - group.get("momentum", 0.0)) / group["lr"])
         shares = most / torch.maximum(root_mean_squares(grads), most)  # at most 1
         torch._foreach_mul_(grads, list(shares))
+
+
+def noisy_layers(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapping[str, Any]]) -> int:
+    """How many weights of layers, tensors of two or more dimensions, are trained under noise.
+
+    Args:
+        groups: The noisy optimizer's groups.
+        states: Its state.
+
+    Returns:
+        L.
+    """
+    params = (param for group in groups if group["noisy"] for param in group["params"])
+    return sum(param.dim() > 1 and param.requires_grad and states[param].get("noisy", True) for param in params)
+
+
+def noise_of_depth(share: float, layers: int) -> float:
+    """κ of a network of L layers: each adds noise of about κ times its output's size, together κ √L, so κ √L stays bounded.
+
+    Args:
+        share: κ of networks of up to five layers.
+        layers: L.
+
+    Returns:
+        κ √(5 / L) where L is above 5.
+
+    Example:
+        >>> noise_of_depth(0.3, 3), noise_of_depth(0.3, 20)
+        (0.3, 0.15)
+    """
+    return share * (SHALLOW / max(SHALLOW, layers)) ** 0.5
 
 
 def add_prior_gradient_(params: Sequence[nn.Parameter], prior_means: Sequence[Tensor], prior: float) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import LightningDataModule
 from tiny_training import CLASSES, EXAMPLES, FEATURES, Classifier, blobs, fit, loader
 from torch.utils.data import (
     BatchSampler,
@@ -165,3 +168,19 @@ def test_who_states_num_data_is_not_warned():
 
 def test_a_data_set_smaller_than_a_batch_is_not_warned_about():
     fit(Classifier(), VOGNCallback(), data=loader(batch_size=64))
+
+
+class Augmented(LightningDataModule):
+    data_augmentation_factor = 5.0
+
+    def train_dataloader(self):
+        return loader()
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [({}, 5.0), ({"data_augmentation_factor": 2.0}, 2.0)])
+def test_augmentation_counts_as_the_data_module_says_unless_the_callback_is_told(arguments, expected, caplog):
+    callback = VOGNCallback(**arguments)
+    with caplog.at_level(logging.INFO):
+        fit(Classifier(), callback, data=Augmented())
+    assert callback.optimizer.param_groups[0]["data_augmentation_factor"] == expected
+    assert ("data_augmentation_factor=5, as Augmented says" in caplog.text) == (not arguments)

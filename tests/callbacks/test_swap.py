@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch.nn.functional as F
+from lightning.pytorch import Callback
 from tiny_training import (
+    CLASSES,
+    FEATURES,
     Classifier,
     assert_same_bits,
     blobs,
@@ -13,6 +18,7 @@ from tiny_training import (
     two_groups,
     weights,
 )
+from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from lightning_bayes import OGNCallback, VadamCallback, VOGNCallback
@@ -53,6 +59,54 @@ def test_default_noise_is_smaller_where_sgd_moves_the_mean(callback):
     assert group["relative_noise"] == 0.1
     (group,) = groups_after(lambda m: SGD(m.parameters(), lr=2e-3), callback(relative_noise=0.3))
     assert group["relative_noise"] == 0.3
+
+
+def deep_classifier(configure=lambda module: AdamW(module.parameters(), lr=2e-3)):
+    layers = [nn.Linear(FEATURES, 4), *(nn.Linear(4, 4) for _ in range(18)), nn.Linear(4, CLASSES)]
+    return Classifier(configure, nn.Sequential(*layers))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "layers"),
+    [({}, 20), ({"bayesian": r"^net\.1[0-8]\."}, 9), ({"bayesian": r"^net\.19\."}, 5), ({"relative_noise": 0.3}, 5)],
+    ids=["all", "nine of them", "the last", "a choice"],
+)
+def test_default_noise_of_many_layers_adds_up_to_that_of_five(arguments, layers):
+    callback = VOGNCallback(**arguments)
+    fit(deep_classifier(), callback)
+    assert callback.optimizer.param_groups[0]["relative_noise"] * layers**0.5 == pytest.approx(0.3 * 5**0.5)
+
+
+def test_default_noise_knows_of_layers_that_were_thawed():
+    class Thawing(Callback):
+        bounds: ClassVar[list[float]] = []
+
+        def on_train_start(self, trainer, module):
+            module.net[:15].requires_grad_(False)  # five are left
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            self.bounds.append(trainer.optimizers[0].param_groups[0]["relative_noise"])
+            if batch_idx == 1:
+                module.net.requires_grad_(True)
+
+    fit(deep_classifier(), VOGNCallback(), Thawing(), max_epochs=1)
+    assert Thawing.bounds[1] == 0.3
+    assert Thawing.bounds[2] * 20**0.5 == pytest.approx(0.3 * 5**0.5)
+
+
+def test_the_first_pass_has_one_bound_of_the_noise():
+    """What is measured under noise is divided by that noise's variance, so the two must agree."""
+    seen = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            seen.append(trainer.optimizers[0].param_groups[0]["relative_noise"])
+
+        def on_after_backward(self, trainer, module):
+            seen.append(trainer.optimizers[0].param_groups[0]["relative_noise"])
+
+    fit(Classifier(), VOGNCallback(init_precision=50.0), Watch(), max_epochs=1)
+    assert seen[:4] == [0.02, 0.02, 0.3, 0.3]
 
 
 def test_default_without_noise_is_a_trust_region_of_the_users_kind():

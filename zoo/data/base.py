@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning_utilities.core.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
@@ -77,7 +76,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def data_augmentation_factor(self) -> float:
-        """ρ that the papers use with this augmentation: N examples count as ρN; 1 without augmentation."""
+        """ρ that Osawa et al. 2019 use for such augmentation, which callbacks take: N examples count as ρN; 1 without."""
         return self.published_augmentation_factor if self.augmentation is not None else 1.0
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -86,12 +85,6 @@ class ImageDataModule(LightningDataModule, ABC):
         Returns:
             A loader of ``(images, targets)``.
         """
-        if self.augmentation is not None:
-            rank_zero_info(
-                f"{type(self).__name__} augments its training images, so that N of them count as more. Osawa et al. 2019 "
-                f"use data_augmentation_factor={self.data_augmentation_factor:g} for such a set; the callbacks' default "
-                "of 1 counts every image once."
-            )
         return self._loader(self.train_set, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:

@@ -16,8 +16,8 @@ from lightning_bayes.zoo.data.vision import VisionDataModule
 class CIFAR10DataModule(VisionDataModule):
     """CIFAR-10 through torchvision; images ``[batch, 3, 32, 32]``, ten classes, below ``cifar-10-batches-py``.
 
-    Arguments, errors and loaders are those of `VisionDataModule`. With ``augment`` the callbacks want a
-    ``data_augmentation_factor``, 10 in Osawa et al. 2019 (https://arxiv.org/abs/1906.02506).
+    Arguments, errors and loaders are those of `VisionDataModule`. With ``augment`` the callbacks take its
+    ``data_augmentation_factor``, 10 as in Osawa et al. 2019 (https://arxiv.org/abs/1906.02506).
 
     Example:
         >>> data = CIFAR10DataModule(root="data", augment=True)  # reads nothing before setup

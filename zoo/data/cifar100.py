@@ -27,8 +27,8 @@ _CLASSES: Final = (
 class CIFAR100DataModule(VisionDataModule):
     """CIFAR-100 through torchvision; images ``[batch, 3, 32, 32]``, the hundred fine classes, below ``cifar-100-python``.
 
-    Arguments, errors and loaders are those of `VisionDataModule`. With ``augment`` the callbacks want a
-    ``data_augmentation_factor``, 10 in the experiments of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506).
+    Arguments, errors and loaders are those of `VisionDataModule`. With ``augment`` the callbacks take its
+    ``data_augmentation_factor``, 10 as in the experiments of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506).
 
     Example:
         >>> data = CIFAR100DataModule(root="data", shots=5)  # five training images of each class
