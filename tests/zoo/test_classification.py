@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from distributed import run_on_ranks
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from scipy.special import logsumexp, softmax
@@ -291,10 +292,26 @@ def test_a_target_outside_of_the_classes_is_refused(task, step, target, shown):
         getattr(task, step)(batch, 0)
 
 
-@pytest.mark.parametrize("targets", [torch.zeros(2), torch.eye(3, dtype=torch.long)[:2]], ids=["float", "one-hot"])
+@pytest.mark.parametrize(
+    "targets",
+    [torch.zeros(2), torch.eye(3, dtype=torch.long)[:2], torch.tensor([True, False])],
+    ids=["float", "one-hot", "bool"],
+)
 def test_targets_that_are_not_indices_are_refused(task, targets):
-    with pytest.raises(ShapeError, match=r"must be class indices.*but are torch\.(float32|int64) of shape \[2"):
+    with pytest.raises(ShapeError, match=r"must be class indices.*but are torch\.(float32|int64|bool) of shape \[2"):
         task.training_step((torch.zeros(2, 4), targets), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_integers_of_any_type_are_class_indices(task, toy, quiet_trainer, dtype):
+    inputs, targets = toy
+    expected = F.cross_entropy(task(inputs), targets).item()
+    narrow = loader(inputs, targets.to(dtype), batch_size=30)
+    trainer = quiet_trainer(max_epochs=1, log_every_n_steps=1)
+    trainer.fit(task, narrow, narrow)
+    assert trainer.callback_metrics["train/loss"].item() == pytest.approx(expected, rel=1e-5)  # of the weights before
+    (results,) = quiet_trainer().test(task, narrow, verbose=False)
+    assert results["test/cls/NLL"] == pytest.approx(F.cross_entropy(task(inputs), targets).item(), rel=1e-5)
 
 
 def logged_on_ranks(rank, world_size):

@@ -173,7 +173,7 @@ class BayesClassifier(SupervisedTask):
     def _labelled(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, targets = split_batch(batch)
         check_targets(targets, self.num_classes)
-        return inputs, targets
+        return inputs, targets.long()  # F.cross_entropy knows no other integers than 64-bit ones and bytes
 
     def _logits(self, inputs: Tensor) -> Tensor:
         # self(...), not self.model(...): callbacks and DDP see forward.
@@ -208,10 +208,11 @@ def check_targets(targets: Tensor, num_classes: int) -> None:
     Example:
         >>> check_targets(torch.tensor([0, 2]), num_classes=3)
     """
-    if targets.ndim != 1 or targets.is_floating_point():
+    if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
         raise ShapeError(
             f"Targets must be class indices, one integer per example, [batch], but are {targets.dtype} of shape "
-            f"{list(targets.shape)}. Turn one-hot targets into indices with targets.argmax(-1)."
+            f"{list(targets.shape)}. Turn one-hot targets into indices with targets.argmax(-1), booleans with "
+            "targets.long()."
         )
     wrong = targets[(targets < 0) | (targets >= num_classes)]
     if len(wrong) > 0:
