@@ -105,6 +105,7 @@ def test_a_truncated_file_is_named(tmp_path, name, share):
             {"weight": torch.ones(1), "epoch": 3, "name": "a"},
             r"weights\.pt holds no state dict: epoch, name are not tensors",
         ),
+        ({0: torch.ones(1), "weight": torch.ones(1)}, r"weights\.pt holds no state dict: 0 are not tensors by name"),
         ([torch.ones(1)], r"weights\.pt holds a list instead of a state dict"),
         ({}, r"weights\.pt holds a dict instead of a state dict with tensors"),
         ({"state_dict": {}}, r"holds a dict instead of a state dict with tensors"),
@@ -139,6 +140,20 @@ def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded():
     with pytest.raises(WeightsError, match=re.escape(expected)):
         load_weights(model, state, "weights.pt")
     assert same(model.state_dict(), before)
+
+
+def test_tensors_of_other_types_are_listed():
+    state = network().state_dict()
+    state["0.weight"] = state["0.weight"] + 1j
+    state["0.bias"] = state["0.bias"].int()
+    state["1.weight"] = state["1.weight"].to_sparse()
+    state["1.bias"] = state["1.bias"].to("meta")
+    state["3.bias"] = state["3.bias"].half()  # the number of bits does not matter
+    expected = (
+        "(of another type: 0.weight complex64, 0.bias int32, 1.weight float32 sparse_coo, 1.bias float32 meta). Build"
+    )
+    with pytest.raises(WeightsError, match=re.escape(expected)):
+        load_weights(network(), state)
 
 
 def test_a_head_of_other_classes_is_left_out_and_said(said):

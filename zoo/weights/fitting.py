@@ -27,7 +27,7 @@ def load_weights(
 
     Raises:
         WeightsError: If the state dict does not fit or holds values that are not finite. It lists all names that are
-            missing, unexpected, of another shape or not finite; the model is not changed.
+            missing, unexpected, of another shape or type, or not finite; the model is not changed.
 
     Example:
         >>> model = nn.Linear(2, 3)
@@ -94,6 +94,7 @@ def _has_other_classes(own: Mapping[str, Tensor], given: Mapping[str, Tensor], h
 
 def _misfits(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, list[str]]:
     shared = [name for name in wanted if name in given]
+    strange = [name for name in shared if _is_of_another_type(wanted[name], given[name])]
     return {
         "missing": [name for name in wanted if name not in given and not name.endswith(_COUNTER)],
         "unexpected": [name for name in given if name not in wanted],
@@ -102,5 +103,17 @@ def _misfits(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[
             for name in shared
             if given[name].shape != wanted[name].shape
         ],
-        "not finite": [name for name in shared if not torch.isfinite(given[name]).all()],
+        "of another type": [f"{name} {_type_of(given[name])}" for name in strange],
+        "not finite": [name for name in shared if name not in strange and not torch.isfinite(given[name]).all()],
     }
+
+
+def _is_of_another_type(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether copying would lose something, or has no values to copy; the number of bits does not matter."""
+    same_numbers = ours.is_complex() == theirs.is_complex() and ours.is_floating_point() == theirs.is_floating_point()
+    return not same_numbers or theirs.layout != torch.strided or theirs.is_meta
+
+
+def _type_of(value: Tensor) -> str:
+    parts = [str(value.dtype), str(value.layout) if value.layout != torch.strided else "", "meta" * value.is_meta]
+    return " ".join(part.removeprefix("torch.") for part in parts if part)

@@ -73,9 +73,9 @@ def unwrapped(content: Any, source: str = "The state dict") -> dict[str, Tensor]
             content = content[key]
     if not isinstance(content, Mapping) or not content:
         raise WeightsError(f"{source} holds a {type(content).__name__} instead of a state dict with tensors by name.")
-    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    others = [str(name) for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if others:
-        raise WeightsError(f"{source} holds no state dict: {', '.join(others)} are not tensors.")
+        raise WeightsError(f"{source} holds no state dict: {', '.join(others)} are not tensors by name.")
     state = dict(content)
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in state):
