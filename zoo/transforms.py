@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final, final
 
+import torch
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)  # of ImageNet's training images in [0, 1], red, green and blue
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
@@ -121,14 +122,25 @@ def as_tensor(image: Any) -> Tensor:
     """A PIL image as bytes ``[channels, height, width]``, colour unless it is grey; a tensor stays as it is.
 
     Args:
-        image: The image.
+        image: The image; 16-bit grey is rounded to 8 bits.
 
     Returns:
         The tensor.
+
+    Raises:
+        DataError: If the pixels are 32-bit numbers, which have no stated range.
     """
     if isinstance(image, Tensor):
         return image
-    grey = image.mode in {"1", "L", "LA", "I", "I;16", "F"}
+    if image.mode in {"I", "F"}:
+        raise DataError(
+            f"The pixels of mode {image.mode} are 32-bit numbers, and nothing says which of them is white. Convert the "
+            "image to 8 bits."
+        )
+    if image.mode.startswith("I;16"):
+        deep: Tensor = functional.pil_to_tensor(image.convert("I"))
+        return ((deep + 128) // 257).to(torch.uint8)  # 257 · 255 is white
+    grey = image.mode in {"1", "L", "LA"}
     pixels: Tensor = functional.pil_to_tensor(image.convert("L" if grey else "RGB"))  # without palette and transparency
     return pixels
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.models import AlexNet_Weights, ResNet18_Weights, VGG16_Weights
 from torchvision.transforms.v2 import functional
 
-from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
 from lightning_bayes.zoo.transforms import ImageTransform, as_tensor, imagenet_transform, with_channels
 from lightning_bayes.zoo.weights.published import torchvision_transform
 
@@ -59,6 +59,22 @@ def test_a_pil_image_has_one_channel_if_grey_and_else_three(mode, channels):
     image = Image.fromarray(bytes_image(5, 7, 3).numpy()).convert(mode)
     assert as_tensor(image).shape == (channels, 5, 7)
     assert ImageTransform(5)(image).shape == (3, 5, 5)
+
+
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_16_bits_are_rounded_to_8(order):
+    """The two depths have the same black and white."""
+    deep = np.arange(0, 65536, 15, dtype=order).reshape(19, 230)
+    pixels = as_tensor(Image.fromarray(deep))
+    assert (pixels.dtype, pixels.shape) == (torch.uint8, (1, 19, 230))
+    assert np.abs(pixels[0].numpy() / 255 - deep / 65535).max() <= 0.5 / 255
+    assert (pixels.min(), pixels.max()) == (0, 255)
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_pixels_without_a_range_are_refused(mode):
+    with pytest.raises(DataError, match=rf"pixels of mode {mode} are 32-bit numbers.* Convert the image to 8 bits"):
+        ImageTransform(5)(Image.new(mode, (5, 5)))
 
 
 def test_a_colour_image_from_pil_keeps_its_bytes_and_the_order_of_channels():
