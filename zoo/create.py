@@ -154,13 +154,14 @@ def architecture(model: nn.Module) -> Architecture:
 
 
 def input_transform(model: nn.Module) -> ImageTransform | None:
-    """The transform that belongs to a model's pretrained weights.
+    """The transform that belongs to a model's weights.
 
     Args:
         model: A model that `create_model` built.
 
     Returns:
-        The transform; None if the model has random weights, or weights whose transform is not known.
+        That of the data module that the model was fitted to, if this was one of images from here; else that of its
+        pretrained weights; None if neither is known.
     """
     found = vars(model).get("zoo_transform")
     return found if isinstance(found, ImageTransform) else None

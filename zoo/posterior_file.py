@@ -91,7 +91,7 @@ def save_posterior(
             kept, as in ``digits.bin.md``.
         model: Built by `create_model`; its weights do not matter.
         posterior: Of this model's weights; ``posterior.select("model.")`` takes them out of those of a task.
-        transform: What images go through before the model; by default the one of pretrained weights.
+        transform: What images go through before the model; by default `input_transform` of the model.
         class_names: Names of the classes in their order.
         metrics: Numbers that were measured, such as ``trainer.callback_metrics``.
         config: How it was trained, such as the YAML of the run; plain values only.

@@ -1,11 +1,15 @@
-"""What data and model must agree on before anything is trained or tested."""
+"""What data and model agree on before anything is trained or tested: the classes, and what images go through."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_utilities.core.rank_zero import rank_zero_info
+
 from lightning_bayes.errors import DataError
+from lightning_bayes.zoo.create import Architecture, input_transform
+from lightning_bayes.zoo.transforms import ImageTransform
 
 
 def check_classes(trainer: Any, num_classes: int, class_names: Sequence[str], source: str) -> None:
@@ -26,3 +30,23 @@ def check_classes(trainer: Any, num_classes: int, class_names: Sequence[str], so
             f"{source} has {num_classes} classes ({', '.join(class_names)}), but the model has num_classes={wanted}. Pass "
             f"num_classes={num_classes} to the module and its network."
         )
+
+
+def hand_over_transform(trainer: Any, transform: ImageTransform) -> None:
+    """Tell the models of a fit what their images go through, for `save_posterior`; say so if their weights had another.
+
+    Args:
+        trainer: The data module's; without one nothing happens, as with models that `create_model` has not built.
+        transform: That of the data.
+    """
+    module = getattr(trainer, "lightning_module", None)
+    for model in module.modules() if module is not None else ():
+        if not isinstance(vars(model).get("zoo_architecture"), Architecture):
+            continue
+        known = input_transform(model)
+        if known not in {None, transform}:
+            rank_zero_info(
+                f"The weights of {type(model).__name__} were trained through {known}, and this fit trains through "
+                f"{transform}, which save_posterior will store."
+            )
+        vars(model).update(zoo_transform=transform)

@@ -18,7 +18,7 @@ from torchvision import transforms
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from lightning_bayes.errors import DataError, DatasetError
-from lightning_bayes.zoo.data.agreement import check_classes
+from lightning_bayes.zoo.data.agreement import check_classes, hand_over_transform
 from lightning_bayes.zoo.data.base import ImageDataModule
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
 from lightning_bayes.zoo.data.images import Augmentation, TransformedImages
@@ -114,11 +114,13 @@ class ImageFolderDataModule(ImageDataModule):
         """List the files and split them; no image is read yet, and a second call changes nothing.
 
         Args:
-            stage: Does not matter.
+            stage: Does not matter for the files.
         """
         if not self.class_names:
             self._split()
         check_classes(self.trainer, self.num_classes, self.class_names, str(self.root.absolute()))
+        if stage == "fit":
+            hand_over_transform(self.trainer, self.transform)
 
     def _split(self) -> None:
         nested = (self.root / _TRAIN).is_dir()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
-from lightning_bayes.zoo.data.agreement import check_classes
+from lightning_bayes.zoo.data.agreement import check_classes, hand_over_transform
 from lightning_bayes.zoo.data.base import ImageDataModule
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
 from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, TransformedImages
@@ -124,6 +124,8 @@ class VisionDataModule(ImageDataModule, abc.ABC):
             stage: ``fit`` and ``validate`` read the training set, ``test`` and ``predict`` the test set.
         """
         check_classes(self.trainer, self.num_classes, self.class_names, self.dataset_class.__name__)
+        if stage == "fit":
+            hand_over_transform(self.trainer, self.transform)
         if stage in {"fit", "validate"} and not hasattr(self, "train_set"):
             images, targets = self.read(self.root, train=True)
             train, val = split_indices(len(targets), self.val_size, self.train_size)
