@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -17,6 +18,7 @@ SMALL = {
     "AlexNet": AlexNet,
     "VGG16": lambda: VGG16(width=0.5),
     "VGG16 with BatchNorm": lambda: VGG16(norm="batch", width=0.5),
+    "VGG16 with Xavier's weights": lambda: VGG16(width=0.5, init="xavier"),
     "VGG16 with GroupNorm": lambda: VGG16(norm="group", width=0.5),
     "VGG16 with filter responses": lambda: VGG16(norm="filter_response", width=0.5),
     "ResNet18": ResNet18,
@@ -106,6 +108,24 @@ def test_half_width_vgg16_equals_the_stated_sequence_of_layers(generator):
     assert_equals_sequence(VGG16(norm="batch", width=0.5), stated, generator)
 
 
+def test_the_network_of_zhang_et_al_has_fixed_norms_and_xavier_weights():
+    """Weights uniform within ±√(6 / (fan in + fan out)), biases 0, BatchNorm's scale 1 and shift 0, untrained."""
+    torch.manual_seed(0)
+    model = VGG16(norm="batch", width=0.5, train_norm=False, init="xavier")
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert len(norms) == 13
+    assert all((m.weight == 1).all() and (m.bias == 0).all() for m in norms)
+    frozen = {id(p) for p in model.parameters() if not p.requires_grad}
+    assert frozen == {id(p) for m in norms for p in m.parameters()}
+    for layer in (m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))):
+        outputs, inputs, *kernel = layer.weight.shape
+        uniform = layer.weight / math.sqrt(6 / (math.prod(kernel) * (inputs + outputs)))
+        assert uniform.abs().max() <= 1
+        # A uniform variable on ±1 has the variance 1/3, and its square the variance 4/45.
+        assert abs(uniform.square().mean() - 1 / 3) < 4 * math.sqrt(4 / 45 / uniform.numel())
+        assert (layer.bias == 0).all()
+
+
 def assert_equals_sequence(model, stated, generator):
     stated.load_state_dict(dict(zip(stated.state_dict(), model.state_dict().values(), strict=True)))
     images = torch.randn(3, 3, 32, 32, generator=generator)
@@ -166,6 +186,7 @@ def test_group_norm_has_at_most_32_groups_of_two_channels_or_more():
         (lambda: AlexNet(image_size=64), r"AlexNet got image_size=64, but is laid out for 32, 224\. Resize"),
         (lambda: VGG16(image_size=28), r"VGG16 got image_size=28, but is laid out for 32, 224\. Resize"),
         (lambda: VGG16(width=0.0), r"VGG16 got width=0\.0, which leaves no filter\. Use 1\.0 or 0\.5"),
+        (lambda: VGG16(init="he"), r"VGG16 got init='he'; use 'kaiming' or 'xavier'"),
         (lambda: VGG16(norm="layer"), r"norm='layer' is unknown; use one of none, batch, group, filter_response"),
         (lambda: ResNet18(stem="mnist"), r"ResNet18 got stem='mnist'; use 'cifar' or 'imagenet'"),
         (lambda: ResNet18(num_classes=0), r"ResNet18 got num_classes=0 and in_channels=3; both must be at least 1"),

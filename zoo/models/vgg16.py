@@ -6,14 +6,15 @@ max-pool 2; each followed by an optional normalisation and ReLU. Then
     32 × 32:    512 → classes
     224 × 224:  512 · 7 · 7 → 4096 → 4096 → classes with dropout, as torchvision, whose published weights it loads
 
-``width=0.5`` has half the filters, the network of Zhang et al. 2018 (https://arxiv.org/abs/1712.02390); they keep scale
-and shift of BatchNorm at 1 and 0, which freezing these parameters does. Weights start as in torchvision.
+Weights start as in torchvision. The network of Zhang et al. 2018 (https://arxiv.org/abs/1712.02390) is ``width=0.5``, half
+the filters, ``train_norm=False``, for they keep scale and shift of BatchNorm at 1 and 0, and ``init="xavier"``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, final
+from functools import partial
+from typing import Final, Literal, final
 
 from torch import Tensor, nn
 
@@ -35,9 +36,11 @@ class VGG16(nn.Module):
         norm: What stands between each convolution and its ReLU, see `lightning_bayes.zoo.models.norms`.
         width: Factor of the numbers of filters: 1 is the standard network, 0.5 that of Zhang et al.
         dropout: Probability of dropping an output of the two hidden linear layers, which only the 224 form has.
+        train_norm: Whether scale and shift of the normalisation are trained; if not, they are frozen.
+        init: Initial weights: ``"kaiming"`` as in torchvision, or ``"xavier"``, uniform; biases start at zero.
 
     Raises:
-        HyperparameterError: If ``width`` leaves no filter.
+        HyperparameterError: If ``width`` leaves no filter, or ``init`` is unknown.
 
     Example:
         >>> import torch
@@ -53,21 +56,25 @@ class VGG16(nn.Module):
         norm: NormName = "none",
         width: float = 1.0,
         dropout: float = 0.5,
+        train_norm: bool = True,
+        init: Literal["kaiming", "xavier"] = "kaiming",
     ) -> None:
         require_size("VGG16", image_size, (32, 224))
         require_counts("VGG16", num_classes, in_channels)
         if not round(64 * width) >= 1:
             raise HyperparameterError(f"VGG16 got width={width!r}, which leaves no filter. Use 1.0 or 0.5.")
+        if init not in {"kaiming", "xavier"}:
+            raise HyperparameterError(f"VGG16 got init={init!r}; use 'kaiming' or 'xavier'.")
         super().__init__()
         self.in_channels, self.image_size = in_channels, image_size
-        self.features = nn.Sequential(*_feature_layers(in_channels, norm, width))
+        self.features = nn.Sequential(*_feature_layers(in_channels, norm, width, train_norm))
         features = round(512 * width)
         self.classifier = (
             nn.Linear(features, num_classes)
             if image_size == 32
             else _imagenet_classifier(features * 7 * 7, num_classes, dropout)
         )
-        self.apply(_initialise_)
+        self.apply(partial(_initialise_, xavier=init == "xavier"))
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images.
@@ -83,14 +90,14 @@ class VGG16(nn.Module):
         return logits
 
 
-def _feature_layers(in_channels: int, norm: NormName, width: float) -> Iterator[nn.Module]:
+def _feature_layers(in_channels: int, norm: NormName, width: float, train_norm: bool) -> Iterator[nn.Module]:
     channels = in_channels
     for stage in _STAGES:
         for standard in stage:
             filters = round(standard * width)
             yield nn.Conv2d(channels, filters, 3, padding=1)
             if norm != "none":  # no identity in its place: torchvision counts the layers
-                yield make_norm(norm, filters)
+                yield make_norm(norm, filters).requires_grad_(train_norm)
             yield nn.ReLU()
             channels = filters
         yield nn.MaxPool2d(2)
@@ -108,10 +115,14 @@ def _imagenet_classifier(features: int, num_classes: int, dropout: float) -> nn.
     )
 
 
-def _initialise_(layer: nn.Module) -> None:
-    if isinstance(layer, nn.Conv2d):
+def _initialise_(layer: nn.Module, xavier: bool) -> None:
+    if not isinstance(layer, (nn.Conv2d, nn.Linear)):
+        return
+    if xavier:
+        nn.init.xavier_uniform_(layer.weight)
+    elif isinstance(layer, nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    elif isinstance(layer, nn.Linear):
+    else:
         nn.init.normal_(layer.weight, std=0.01)
-    if isinstance(layer, (nn.Conv2d, nn.Linear)) and layer.bias is not None:
+    if layer.bias is not None:
         nn.init.zeros_(layer.bias)
