@@ -21,7 +21,7 @@ class Preset:
     Attributes:
         name: Paper, data and network.
         callback: Name of the callback's class.
-        arguments: Arguments of that callback.
+        arguments: Arguments of that callback. The augmentation factor ρ is 1 unless stated, whatever a data module says.
         source: Where they were published.
         setting: What the run fixes beside the callback: network, data, batches, epochs, schedule.
         differs: What the callback does otherwise than the published run, or what the source leaves open; may be empty.
@@ -33,6 +33,10 @@ class Preset:
     source: str
     setting: str
     differs: str = ""
+
+    def __post_init__(self) -> None:
+        """Fill in ρ: a callback without one would ask the data module, which knows no paper's prior."""
+        object.__setattr__(self, "arguments", {"data_augmentation_factor": 1.0, **self.arguments})
 
 
 def rate_of_average(lr: float, momentum: float) -> float:

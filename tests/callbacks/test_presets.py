@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LightningCLI
 from tiny_training import EXAMPLES, Classifier, fit, loader
 
 import lightning_bayes
-from lightning_bayes import OGNCallback, VOGNCallback
+from lightning_bayes import OGNCallback, VadamCallback, VOGNCallback
 from lightning_bayes.callbacks.presets import ALL, presets_of
 from lightning_bayes.callbacks.presets.preset import Preset
 from lightning_bayes.curvature import Softmax
@@ -75,6 +75,44 @@ def test_their_noise_has_the_damping_and_their_processes_the_samples(preset):
     assert callback.mc_samples == {"lenet": 6, "alexnet": 3, "resnet18": 5, "vgg19": 5}.get(
         preset.name.removeprefix("osawa2019-cifar10-"), callback.mc_samples
     )
+
+
+def test_examples_count_as_the_source_says_and_not_as_a_data_module_does():
+    """ρ is Osawa et al.'s alone; Zhang et al. have another KL weight for augmented images instead."""
+    stated = {("VOGNCallback", name): rho for name, (*_, rho) in OSAWA.items() if rho != 1}
+    stated["NoisyKFACCallback", "osawa2019-imagenet-resnet18"] = 5
+    found = {(preset.callback, preset.name): build(preset).options["data_augmentation_factor"] for preset in ALL}
+    assert {key: rho for key, rho in found.items() if rho != 1} == stated
+
+
+@pytest.mark.parametrize("name", ["khan2018-usps", "khan2018-breast-cancer"])
+def test_vogn_1_is_the_released_matlab_code_in_its_own_units(name, generator):
+    """Sums over the data, a precision that has the prior in it, and an average of gradients with 0.1 for the new one."""
+    arguments, prior = VOGNCallback.presets()[name].arguments, {"usps": 25.0, "breast-cancer": 1.0}[name[9:]]
+    ours = {"lr": arguments["lr"], "betas": arguments["betas"], "prior": arguments["prior_precision"] / N}
+    mean, square = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+    state = MeanFieldState(mean, square.square(), torch.zeros_like(mean))
+    total, average = N * state.curvature + prior, 0.0  # their precision and momentum
+    for step in range(1, 8):
+        grad, square = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+        average = 0.9 * average + 0.1 * (N * grad + prior * state.mean)
+        total = (1 - 5e-4) * total + 5e-4 * (N * square.square() + prior)
+        mean = state.mean - 5e-4 / total * average / (1 - 0.9**step)
+        state = update(state, grad, square.square(), step=step, **ours)
+        torch.testing.assert_close(state.mean, mean)
+        torch.testing.assert_close(N * state.curvature + prior, total)
+
+
+@pytest.mark.parametrize(
+    ("callback", "name"), [(VOGNCallback, "toy"), (VadamCallback, "usps"), (VadamCallback, "breast-cancer")]
+)
+def test_learning_rates_of_logistic_regression_decay_as_in_their_equation_104(callback, name):
+    module, first = Classifier(), 0.1 if name == "toy" else 0.01
+    trained = callback.from_preset(f"khan2018-{name}")
+    fit(module, trained, max_epochs=None, max_steps=5)
+    (group,) = trained.optimizer.param_groups
+    assert group["lr"] == pytest.approx(first / (1 + group["step"] ** 0.55))
+    assert group["betas"][0] == 0.9
 
 
 def test_the_kl_weight_of_lenet_grows_from_a_tenth_over_thirty_epochs():
