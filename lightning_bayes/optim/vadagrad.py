@@ -15,7 +15,7 @@ and, with P = Ñ (s + δ̃) and δ̃ = δ/Ñ as everywhere in this package, δ c
 (eq. 96), whose s is s + δ̃ = P/Ñ here: AdaGrad with the initial accumulator P₀/Ñ if β₂ = 0. There the prior has no part but
 in that number, so choose ``init_precision``. In between s → h/τ, so that P → Ñh/τ + δ is the exact tempered posterior; the
 paper's s + τδ̃ in place of s + δ̃ agrees at both ends only. Let `temperature` fall from 1 to 0 with the updates to anneal
-inference into optimization (App. K, Fig. 7).
+inference into optimization (App. L, Fig. 7).
 
 The temperature is the KL weight, but fades the old s too; so ``kl_weight`` stays 1. ĝ² is no Hessian: the width of q depends
 on the batch size, see `optim.gradient_magnitude`.
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.gradient_magnitude import GradientMagnitudeOptimizer
-from lightning_bayes.optim.schedules import Schedule
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule
 from lightning_bayes.optim.state import MeanFieldState, average
 
 
@@ -127,7 +127,7 @@ class VadaGrad(GradientMagnitudeOptimizer):
         model: nn.Module,
         params: Iterable[Any] | None = None,
         *,
-        betas: tuple[float, float] = (0.0, 0.999),
+        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
         temperature: float | Schedule = 0.0,
         **arguments: Any,
     ) -> None:
