@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, final
 
 import torch
@@ -42,6 +42,7 @@ class TemperatureScaling(Callback):
         self.refit = refit
         self.temperature: float | None = None  # of the weights as they are
         self._seen: list[StepOutputs] = []
+        self._validated_on: Any = None  # the loaders of a fit or validation; a test makes the trainer forget them
 
     def state_dict(self) -> dict[str, Any]:
         """The temperature of the weights in the checkpoint."""
@@ -58,7 +59,7 @@ class TemperatureScaling(Callback):
     # -- during a fit -------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require a validation set.
+        """Require a validation set, and remember it.
 
         Args:
             trainer: The trainer.
@@ -69,14 +70,16 @@ class TemperatureScaling(Callback):
         """
         if not sum(trainer.num_val_batches):
             raise UnsupportedTrainingError(_NO_VALIDATION.format(why="this fit has none"))
+        self._validated_on = trainer.val_dataloaders
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Forget the temperature, which is that of other weights from here."""
         self.temperature = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget what an interrupted validation may have left."""
+        """Forget what an interrupted validation may have left, and remember the loaders."""
         self._seen = []
+        self._validated_on = trainer.val_dataloaders
 
     def on_validation_batch_end(
         self,
@@ -152,12 +155,25 @@ class TemperatureScaling(Callback):
                 "lightning_bayes.predictive.fit_temperature."
             )
         if self.temperature is None or self.refit:
-            self._seen = list(_evaluated(trainer, pl_module))
+            self._seen = list(_evaluated(trainer, pl_module, self._validation_loader(trainer)))
             self._fit(trainer, pl_module)
             rank_zero_info(
                 f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
             )
         _scale(pl_module, self.temperature)
+
+    def _validation_loader(self, trainer: Trainer) -> Any:
+        datamodule = getattr(trainer, "datamodule", None)
+        if datamodule is None:
+            loaders, source = self._validated_on, "this callback has seen none"
+        else:
+            datamodule.setup("validate")
+            loaders = datamodule.val_dataloader()
+            source = f"{type(datamodule).__name__}.val_dataloader() gives none"
+        loader = next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
+        if loader is None:
+            raise UnsupportedTrainingError(_NO_VALIDATION.format(why=source))
+        return loader
 
     def _fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
         outputs = torch.cat([each.outputs for each in self._seen], dim=1)
@@ -182,24 +198,10 @@ def _scale(module: Any, temperature: float | None) -> None:
     module.temperature = temperature
 
 
-def _evaluated(trainer: Trainer, pl_module: LightningModule) -> Iterator[StepOutputs]:
+def _evaluated(trainer: Trainer, pl_module: LightningModule, batches: Iterable[Any]) -> Iterator[StepOutputs]:
     """Evaluate the validation set while another evaluation goes on, in its mode and under its samples."""
-    for batch in _validation_loader(trainer):
+    for batch in batches:
         inputs, targets = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
         with trainer.precision_plugin.forward_context():
             outputs = pl_module.sampled_forward(inputs)  # type: ignore[operator]
         yield step_outputs(pl_module, "sampled_forward", {"outputs": outputs, "targets": targets})
-
-
-def _validation_loader(trainer: Trainer) -> Any:
-    datamodule = getattr(trainer, "datamodule", None)
-    if datamodule is None:
-        loaders, source = trainer.val_dataloaders, "this trainer has seen none"
-    else:
-        datamodule.setup("validate")
-        loaders = datamodule.val_dataloader()
-        source = f"{type(datamodule).__name__}.val_dataloader() gives none"
-    loader = next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
-    if loader is None:
-        raise UnsupportedTrainingError(_NO_VALIDATION.format(why=source))
-    return loader

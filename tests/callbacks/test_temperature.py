@@ -148,6 +148,28 @@ def test_a_temperature_of_earlier_weights_is_not_kept():
     assert scaling.state_dict() == {"temperature": None}
 
 
+@pytest.mark.parametrize(
+    ("refit", "settings"),
+    [(True, {"max_epochs": 2}), (False, {"max_epochs": 3, "check_val_every_n_epoch": 2})],
+    ids=["asked to fit again", "the last epoch was not validated"],
+)
+def test_a_test_after_a_fit_on_loaders_uses_the_validation_set_of_the_fit(refit, settings):
+    module, trainer = classifier(), quiet_trainer(TemperatureScaling(refit=refit), **settings)
+    trainer.fit(module, batches(TRAIN), batches(VALIDATION))
+    expected = best_temperature(outputs_by_hand(module, None, VALIDATION), VALIDATION)
+    (found,) = trainer.test(module, batches(TEST), verbose=False)
+    assert found["test/post/temperature"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_fit_again_uses_the_set_that_was_validated_last():
+    module, trainer = classifier(), quiet_trainer(TemperatureScaling(refit=True), max_epochs=1)
+    trainer.fit(module, batches(TRAIN), batches(VALIDATION))
+    trainer.validate(module, batches(TRAIN), verbose=False)
+    expected = best_temperature(outputs_by_hand(module, None, TRAIN), TRAIN)
+    (found,) = trainer.test(module, batches(TEST), verbose=False)
+    assert found["test/post/temperature"] == pytest.approx(expected, rel=1e-3)
+
+
 def test_predictions_are_scaled(tmp_path):
     vogn = VOGNCallback(eval_samples=S)
     for callbacks in ([vogn], []):
@@ -173,7 +195,7 @@ def test_without_a_validation_set_it_is_refused():
     message = r"but Unvalidated\.val_dataloader\(\) gives none\..*the test set is never taken"
     with pytest.raises(UnsupportedTrainingError, match=message):
         quiet_trainer(TemperatureScaling()).test(classifier(), datamodule=Unvalidated(), verbose=False)
-    with pytest.raises(UnsupportedTrainingError, match="but this trainer has seen none"):
+    with pytest.raises(UnsupportedTrainingError, match="but this callback has seen none"):
         quiet_trainer(TemperatureScaling()).test(classifier(), batches(TEST), verbose=False)
 
 
