@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
 from lightning_utilities.core.rank_zero import rank_zero_info
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -32,7 +33,7 @@ class EvaluationFigures(Callback):
     """Draws what a test has found, into the run's folder ``figures`` and into its loggers.
 
     ``reliability``, ``risk_coverage``, ``certainty`` (of images), ``ood_scores`` (with sets out of distribution) and
-    ``shift`` (with shifted test sets) are written as PNG; TensorBoard and Weights & Biases get the same as
+    ``shift`` (with shifted test sets) are written as PNG; TensorBoard, Weights & Biases, MLflow and Comet get the same as
     ``test/reliability`` and so on. Under a posterior, the Monte-Carlo prediction and that of the mean are drawn beside each
     other, with `TemperatureScaling` the scaled one as well.
 
@@ -115,7 +116,7 @@ def draw(
     Args:
         predicted: What it has predicted.
         images: The most and the least certain images with targets and probabilities.
-        class_names: A name per class, or None.
+        class_names: A name per class, or None; others than one per class are left out.
         logged: Its metrics.
 
     Returns:
@@ -124,7 +125,8 @@ def draw(
     curves = {way: (probs, predicted.targets) for way, probs in predicted.probs.items()}
     figures = {"reliability": reliability_diagram(curves), "risk_coverage": risk_coverage_diagram(curves)}
     if images is not None:
-        figures["certainty"] = certainty_sheet(*images, class_names, *SHEET)
+        fitting = class_names is not None and len(class_names) == images[2].shape[-1]
+        figures["certainty"] = certainty_sheet(*images, class_names if fitting else None, *SHEET)
     if len(next(iter(predicted.scores.values()))) > 1:
         figures["ood_scores"] = score_histograms(predicted.scores)
     first = next(iter(predicted.probs))
@@ -145,15 +147,30 @@ def publish(figures: Mapping[str, Figure], folder: Path, trainer: Trainer) -> No
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        path = folder / f"{name}.png"
-        figure.savefig(path)
-        for logger in trainer.loggers:
-            experiment: Any = getattr(logger, "experiment", None)
-            if hasattr(experiment, "add_figure"):  # TensorBoard
-                experiment.add_figure(f"test/{name}", figure, trainer.global_step)
-            elif hasattr(logger, "log_image"):  # Weights & Biases
-                logger.log_image(key=f"test/{name}", images=[str(path)])
-    rank_zero_info(f"{len(figures)} figures ({', '.join(figures)}) are in {folder}")
+        figure.savefig(folder / f"{name}.png")
+    without = []
+    for logger in trainer.loggers:
+        hand_over = _handing_over(logger, folder, trainer.global_step)
+        if hand_over is not None:
+            for name, figure in figures.items():
+                hand_over(name, figure)
+        elif not isinstance(logger, CSVLogger):  # whose folder is where the figures are
+            without.append(type(logger).__name__)
+    said = f"; {', '.join(without)} got none, for want of a method that takes figures" if without else ""
+    rank_zero_info(f"{len(figures)} figures ({', '.join(figures)}) are in {folder}{said}")
+
+
+def _handing_over(logger: Any, folder: Path, step: int) -> Callable[[str, Figure], Any] | None:
+    experiment: Any = getattr(logger, "experiment", None)
+    if hasattr(experiment, "add_figure"):  # TensorBoard
+        return lambda name, figure: experiment.add_figure(f"test/{name}", figure, step)
+    if hasattr(logger, "log_image"):  # Weights & Biases
+        return lambda name, _: logger.log_image(key=f"test/{name}", images=[str(folder / f"{name}.png")])
+    if hasattr(experiment, "log_figure") and hasattr(logger, "run_id"):  # MLflow
+        return lambda name, figure: experiment.log_figure(logger.run_id, figure, f"test/{name}.png")
+    if hasattr(experiment, "log_figure"):  # Comet
+        return lambda name, figure: experiment.log_figure(f"test/{name}", figure, step=step)
+    return None
 
 
 def _gather(trainer: Trainer, module: LightningModule) -> Gather:

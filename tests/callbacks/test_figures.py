@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
 from distributed import run_on_ranks
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
+from matplotlib.figure import Figure
 from tiny_training import CLASSES, Classifier, loader, mlp, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback
 from lightning_bayes.callbacks import EvaluationFigures, TemperatureScaling, figures
+from lightning_bayes.callbacks.collected import Predicted
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.metrics import expected_calibration_error
 from lightning_bayes.zoo import BayesClassifier
@@ -118,6 +121,18 @@ def test_images_are_shown_in_their_own_colours_with_their_class_names(tmp_path, 
     assert f"pred {name}" in shown[0].get_title()
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"), [(("cat", "dog", "cow"), {"cat", "dog", "cow"}), (("cat", "dog"), {"0", "1", "2"})]
+)
+def test_class_names_that_do_not_fit_the_classes_are_left_out(names, expected):
+    targets, probs = torch.arange(3), torch.eye(3)
+    predicted = Predicted({"prediction": probs}, targets, {"entropy": {"test": torch.zeros(3)}})
+    sheet = figures.draw(predicted, (torch.zeros(3, 1, 6, 6), targets, probs), names, {})["certainty"]
+    shown = {axes.get_title().split()[1] for axes in sheet.axes if axes.images}
+    assert len(shown) == 2
+    assert shown < expected
+
+
 def test_without_images_other_sets_and_samples_there_are_two_figures(tmp_path, drawn):
     module = classifier(mlp())
     quiet_trainer(EvaluationFigures(str(tmp_path / "here"))).test(module, loader(), verbose=False)
@@ -153,6 +168,65 @@ def test_a_logger_that_takes_images_gets_the_files(tmp_path):
         classifier(mlp()), loader(), verbose=False
     )
     assert logger.taken == {"test/reliability": [PNG], "test/risk_coverage": [PNG]}
+
+
+class Service(Logger):
+    """A logger whose experiment records what it is called with."""
+
+    name, version = "service", 0
+
+    def __init__(self, experiment):
+        super().__init__()
+        self.experiment = experiment
+
+    def log_metrics(self, metrics, step=None):
+        pass
+
+    def log_hyperparams(self, params):
+        pass
+
+
+class MLflowClient:
+    """The signature of `mlflow.MlflowClient.log_figure`."""
+
+    def __init__(self):
+        self.taken = {}
+
+    def log_figure(self, run_id, figure, artifact_file, *, save_kwargs=None):
+        self.taken[artifact_file] = (run_id, type(figure))
+
+
+class CometExperiment:
+    """The signature of `comet_ml.Experiment.log_figure`."""
+
+    def __init__(self):
+        self.taken = {}
+
+    def log_figure(self, figure_name=None, figure=None, overwrite=False, step=None):
+        self.taken[figure_name] = (step, type(figure))
+
+
+def test_mlflow_and_comet_get_the_figures(tmp_path):
+    mlflow, comet = Service(MLflowClient()), Service(CometExperiment())
+    mlflow.run_id = "0a1b"
+    module = classifier(mlp())
+    trainer = quiet_trainer(EvaluationFigures(), logger=[mlflow, comet], default_root_dir=tmp_path)
+    trainer.fit(module, loader())
+    trainer.test(module, loader(), verbose=False)
+    assert trainer.global_step > 0
+    for name in ("reliability", "risk_coverage"):
+        assert mlflow.experiment.taken.pop(f"test/{name}.png") == ("0a1b", Figure)
+        assert comet.experiment.taken.pop(f"test/{name}") == (trainer.global_step, Figure)
+    assert mlflow.experiment.taken == comet.experiment.taken == {}
+
+
+def test_loggers_that_take_no_figures_are_named(tmp_path, caplog):
+    loggers = [CSVLogger(tmp_path), Service(object()), Service(CometExperiment())]
+    trainer = quiet_trainer(EvaluationFigures(), logger=loggers)
+    with caplog.at_level(logging.INFO):
+        trainer.test(classifier(mlp()), loader(), verbose=False)
+    (line,) = [line for line in caplog.messages if "2 figures" in line]
+    assert line.endswith("figures; Service got none, for want of a method that takes figures")
 
 
 def test_a_module_that_hides_its_logits_is_refused_unless_figures_are_not_required(tmp_path):
