@@ -104,7 +104,7 @@ def by_severity(logged: Mapping[str, Any], suffix: str = "") -> dict[str, dict[i
     """Collect what a test has logged about shifts: each metric by severity, over all kinds.
 
     Args:
-        logged: Scalars by the keys of a test; others than those of shifts are left out.
+        logged: Scalars by the keys of a test; others than those of shifts, by this scheme, are left out.
         suffix: ``"_mean"`` reads the keys of the posterior mean.
 
     Returns:
@@ -119,7 +119,7 @@ def by_severity(logged: Mapping[str, Any], suffix: str = "") -> dict[str, dict[i
     found: dict[str, dict[int, list[float]]] = {}
     for key, value in logged.items():
         parts = key.split("/")
-        if parts[0] == f"shift{suffix}" and len(parts) > 3 and parts[1] != "all":
+        if parts[0] == f"shift{suffix}" and len(parts) > 3 and parts[1] != "all" and parts[2].isdecimal():
             metric = "/".join(parts[3:])
             found.setdefault(metric, {}).setdefault(int(parts[2]), []).append(float(value))
     for metric, curve in found.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -74,8 +75,8 @@ def _by_version(path: Path) -> tuple[str, int]:
 def _names(folders: list[Path]) -> list[str]:
     parts = [folder.parts for folder in folders]
     shared = 0
-    while len(folders) > 1 and len({each[: shared + 1] for each in parts}) == 1:
-        shared += 1
+    while len(folders) > 1 and len({each[: shared + 1] for each in parts}) == 1 and shared + 1 < min(map(len, parts)):
+        shared += 1  # but a run that holds another one keeps its last part
     return ["/".join(each[shared:] if len(folders) > 1 else each[-2:]) for each in parts]
 
 
@@ -90,29 +91,44 @@ def read_run(folder: Path, name: str) -> Run:
         The run; what is not there is empty.
     """
     series = _read_series(folder / METRICS)
-    config = folder / CONFIG
-    text = config.read_text("utf-8") if config.is_file() else ""
+    text = _text(folder / CONFIG) if (folder / CONFIG).is_file() else ""
     return Run(
         name=name,
         folder=folder,
         last={key: points[-1][1] for key, points in series.items()},
         series=series,
-        config=dict(_flat(yaml.safe_load(text) or {})),
+        config=dict(_flat(_settings(text, folder / CONFIG))),
         config_text=text,
         figures={path.stem: path for path in sorted((folder / FIGURES).glob("*.png"))},
         checkpoints=sorted((folder / CHECKPOINTS).glob("*.ckpt")),
     )
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read: {error}. Repair it, or leave its run out of the report.") from error
+
+
+def _settings(text: str, path: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:  # also for a file that would run code
+        raise RunError(f"{path} is no plain YAML: {error}. Repair or delete it.") from error
+    if not isinstance(settings, dict):
+        raise RunError(f"{path} holds {settings!r} where settings by name should be. Repair or delete it.")
+    return settings
+
+
 def _read_series(path: Path) -> dict[str, list[tuple[float, float]]]:
     series: dict[str, list[tuple[float, float]]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            values = {key: _number(value, f"{path}, line {number}, {key}") for key, value in row.items() if value}
-            x = values.get("epoch", values.get("step", math.nan))
-            for key, value in values.items():
-                if key not in {"epoch", "step"}:
-                    series.setdefault(key, []).append((x, value))
+    for number, row in enumerate(csv.DictReader(io.StringIO(_text(path))), start=2):
+        values = {key: _number(value, f"{path}, line {number}, {key}") for key, value in row.items() if value}
+        x = values.get("epoch", values.get("step", math.nan))
+        for key, value in values.items():
+            if key not in {"epoch", "step"}:
+                series.setdefault(key, []).append((x, value))
     return series
 
 

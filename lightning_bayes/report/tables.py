@@ -97,8 +97,8 @@ def _detection_by(measure: str, keys: Sequence[str], runs: Sequence[Run]) -> Tab
 
 def _shift(runs: Sequence[Run]) -> Table:
     rooms = {"shift": "test", "shift_mean": "test, mean"}
-    parts = [key.split("/") for run in runs for key in run.last]
-    levels = sorted({int(each[2]) for each in parts if each[0] in rooms and each[1] == "all"})
+    parts = [key.split("/") for run in runs for key in run.last if key.count("/") > 2]  # others are somebody else's
+    levels = sorted({int(each[2]) for each in parts if each[0] in rooms and each[1] == "all" and each[2].isdecimal()})
     chosen = {key: COLUMNS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE")}
     columns = [f"{heading[:-2]}, severity {level} {heading[-1]}" for heading in chosen.values() for level in levels]
     rows = [

@@ -166,6 +166,20 @@ def test_shift_is_shown_by_severity(page):
     assert row[:3] == ["vogn: test", "0.8100", "0.6100"]
 
 
+def test_keys_of_another_scheme_are_no_shift(tmp_path):
+    strange = {
+        "shift": 1.0,
+        "shift/all/x": 2.0,
+        "shift/all/x/cls/Acc": 2.0,
+        "shift/fog/weak/cls/Acc": 3.0,
+        "ood/x": 4.0,
+    }
+    folder = write_run(tmp_path / "a", {"epoch": 0, "test/cls/Acc": 0.5, **strange})
+    text = write_report([folder], tmp_path / "report.html").read_text("utf-8")
+    assert Page(text).headings == ["Test", "Everything"]
+    assert "shift/fog/weak/cls/Acc: 3" in text
+
+
 def test_runs_on_different_data_are_pointed_out(tmp_path):
     runs = [
         write_run(tmp_path / name, {"epoch": 0, "test/cls/Acc": 0.5}, config={"data": {"class_path": f"{name}Data"}})

@@ -59,7 +59,7 @@ def test_config_is_flat_and_figures_and_checkpoints_are_found(tmp_path):
 def test_a_config_cannot_run_code(tmp_path):
     folder = write_run(tmp_path / "a", ROWS)
     (folder / "config.yaml").write_text("x: !!python/object/apply:os.getcwd []")
-    with pytest.raises(yaml.constructor.ConstructorError, match="could not determine a constructor"):
+    with pytest.raises(RunError, match=r"config\.yaml is no plain YAML: could not determine a constructor"):
         read_run(folder, "a")
 
 
@@ -74,6 +74,12 @@ def test_names_are_the_parts_in_which_paths_differ_and_no_run_is_read_twice(tmp_
     vogn = write_run(tmp_path / "runs" / "vogn" / "version_0", ROWS)
     assert [run.name for run in read_runs([adam, vogn, adam])] == ["adam/version_0", "vogn/version_0"]
     assert [run.name for run in read_runs([adam])] == ["adam/version_0"]
+
+
+def test_a_run_and_its_own_subfolder_have_different_names(tmp_path):
+    outer = write_run(tmp_path / "outer", ROWS)
+    inner = write_run(outer / "outer", ROWS)
+    assert [run.name for run in read_runs([outer, inner])] == ["outer", "outer/outer"]
 
 
 def test_folders_are_those_that_were_given(tmp_path, monkeypatch):
@@ -96,4 +102,21 @@ def test_folders_without_a_run_are_all_named(tmp_path):
 def test_a_damaged_file_is_named_with_its_line(tmp_path):
     folder = write_run(tmp_path / "a", [*ROWS, "2,29,oops,"])
     with pytest.raises(RunError, match=r"metrics\.csv, line 6, train/loss is 'oops', which is no number"):
+        read_run(folder, "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.yaml", b"a: [1\n", r"config\.yaml is no plain YAML: while parsing.*Repair or delete it"),
+        ("config.yaml", b"3\n", r"config\.yaml holds 3 where settings by name should be\. Repair"),
+        ("config.yaml", b"- 1\n- b\n", r"config\.yaml holds \[1, 'b'\] where settings by name"),
+        ("config.yaml", b"a: \xe4\n", r"config\.yaml cannot be read: 'utf-8' codec.*leave its run out of the report"),
+        ("metrics.csv", b"epoch,\xe4\n0,1\n", r"metrics\.csv cannot be read: 'utf-8' codec can't decode byte 0xe4"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
+    folder = write_run(tmp_path / "a", ROWS)
+    (folder / name).write_bytes(content)
+    with pytest.raises(RunError, match=f"(?s){message}"):
         read_run(folder, "a")
