@@ -60,14 +60,21 @@ def main() -> None:
         own = _own_error(error)
         if own is None:
             raise
-        raise SystemExit(f"lightning-bayes: {type(own).__name__}: {own}") from error  # it says what to do; no traceback
+        raise SystemExit(_told(own)) from error  # it says what to do; no traceback
 
 
 def _report(arguments: list[str]) -> None:
     try:
         report.main(arguments)
     except BayesError as error:
-        raise SystemExit(f"lightning-bayes: {type(error).__name__}: {error}") from error
+        raise SystemExit(_told(error)) from error
+
+
+def _told(error: BayesError) -> str:
+    """What to print; of an error in a process that loads data, torch makes its whole traceback the message."""
+    kind = type(error)
+    message = str(error).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")[2]
+    return f"lightning-bayes: {kind.__name__}: {message}"
 
 
 def _own_error(error: BaseException | None) -> BayesError | None:

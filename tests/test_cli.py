@@ -14,9 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from torch.utils.data import DataLoader, Dataset
 
-from lightning_bayes import load_posterior, mc_predict
+from lightning_bayes import cli, load_posterior, mc_predict
 from lightning_bayes.cli import find_config, instantiate, main, packaged_configs, with_packaged_configs
+from lightning_bayes.errors import DataError
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
@@ -336,6 +338,20 @@ def test_arguments_that_do_not_parse_are_named(option, message, capsys):
     status, said = refused(capsys, "fit", "--config", "digits_lenet_vogn", option)
     assert status == 2
     assert re.search(message, said.err.partition("error:")[2])
+
+
+class Damaged(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise DataError("x.png is truncated.\nRemove it.")
+
+
+def test_an_error_in_a_process_that_loads_data_is_told_without_its_traceback(monkeypatch):
+    monkeypatch.setattr(cli, "BayesCLI", lambda: list(DataLoader(Damaged(), num_workers=1)))
+    with pytest.raises(SystemExit, match=r"^lightning-bayes: DataError: x\.png is truncated\.\nRemove it\.$"):
+        command("fit")
 
 
 def test_an_error_of_another_kind_keeps_its_traceback(fitted):
