@@ -276,5 +276,5 @@ class AdaptiveCalibrationError(TopLabelMetric):
         self.bins = bins
 
     def compute(self) -> Tensor:
-        """Return the error over all examples since the last reset."""
+        """Return the error over all examples since the last reset; ``nan`` if there were none."""
         return _adaptive_error(self.top_labels(), self.bins)

@@ -92,7 +92,7 @@ class MisclassificationAUROC(TopLabelMetric):
     higher_is_better = True
 
     def compute(self) -> Tensor:
-        """Return the area over all examples since the last reset."""
+        """Return the area over all examples since the last reset; ``nan`` if there were none."""
         return ood_auroc(*_scored(self.top_labels()))
 
 
@@ -110,7 +110,7 @@ class MisclassificationAUPR(TopLabelMetric):
     higher_is_better = True
 
     def compute(self) -> Tensor:
-        """Return the average precision over all examples since the last reset."""
+        """Return the average precision over all examples since the last reset; ``nan`` if there were none."""
         return ood_aupr(*_scored(self.top_labels()))
 
 
@@ -128,5 +128,5 @@ class MisclassificationFPR95(TopLabelMetric):
     higher_is_better = False
 
     def compute(self) -> Tensor:
-        """Return the rate over all examples since the last reset."""
+        """Return the rate over all examples since the last reset; ``nan`` if there were none."""
         return ood_fpr95(*_scored(self.top_labels()))

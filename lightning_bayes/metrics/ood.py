@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_roc
-from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.metrics.states import concatenated
 
 TRUE_POSITIVE_RATE = 0.95  # what the 95 in FPR95 stands for
 
@@ -136,7 +136,7 @@ class OODMetric(Metric, ABC):
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """Return all scores and labels since the last reset, of all processes once synchronized."""
-        return dim_zero_cat(self.scores), dim_zero_cat(self.is_ood)
+        return concatenated(self, "scores"), concatenated(self, "is_ood")
 
 
 @final

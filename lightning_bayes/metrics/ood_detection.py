@@ -8,10 +8,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
 from lightning_bayes.metrics.ood import ood_aupr, ood_auroc, ood_fpr95
+from lightning_bayes.metrics.states import concatenated
 
 _MEASURES = {"AUROC": ood_auroc, "AUPR": ood_aupr, "FPR95": ood_fpr95}
 
@@ -82,8 +82,8 @@ class OODDetection(Metric):
         return {self.prefix + key: value for key, value in self._values()}
 
     def _values(self) -> Iterator[tuple[str, Tensor]]:
-        columns = dim_zero_cat(self.scores).view(-1, len(self.score_names))
-        index = dim_zero_cat(self.set_index)
+        columns = concatenated(self, "scores").view(-1, len(self.score_names))
+        index = concatenated(self, "set_index")
         yield from _measured("", columns[:, 0], index > 0)
         for position, name in enumerate(self.sets, start=1):
             either = (index == 0) | (index == position)

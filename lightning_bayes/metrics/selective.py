@@ -75,7 +75,7 @@ def coverage_at_risk(probs: Tensor, targets: Tensor, risk: float = DEFAULT_RISK)
 
 
 def _coverage_at(curve: RiskCoverage, risk: float) -> Tensor:
-    return (curve.coverage * (curve.risk <= risk)).max()
+    return (curve.coverage * (curve.risk <= risk)).max() if len(curve.risk) else _undefined(curve)
 
 
 def risk_at_coverage(probs: Tensor, targets: Tensor, coverage: float = DEFAULT_COVERAGE) -> Tensor:
@@ -98,7 +98,11 @@ def risk_at_coverage(probs: Tensor, targets: Tensor, coverage: float = DEFAULT_C
 
 
 def _risk_at(curve: RiskCoverage, coverage: float) -> Tensor:
-    return curve.risk[curve.coverage >= coverage][0]
+    return curve.risk[curve.coverage >= coverage][0] if len(curve.risk) else _undefined(curve)
+
+
+def _undefined(curve: RiskCoverage) -> Tensor:
+    return curve.risk.new_full((), torch.nan)
 
 
 def _check_share(name: str, value: float) -> None:
@@ -146,7 +150,7 @@ class AURC(TopLabelMetric):
     higher_is_better = False
 
     def compute(self) -> Tensor:
-        """Return the area over all examples since the last reset."""
+        """Return the area over all examples since the last reset; ``nan`` if there were none."""
         return _aurc(self.top_labels())
 
 
@@ -172,7 +176,7 @@ class CoverageAtRisk(TopLabelMetric):
         self.risk = risk
 
     def compute(self) -> Tensor:
-        """Return the coverage over all examples since the last reset."""
+        """Return the coverage over all examples since the last reset; ``nan`` if there were none."""
         return _coverage_at(_curve(self.top_labels()), self.risk)
 
 
@@ -198,5 +202,5 @@ class RiskAtCoverage(TopLabelMetric):
         self.coverage = coverage
 
     def compute(self) -> Tensor:
-        """Return the risk over all examples since the last reset."""
+        """Return the risk over all examples since the last reset; ``nan`` if there were none."""
         return _risk_at(_curve(self.top_labels()), self.coverage)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities.data import dim_zero_cat
 
-from lightning_bayes.errors import ShapeError
+from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.metrics.states import concatenated
 
 
 class TopLabel(NamedTuple):
@@ -39,6 +39,7 @@ def checked_probs(probs: Tensor, targets: Tensor) -> Tensor:
 
     Raises:
         ShapeError: If the shapes do not fit, or the values are no probabilities or no class indices.
+        NonFiniteError: If a probability is nan.
 
     Example:
         >>> checked_probs(torch.tensor([[0.5, 0.5]], dtype=torch.bfloat16), torch.tensor([1])).dtype
@@ -56,6 +57,12 @@ def checked_probs(probs: Tensor, targets: Tensor) -> Tensor:
     proper = (wide >= 0).all(-1) & ((wide.sum(-1) - 1).abs() <= tolerance)
     in_range = (targets >= 0) & (targets < probs.shape[1])
     if not bool((proper & in_range).all()):  # one synchronization with the device for both checks
+        undefined = wide.isnan().any(-1)
+        if bool(undefined.any()):
+            raise NonFiniteError(
+                f"{int(undefined.sum())} of {len(wide)} examples have probabilities that are nan, the first one in row "
+                f"{int(undefined.nonzero()[0])}. Look for nan or infinity in the inputs and weights of the model."
+            )
         raise ShapeError(_complaint(wide, targets, proper))
     return wide
 
@@ -141,4 +148,4 @@ class TopLabelMetric(Metric, ABC):
 
     def top_labels(self) -> TopLabel:
         """Return all examples seen since the last reset, of all processes once synchronized."""
-        return TopLabel(dim_zero_cat(self.confidence), dim_zero_cat(self.correct))
+        return TopLabel(concatenated(self, "confidence"), concatenated(self, "correct"))

@@ -96,6 +96,14 @@ def cases():
     ]
 
 
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")
+def test_without_an_example_every_value_that_torchmetrics_leaves_to_us_is_undefined():
+    found = {**classification_metrics(CLASSES, "").compute(), **ood_metrics().compute()}
+    assert found.pop("cls/Acc") == 0  # as torchmetrics has it
+    assert len(found) == 15
+    assert all(value.isnan() for value in found.values())
+
+
 def update_in_parts(collection, data, *ends):
     for start, end in zip((0, *ends[:-1]), ends, strict=True):
         collection.update(*(column[start:end] for column in data))

@@ -71,6 +71,13 @@ def test_values_are_undefined_where_a_set_is_empty():
     assert all(value.isnan() for value in metric.compute().values())
 
 
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")
+def test_values_are_undefined_without_any_input():
+    found = OODDetection(["svhn"], ["entropy"]).compute()
+    assert len(found) == 6
+    assert all(value.isnan() for value in found.values())
+
+
 def shard_and_compute(rank):
     names, data = ["svhn", "lsun"], scored(2)
     metric = OODDetection(names, SCORES)

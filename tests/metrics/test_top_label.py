@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from lightning_bayes.errors import ShapeError
+from lightning_bayes.errors import NonFiniteError, ShapeError
 from lightning_bayes.metrics.top_label import checked_probs, mean_over_ties, top_label
 
 
@@ -52,9 +52,16 @@ def test_the_mean_over_ties_is_the_expectation_over_their_orders():
         (torch.full((2, 2), 0.5), torch.tensor([0, -1]), r"but lie between -1 and 0"),
         (torch.tensor([[0.5, 0.5], [3.0, -2.0]]), torch.tensor([0, 1]), r"Row 1 .* starts with \[3, -2\] .*softmax"),
         (torch.tensor([[0.5, 0.4]]), torch.tensor([0]), r"Row 0 .* sums to 0.9. .*not logits"),
-        (torch.tensor([[torch.nan, 0.4]]), torch.tensor([0]), r"Row 0 .* starts with \[nan, 0.4\]"),
     ],
 )
 def test_what_is_no_probability_is_named(probs, targets, message):
     with pytest.raises(ShapeError, match=message):
         checked_probs(probs, targets)
+
+
+def test_nan_is_not_taken_for_logits():
+    probs = torch.tensor([[0.5, 0.5], [torch.nan, torch.nan], [torch.nan, 0.4]])
+    with pytest.raises(
+        NonFiniteError, match=r"2 of 3 examples have probabilities that are nan, the first one in row 1\."
+    ):
+        checked_probs(probs, torch.tensor([0, 0, 0]))
