@@ -39,7 +39,7 @@ def fit_temperature(
         minimum inside, such as without any error.
 
     Raises:
-        ShapeError: If the shapes do not fit, or there is no example.
+        ShapeError: If the shapes do not fit, there is no example, or a target is no class index.
         NonFiniteError: If a logit is not finite.
 
     Example:
@@ -52,6 +52,11 @@ def fit_temperature(
         raise ShapeError(
             f"Temperature scaling needs logits [samples, batch, classes] or [batch, classes] and targets [batch] of at "
             f"least one example, got {list(outputs.shape)} and {list(targets.shape)}."
+        )
+    if bool(((targets < 0) | (targets >= samples.shape[-1])).any()):
+        raise ShapeError(
+            f"Targets must be class indices from 0 to {samples.shape[-1] - 1}, but lie between {targets.min()} and "
+            f"{targets.max()}. Leave out the examples whose class is unknown or is not among those of the model."
         )
     if not bool(samples.isfinite().all()):
         bad = int((~samples.isfinite()).flatten(2).any(-1).any(0).sum())

@@ -107,6 +107,9 @@ def test_bad_input_is_named():
     ]:
         with pytest.raises(ShapeError, match=r"targets \[batch\] of at least one example, got \["):
             fit_temperature(outputs, targets)
+    for strange in (3, -1):
+        with pytest.raises(ShapeError, match=r"indices from 0 to 2, but lie between .* (1|3)\. Leave out the examples"):
+            fit_temperature(torch.zeros(2, 3), torch.tensor([1, strange]))
     outputs = torch.zeros(2, 4, 3)
     outputs[1, 2, 0] = torch.nan
     with pytest.raises(NonFiniteError, match="1 of 4 examples have logits that are not finite"):
