@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,18 +13,28 @@ import yaml
 from fake_images import write_cifar10, write_idx_sets, write_image_folder
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
+from torch import nn
 from torchvision.datasets import CIFAR10
 
 import lightning_bayes
+from lightning_bayes import BBBCallback, KFACCallback, NoisyAdamCallback, NoisyKFACCallback
 from lightning_bayes.cli import instantiate
 
-CONFIGS = {path.name: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))}
+ROOT = Path(__file__).parents[1]
+CONFIGS = {path.name: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
 METHODS = {name.removesuffix("Callback").lower(): name for name in lightning_bayes.__all__ if name.endswith("Callback")}
 METHODS["adam"] = METHODS["sgd"] = None
 METHODS["imagefolder"] = "VOGNCallback"
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 every_config = pytest.mark.parametrize("name", CONFIGS)
+
+
+def documented():
+    """Names of configs with overrides, as docs/cifar10.md shows them."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / "docs" / "cifar10.md").read_text("utf-8"))
+    found = re.findall(r"^lightning-bayes fit --config (\S+) (.*)$", text, re.MULTILINE)
+    return [(name, tuple(shlex.split(options, comments=True))) for name, options in found]
 
 
 def callback_of(name):
@@ -98,30 +111,67 @@ def small_options(name):
     return [*options, "--trainer.strategy=auto", "--trainer.accumulate_grad_batches=1"]
 
 
-def train_what_it_starts_from(name):
-    """One batch of the config whose checkpoint a `WarmStart` names, written where it looks for it."""
-    for entry in read(name)["trainer"]["callbacks"]:
-        if entry["class_path"] == "lightning_bayes.WarmStart":
-            first = Path(entry["init_args"]["path"]).parts[1]  # runs/{name of the config}/…
-            one = [f"--trainer.{name}=1" for name in ("max_epochs", "limit_train_batches", "log_every_n_steps")]
-            run = instantiate(first, *QUIET, *one)
-            run.trainer.fit(run.model, datamodule=run.datamodule)
+def checkpoints_that_it_reads(name):
+    """Paths that a `WarmStart` or `DeepEnsembleCallback` names."""
+    arguments = [entry.get("init_args", {}) for entry in read(name)["trainer"]["callbacks"]]
+    return [path for given in arguments for path in (given.get("path"), *given.get("members", ())) if path]
+
+
+def train_what_it_reads(name):
+    """One batch of the configs whose checkpoints it names, written where it looks for them."""
+    for path in checkpoints_that_it_reads(name):
+        other = Path(path).parts[1]  # runs/{name of the config}/…
+        one = [f"--trainer.{name}=1" for name in ("max_epochs", "limit_train_batches", "log_every_n_steps")]
+        run = instantiate(other, *QUIET, *one)
+        run.trainer.fit(run.model, datamodule=run.datamodule)
+
+
+def run_for_one_batch(name, *options):
+    run = instantiate(name, *QUIET, "--trainer.fast_dev_run=true", *options)
+    start = {key: value.clone() for key, value in run.model.model.state_dict().items()}
+    run.trainer.fit(run.model, datamodule=run.datamodule)
+    assert run.trainer.global_step == 1
+    assert run.trainer.callback_metrics["val/cls/NLL"].isfinite()
+    kept = {key for key, value in run.model.model.state_dict().items() if torch.equal(value, start[key])}
+    assert kept == {key for key, param in run.model.model.named_parameters() if not param.requires_grad}
+    (*_, results) = run.trainer.test(run.model, datamodule=run.datamodule, verbose=False)
+    assert 0 <= results["test/cls/Acc"] <= 1
+    return results
 
 
 @every_config
 def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    train_what_it_starts_from(name)
-    run = instantiate(name, *QUIET, "--trainer.fast_dev_run=true", *data_options)
-    start = {key: value.clone() for key, value in run.model.model.state_dict().items()}
-    run.trainer.fit(run.model, datamodule=run.datamodule)
-    assert run.trainer.global_step == 1
-    assert run.trainer.callback_metrics["val/cls/NLL"].isfinite()
-    moved = [not torch.equal(value, start[key]) for key, value in run.model.model.state_dict().items()]
-    assert all(moved)
-    (*_, results) = run.trainer.test(run.model, datamodule=run.datamodule, verbose=False)
-    assert 0 <= results["test/cls/Acc"] <= 1
+    train_what_it_reads(name)
+    results = run_for_one_batch(name, *data_options)
     assert ("ood/AUROC" in results) == name.startswith("digits")
+
+
+@pytest.mark.parametrize(("name", "overrides"), documented())
+def test_documented_overrides_run_for_one_batch(name, overrides, data_options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_for_one_batch(name, *overrides, *data_options)
+
+
+def test_every_figure_of_zhang_et_al_has_a_config_with_the_papers_numbers_for_its_column():
+    """Their Table 2 has none for BBB and Noisy Adam with BatchNorm. λ, η and c₀ are those of their appendix C.2."""
+    found = set()
+    for name, overrides in [*((name, ()) for name in CONFIGS), *documented()]:
+        if not name.startswith("zhang2018"):
+            continue
+        run = instantiate(name, *QUIET, *overrides)
+        augments = run.datamodule.augmentation is not None
+        has_norm = any(isinstance(module, nn.BatchNorm2d) for module in run.model.modules())
+        found.add((callback_of(name), augments, has_norm))
+        for callback in run.trainer.callbacks:
+            if isinstance(callback, (BBBCallback, NoisyAdamCallback, NoisyKFACCallback)):
+                assert callback.options["kl_weight"] == (0.1 if augments else 0.5)
+                assert has_norm or callback.prior_precision == 1 / 0.1
+            if isinstance(callback, (KFACCallback, NoisyKFACCallback)):
+                assert callback.options["kl_clip"](0) == (0.01 if has_norm else 0.001)
+    methods = (None, "KFACCallback", "NoisyKFACCallback", "BBBCallback", "NoisyAdamCallback")
+    cells = set(product(methods, (False, True), (False, True)))
+    assert found == cells - set(product(methods[3:], (False, True), (True,)))
 
 
 @pytest.mark.parametrize("name", enough())
