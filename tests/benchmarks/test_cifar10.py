@@ -114,6 +114,17 @@ def test_the_table_has_means_with_standard_errors_beside_the_papers_rows():
     assert "| 0.6732 | 0.938 | 0.046 | 0.8 |" in published
 
 
+@pytest.mark.parametrize("augment", [False, True])
+def test_the_table_has_every_figure_of_zhang_et_al(augment):
+    """None for BBB and Noisy Adam with BatchNorm."""
+    lines = table([{**record("sgd", model="vgg16"), "augment": augment}]).splitlines()
+    rows = [[cell.strip(" *") for cell in line.split("|")[2:5]] for line in lines if "*Zhang" in line]
+    found = {(method, "no Batch" not in source) for method, source, _ in rows}
+    methods = {"SGD", "K-FAC", "Noisy K-FAC"}
+    assert len(rows) == 8
+    assert found == {(m, norm) for m in methods for norm in (False, True)} | {("BBB", False), ("Noisy Adam", False)}
+
+
 def test_what_was_not_run_is_listed_by_model():
     missing = not_run([record("adam"), record("sgd", model="vgg16")])
     assert missing["lenet"] == [method for method in METHODS if method != "adam"]

@@ -66,7 +66,7 @@ def _cell(values: list[float]) -> str:
 def _published(row: Row) -> str:
     scores = (row.accuracy, row.nll, row.ece, row.auroc, None)
     cells = ["–" if value is None else f"{value:.4g}" for value in scores]
-    return f"*{METHODS[row.method]}* | *{row.source}* | {' | '.join(cells)} | {row.epochs or '–'} | – | – |"
+    return f"*{row.method}* | *{row.source}* | {' | '.join(cells)} | {row.epochs or '–'} | – | – |"
 
 
 def not_run(records: list[Record]) -> dict[str, list[str]]:
