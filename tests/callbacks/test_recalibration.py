@@ -92,6 +92,44 @@ def test_statistics_of_the_mean_for_all_samples(task, vogn):
     assert found["test/cls/NLL"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_update_bn_after_the_fit_gives_the_posterior_the_statistics_of_the_mean(task, vogn):
+    """They are plain averages over the batches of what the first layer gives at the mean."""
+    inputs, targets = blobs().tensors
+    before = nll(mc_predict(task.model, vogn.optimizer.posterior().select("model."), inputs, S), targets)
+    batches = [inputs[8 * k : 8 * k + 8] for k in range(6)]
+    torch.optim.swa_utils.update_bn(batches, task.model)
+    posterior = vogn.optimizer.posterior().select("model.")
+    hidden = torch.stack([task.model[0](batch).detach() for batch in batches])
+    torch.testing.assert_close(posterior.constants["1.running_mean"], hidden.mean(1).mean(0))
+    torch.testing.assert_close(posterior.constants["1.running_var"], hidden.var(1).mean(0))
+    (found,) = quiet_trainer(vogn).test(task, datamodule=Data(), verbose=False)
+    assert found["test/cls/NLL"] == pytest.approx(nll(mc_predict(task.model, posterior, inputs, S), targets), rel=1e-5)
+    assert found["test/cls/NLL"] != pytest.approx(before, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Found 1 module.s. in eval mode:UserWarning")  # Lightning asks whether it is meant
+def test_a_fit_keeps_the_statistics_of_a_batch_norm_in_evaluation_mode_and_normalises_by_them(task):
+    norm, shift, variance, differences = task.model[1], 0.3, 2.0, []
+    norm.running_mean.fill_(shift)
+    norm.running_var.fill_(variance)
+    norm.eval()
+
+    @norm.register_forward_hook
+    def compare(module, inputs, output):
+        if task.training:
+            kept = (inputs[0] - shift) / (variance + module.eps) ** 0.5 * module.weight + module.bias
+            differences.append((output - kept).abs().max().item())
+
+    callback = VOGNCallback(lr=0.05, init_precision=20.0, eval_samples=S)
+    quiet_trainer(callback, max_epochs=2, num_sanity_val_steps=0).fit(task, datamodule=Data())
+    assert len(differences) == 2 * 6
+    assert max(differences) < 1e-5
+    posterior = callback.optimizer.posterior().select("model.")
+    for buffers in (dict(norm.named_buffers()), {k.removeprefix("1."): v for k, v in posterior.constants.items()}):
+        torch.testing.assert_close(buffers["running_mean"], torch.full((6,), shift))
+        torch.testing.assert_close(buffers["running_var"], torch.full((6,), variance))
+
+
 def test_validation_within_a_fit_keeps_the_statistics_of_training(task):
     """The same fit with and without, to the bit, though it validates under samples."""
     results = []
