@@ -86,9 +86,8 @@ class BlockTridiagonalKFAC(RowsOptimizer):
     def _start(self) -> ChainCurvature:
         """Multiples c I with (Ñ/τ)(c + √(δ̃+γ))² = ``init_precision``, as π-damping makes it, and nothing between layers."""
         now = self._arguments()
-        initial_curvature(self._group["init_precision"], **now)  # refuses what cannot be
-        wanted = self._group["init_precision"] * now["kl_weight"] / now["num_data"]
-        size = wanted**0.5 - (self._prior() + now["damping"]) ** 0.5
+        start, least = initial_curvature(self._group["init_precision"], **now), self._prior() + now["damping"]
+        size = (start + least) ** 0.5 - least**0.5
         like = self._layers[0].weight
         blocks = [
             KroneckerProduct(*(size * torch.eye(side).to(like) for side in layer.shape[1:])) for layer in self._layers

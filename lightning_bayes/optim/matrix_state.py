@@ -84,10 +84,9 @@ def start_at_precision(state: State, layer: MatrixLayer) -> None:
         layer: The layer.
     """
     group, arguments = layer.group, group_arguments(layer.group)
-    initial_curvature(group["init_precision"], **arguments)  # refuses what cannot be
-    scale = arguments["num_data"] / arguments["kl_weight"]
-    least = arguments["prior_precision"] / scale + arguments["damping"]
-    size = math.sqrt(group["init_precision"] / scale) - math.sqrt(least)
+    start = initial_curvature(group["init_precision"], **arguments)
+    least = arguments["prior_precision"] * arguments["kl_weight"] / arguments["num_data"] + arguments["damping"]
+    size = math.sqrt(start + least) - math.sqrt(least)
     groups, *sides = layer.shape
     eyes = [size * torch.eye(side, dtype=layer.weight.dtype, device=layer.weight.device) for side in sides]
     put(state, "factor", KroneckerProduct(*(eye if groups == 1 else eye.repeat(groups, 1, 1) for eye in eyes)))

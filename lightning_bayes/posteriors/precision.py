@@ -16,6 +16,8 @@ from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
 
+_ROUNDING = 1e-11  # relative to the precision; twelve digits of a number are closer
+
 
 def precision(
     curvature: Tensor,
@@ -59,7 +61,7 @@ def initial_curvature(
         damping: γ where it is part of the noise.
 
     Returns:
-        s₀ = τ (P₀ - δ)/Ñ - γ.
+        s₀ = τ (P₀ - δ)/Ñ - γ; zero where it is rounding error.
 
     Raises:
         HyperparameterError: If s₀ would be negative: prior and damping alone are more precise.
@@ -68,14 +70,15 @@ def initial_curvature(
         >>> initial_curvature(52.0, num_data=100, prior_precision=2.0)
         0.5
     """
-    curvature = (init_precision - prior_precision) * kl_weight / num_data - damping
-    if curvature < 0:
-        least = prior_precision + damping * num_data / kl_weight
+    least = prior_precision + damping * num_data / kl_weight
+    if abs(init_precision - least) <= _ROUNDING * least:
+        return 0.0
+    if init_precision < least:
         raise HyperparameterError(
-            f"init_precision={init_precision:g} is below {least:g}, the precision that prior_precision="
+            f"init_precision={init_precision:.12g} is below {least:.12g}, the precision that prior_precision="
             f"{prior_precision:g} and damping={damping:g} give alone. Use at least that."
         )
-    return curvature
+    return (init_precision - least) * kl_weight / num_data
 
 
 def kl_weight_now(group: Mapping[str, Any]) -> float:

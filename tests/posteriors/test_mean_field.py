@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -149,6 +150,25 @@ def test_an_initial_precision_below_prior_and_damping_is_refused():
     message = r"init_precision=5 is below 7, .*prior_precision=3 and damping=0\.01.*Use at least that"
     with pytest.raises(HyperparameterError, match=message):
         initial_curvature(5.0, num_data=100, prior_precision=3.0, kl_weight=0.25, damping=0.01)
+
+
+LEAST = [
+    {"num_data": 100, "prior_precision": 0.12345678, "damping": 0.01},
+    {"num_data": 50000, "prior_precision": 1 / 3, "damping": 1e-3},
+    {"num_data": 1797, "prior_precision": 2.0, "kl_weight": 0.3, "damping": 1e-3},
+]
+
+
+@pytest.mark.parametrize("given", LEAST, ids=str)
+def test_the_least_initial_precision_is_taken_as_computed_and_as_said(given):
+    """Rounding errors of the sum are no negative curvature, and none that a bias correction would miss."""
+    least = given["prior_precision"] + given["damping"] * given["num_data"] / given.get("kl_weight", 1.0)
+    assert initial_curvature(least, **given) == 0
+    with pytest.raises(HyperparameterError) as refused:
+        initial_curvature(least * (1 - 1e-9), **given)
+    said = re.fullmatch(r"init_precision=(\S+) is below (\S+), the precision that .*", str(refused.value)).groups()
+    assert float(said[0]) < float(said[1])
+    assert initial_curvature(float(said[1]), **given) == 0
 
 
 def test_the_noise_floor_keeps_the_std_below_its_share_of_the_size():
