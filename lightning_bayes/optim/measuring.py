@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.base import NoisyOptimizer
 from lightning_bayes.optim.measures import FROM_GRADIENT, BatchSquares, Measure, reparameterised
 from lightning_bayes.posteriors import state_precision
@@ -26,6 +27,13 @@ class MeasuringOptimizer(NoisyOptimizer, ABC):
     def __init__(self, *args: Any, **arguments: Any) -> None:
         self._batch_squares = BatchSquares()
         super().__init__(*args, **arguments)
+
+    def _prepare(self, sample: int, loss_scale: float) -> None:
+        if loss_scale != 1 and self.measures.startswith("diag_"):
+            raise UnsupportedTrainingError(
+                f"{type(self).__name__} measures {self.measures} through BackPACK, which takes no scaled loss, such as "
+                "that of a torch.amp.GradScaler or of precision='16-mixed'. Train without, in precision='32-true'."
+            )
 
     def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
         if self.measures == "squared_gradients":
