@@ -118,7 +118,7 @@ class PosteriorDiagnostics(Callback):
         if drowned:
             rank_zero_warn(
                 f"The posterior's noise is larger than the weights in {', '.join(drowned)}: predictions under it are mostly "
-                "noise. Raise prior_precision or init_precision, lower kl_weight, or pass relative_noise=0.3 to bound it."
+                "noise. Raise prior_precision, lower kl_weight, or pass relative_noise=0.3 to bound it."
             )
         if collapsed:
             rank_zero_warn(
