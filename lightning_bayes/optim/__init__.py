@@ -6,15 +6,17 @@ from lightning_bayes.optim.chain_optimizer import BlockTridiagonalKFAC
 from lightning_bayes.optim.cvi import CVI
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.full_optimizers import VONG, FullVON, NNGFull
+from lightning_bayes.optim.hyper import PriorMean
 from lightning_bayes.optim.ivon import IVON
 from lightning_bayes.optim.joint import JointOptimizer
 from lightning_bayes.optim.kronecker import KFAC, KroneckerOptimizer, NoisyKFAC
-from lightning_bayes.optim.mean_field import MeanFieldOptimizer, PriorMean
+from lightning_bayes.optim.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.momentum_von import MomentumVON
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.noisy_adam import NoisyAdam, NoisyAdamFisher
 from lightning_bayes.optim.ogn import OGN
 from lightning_bayes.optim.schedules import (
+    BetaSchedule,
     CosineSchedule,
     ExponentialSchedule,
     LinearSchedule,
@@ -38,6 +40,7 @@ __all__ = [
     "VOGN",
     "VON",
     "VONG",
+    "BetaSchedule",
     "BlockTridiagonalKFAC",
     "CosineSchedule",
     "CounterNoise",

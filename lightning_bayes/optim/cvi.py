@@ -15,6 +15,7 @@ from typing import Any, final
 
 from torch import nn
 
+from lightning_bayes.optim.schedules import BetaSchedule
 from lightning_bayes.optim.von import NewtonOptimizer, update
 
 MC_SAMPLES = 10  # of the paper's experiments
@@ -44,7 +45,7 @@ class CVI(NewtonOptimizer):
         params: Iterable[Any] | None = None,
         *,
         mc_samples: int = MC_SAMPLES,
-        betas: tuple[float, float] = (0.0, 0.999),
+        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
         **arguments: Any,
     ) -> None:
         super().__init__(model, params, mc_samples=mc_samples, betas=betas, **arguments)

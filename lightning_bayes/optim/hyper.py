@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 from lightning_bayes.errors import HyperparameterError
+
+PriorMean: TypeAlias = Literal["zero", "initial"]
+StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
+RadiusRule: TypeAlias = Literal["adam", "sgd"]
 
 
 def _positive(value: float) -> bool:
@@ -23,6 +27,10 @@ def _fraction(value: float) -> bool:
 
 def _positive_count(value: float) -> bool:
     return isinstance(value, int) and value >= 1
+
+
+def _whole(value: float) -> bool:
+    return isinstance(value, int)
 
 
 def _count(value: float) -> bool:
@@ -50,6 +58,8 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_nonfinite_steps": (_positive_count, "a whole number of at least 1"),
     "clip_radius": (lambda v: v > 0, "above 0"),  # infinite for none
     "temperature": (_fraction, "at least 0 and at most 1"),
+    "seed": (_whole, "a whole number"),
+    "noise_seed": (_whole, "a whole number"),
 }
 # Far beyond any use; what is made of larger numbers, such as squares of gradients, overflows single precision at 3e38.
 _MOST: dict[str, float] = {
@@ -65,6 +75,7 @@ _MOST: dict[str, float] = {
     "kl_clip": 1e12,
 }
 _MOST_PRIOR = 1e12  # δ̃
+_CHOICES = {"prior_mean": get_args(PriorMean), "step_rule": get_args(StepRule), "radius": get_args(RadiusRule)}
 # What may change from update to update without changing what the state means.
 SCHEDULABLE = frozenset(
     {
@@ -80,34 +91,101 @@ SCHEDULABLE = frozenset(
         "weight_decay",
         "momentum",
         "temperature",
+        "clip_radius",
     }
 )
-_MAY_BE_NONE = {"kl_clip", "lr", "std_lr", "prior_precision", "init_precision", "num_data", "relative_noise"}
+_MAY_BE_NONE = frozenset({"kl_clip", "std_lr", "init_precision", "num_data", "relative_noise"})
+_LEFT_OPEN = frozenset({"lr", "prior_precision", "data_augmentation_factor"})  # by callbacks, until the fit
 
 
-def check(values: Mapping[str, Any]) -> None:
+def check(values: Mapping[str, Any], *, complete: bool = False) -> None:
     """Require every known hyperparameter in `values` to lie in its range.
 
     Args:
-        values: Hyperparameters by name; unknown names and functions of the step are ignored.
+        values: Hyperparameters by name, or functions of the step, of which the first value counts. Unknown names are
+            ignored.
+        complete: Whether there has to be a number where callbacks may leave None.
 
     Raises:
-        HyperparameterError: Listing every one that does not.
+        HyperparameterError: Listing every one that does not, or naming functions that cannot be schedules.
     """
-    fixed = {name: value for name, value in values.items() if not (callable(value) and name in SCHEDULABLE)}
-    wrong = [
-        f"{name}={fixed[name]!r} must be {wanted}"
-        for name, (inside, wanted) in _RANGES.items()
-        if name in fixed and not (fixed[name] is None and name in _MAY_BE_NONE) and not _holds(inside, fixed[name])
-    ]
-    if not wrong:
-        wrong = list(_too_large(fixed))
-    if "betas" in fixed and not _are_betas(fixed["betas"]):
-        wrong.append(f"betas={fixed['betas']!r} must be two numbers of at least 0 and below 1")
-    if values.get("prior_mean", "zero") not in {"zero", "initial"}:
-        wrong.append(f"prior_mean={values['prior_mean']!r} must be 'zero' or 'initial'")
+    functions = {name for name in (*_RANGES, "betas") if callable(values.get(name))}
+    require_schedulable(functions)
+    found = plain({**values, **{name: values[name](0) for name in functions}})
+    optional = _MAY_BE_NONE if complete else _MAY_BE_NONE | (_LEFT_OPEN - functions)
+    wrong = list(_out_of_range(found, optional)) or list(_too_large(found))
+    if "betas" in found and not _are_betas(found["betas"]):
+        wrong.append(f"betas={found['betas']!r} must be two numbers of at least 0 and below 1")
+    for name, choices in _CHOICES.items():
+        if name in found and found[name] not in choices:
+            wrong.append(f"{name}={found[name]!r} must be {' or '.join(map(repr, choices))}")
     if wrong:
         raise HyperparameterError("; ".join(wrong) + ".")
+
+
+def check_base(step_rule: str, base: object) -> None:
+    """Require an optimizer that moves the means for the step rule ``"user"``, and for no other.
+
+    Args:
+        step_rule: The rule.
+        base: The optimizer, or None.
+
+    Raises:
+        HyperparameterError: If they do not fit.
+    """
+    if (step_rule == "user") != (base is not None):
+        raise HyperparameterError(
+            f"step_rule={step_rule!r} and base={base and type(base).__name__} do not fit: the rule 'user', and no other, "
+            "lets another optimizer move the means. Pass that one as base=..., or leave both out."
+        )
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn numbers of NumPy and tensors of no dimension into Python's own, which checkpoints can hold safely.
+
+    Args:
+        values: Hyperparameters by name.
+
+    Returns:
+        The same; ``betas`` is a tuple.
+
+    Example:
+        >>> import torch
+        >>> plain({"lr": torch.tensor(0.5), "betas": [0, 0.5], "bayesian": None})
+        {'lr': 0.5, 'betas': (0, 0.5), 'bayesian': None}
+    """
+    found = {name: _plain(value) for name, value in values.items()}
+    if isinstance(found.get("betas"), Iterable):
+        found["betas"] = tuple(_plain(beta) for beta in found["betas"])
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def require_schedulable(names: Iterable[str], own: Iterable[str] = ()) -> None:
+    """Require hyperparameters that may be functions of the step.
+
+    Args:
+        names: What is a function.
+        own: Further names that may be functions.
+
+    Raises:
+        HyperparameterError: Naming those that may not.
+    """
+    allowed = {*SCHEDULABLE, *own}
+    wrong = sorted(set(names) - allowed)
+    if wrong:
+        raise HyperparameterError(
+            f"{', '.join(wrong)} cannot be a function of the step. These can: {', '.join(sorted(allowed))}."
+        )
+
+
+def _out_of_range(values: Mapping[str, Any], optional: frozenset[str]) -> Iterator[str]:
+    for name, (inside, wanted) in _RANGES.items():
+        if name in values and not (values[name] is None and name in optional) and not _holds(inside, values[name]):
+            yield f"{name}={values[name]!r} must be {wanted}"
 
 
 def _too_large(values: Mapping[str, Any]) -> Iterator[str]:
@@ -119,7 +197,7 @@ def _too_large(values: Mapping[str, Any]) -> Iterator[str]:
     needed: list[Any] = [values.get(name) for name in ("kl_weight", "prior_precision", "num_data")]
     if None not in needed:
         kl_weight, prior_precision, num_data = needed
-        prior = kl_weight * prior_precision / (values.get("data_augmentation_factor", 1.0) * num_data)
+        prior = kl_weight * prior_precision / ((values.get("data_augmentation_factor") or 1.0) * num_data)
         if prior > _MOST_PRIOR:
             yield (
                 f"kl_weight={kl_weight:g} times prior_precision={prior_precision:g} is {prior:.3g} for each of "

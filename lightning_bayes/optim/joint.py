@@ -62,7 +62,7 @@ class JointOptimizer(NoisyOptimizer, ABC):
         betas: (β₁, β₂), weights of the old momentum and the old curvature.
         num_data: N. Required before the first update.
         prior_precision: δ of the prior N(0, 1/δ).
-        kl_weight: τ.
+        kl_weight: τ, above 0: below 1 is a cold posterior, above 1 a warm one.
         data_augmentation_factor: ρ.
         damping: γ.
         damping_in_noise: Whether γ counts in the noise and the posterior precision.
@@ -93,7 +93,7 @@ class JointOptimizer(NoisyOptimizer, ABC):
     ) -> None:
         defaults = {
             "lr": lr,
-            "betas": tuple(betas),
+            "betas": betas,
             "num_data": num_data,
             "prior_precision": prior_precision,
             "kl_weight": kl_weight,
@@ -106,10 +106,11 @@ class JointOptimizer(NoisyOptimizer, ABC):
             "noise_seed": seed,
             "step": 0,
         }
-        hyper.check({**defaults, "mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps})
+        counts = {"mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps}
+        hyper.check({**defaults, **counts}, complete=True)
         require_sizes(model)
         super().__init__(
-            model, engine, params, defaults, mc_samples=mc_samples, max_nonfinite_steps=max_nonfinite_steps
+            model, engine, params, hyper.plain(defaults), mc_samples=mc_samples, max_nonfinite_steps=max_nonfinite_steps
         )
         self._passes: JointPasses = JointPasses(engine.workspace)
 

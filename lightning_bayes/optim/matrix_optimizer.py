@@ -27,7 +27,7 @@ from lightning_bayes.optim.kronecker_passes import KroneckerPasses
 from lightning_bayes.optim.matrix_layers import Division, MatrixLayer, divide
 from lightning_bayes.optim.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.schedules import Schedule
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule
 from lightning_bayes.optim.shared_inversions import Partners, invert_together
 from lightning_bayes.posteriors import layer_floored, require_memory
 
@@ -70,7 +70,7 @@ class MatrixOptimizer(MeanFieldOptimizer):
         fisher: FisherName | None = None,
         likelihood: Likelihood | None = None,
         kl_clip: float | Schedule | None = None,
-        betas: tuple[float, float] = (0.9, 0.95),
+        betas: tuple[float, float] | BetaSchedule = (0.9, 0.95),
         **arguments: Any,
     ) -> None:
         check_intervals(stats_interval, inverse_interval)

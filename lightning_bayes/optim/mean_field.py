@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,12 @@ from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction, ma
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import hyper, trust_region
 from lightning_bayes.optim.blocks import blocks
+from lightning_bayes.optim.hyper import PriorMean, RadiusRule, StepRule
 from lightning_bayes.optim.measures import engine_quantity
 from lightning_bayes.optim.measuring import MeasuringOptimizer
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.parameters import points, reference_weights, require_full_precision, require_sizes, trainable
-from lightning_bayes.optim.schedules import Schedule, apply_functions, take_functions
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule, apply_functions, take_functions
 from lightning_bayes.optim.state import MeanFieldState, debiased
 from lightning_bayes.optim.user_step import UserStep, add_prior_gradient_, groups_of
 from lightning_bayes.posteriors import (
@@ -35,9 +36,6 @@ from lightning_bayes.posteriors import (
     root_mean_squares,
     tensor_sizes,
 )
-
-StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
-PriorMean: TypeAlias = Literal["zero", "initial"]
 
 
 class MeanFieldOptimizer(MeasuringOptimizer):
@@ -61,14 +59,14 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         num_data: N, number of training examples. Required before the first update.
         prior_precision: δ of the prior N(μ₀, 1/δ).
         prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start, such as pretrained ones.
-        kl_weight: τ, weight of the KL term; below 1 is a cold posterior.
+        kl_weight: τ, weight of the KL term, above 0: below 1 is a cold posterior, above 1 a warm one.
         kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
         kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
         data_augmentation_factor: ρ; the posterior counts Ñ = ρN examples.
         damping: γ, added to the curvature in the preconditioner.
         damping_in_noise: Whether γ counts in the posterior precision too, as in Osawa et al. 2019.
         init_precision: Posterior precision before the first update. None takes the curvature of the first batch, whose
-            pass is then free of noise.
+            pass is then free of noise. Unless the step is natural, running averages start anew with the first measurement.
         mc_samples: K, weight samples per ``step(closure)``; passes you open yourself are averaged as they come.
         step_rule: ``"natural"``, the papers'; ``"trust_region"``, see `optim.trust_region`; ``"user"``, implied by `base`.
         base: The optimizer that moves the means, see `optim.user_step`: `params` and `lr` are then its own.
@@ -103,7 +101,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         params: Iterable[Any] | None = None,
         *,
         lr: float | Schedule = 1e-3,
-        betas: tuple[float, float] | Callable[[int], tuple[float, float]] = (0.9, 0.999),
+        betas: tuple[float, float] | BetaSchedule = (0.9, 0.999),
         num_data: int | None = None,
         prior_precision: float | Schedule = 1.0,
         prior_mean: PriorMean = "zero",
@@ -117,7 +115,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         mc_samples: int = 1,
         step_rule: StepRule = "natural",
         base: torch.optim.Optimizer | UserStep | None = None,
-        radius: trust_region.RadiusRule = "adam",
+        radius: RadiusRule = "adam",
         momentum: float | Schedule = 0.0,
         relative_noise: float | Schedule | None = None,
         weight_decay: float | Schedule = 0.0,
@@ -131,7 +129,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
     ) -> None:
         defaults = {
             "lr": lr,
-            "betas": betas if callable(betas) else tuple(betas),
+            "betas": betas,
             "num_data": num_data,
             "prior_precision": prior_precision,
             "prior_mean": prior_mean,
@@ -153,7 +151,8 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             "step": 0,
             **(own or {}),
         }
-        hyper.check({**defaults, "mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps})
+        counts = {"mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps}
+        hyper.check({**defaults, **counts}, complete=True)
         require_sizes(model)
         self._reference = reference_weights(model)
         self._points = points(model, bayesian, norms=base is None and step_rule == "natural")
@@ -181,7 +180,9 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self._functions.append(take_functions(group, self._own))
-        hyper.check(group)
+        group.update(hyper.plain(group))
+        hyper.check(group, complete=True)
+        hyper.check_base(group["step_rule"], self.user_step and self.user_step.base)
         if self.user_step is not None:
             self.user_step.add(group, len(self.param_groups))
         require_full_precision(group["params"])

@@ -18,12 +18,13 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import hyper
 
 ValueT = TypeVar("ValueT")
+BetaSchedule: TypeAlias = Callable[[int], tuple[float, float]]
 
 
 class Schedule(ABC):
@@ -163,15 +164,9 @@ def take_functions(group: dict[str, Any], own: Sequence[str] = ()) -> dict[str, 
 
     Returns:
         The functions by name.
-
-    Raises:
-        HyperparameterError: Naming functions that cannot be schedules.
     """
     functions = {name: value for name, value in group.items() if name != "params" and callable(value)}
-    wrong = sorted(functions.keys() - hyper.SCHEDULABLE - set(own))
-    if wrong:
-        allowed = ", ".join(sorted({*hyper.SCHEDULABLE, *own}))
-        raise HyperparameterError(f"{', '.join(wrong)} cannot be a function of the step. These can: {allowed}.")
+    hyper.require_schedulable(functions, own)
     apply_functions(group, functions)
     return functions
 
@@ -180,9 +175,16 @@ def apply_functions(group: dict[str, Any], functions: dict[str, Callable[[int], 
     """Write the values of `functions` at the group's step into it.
 
     Args:
-        group: A parameter group, changed in place.
+        group: A parameter group, changed in place unless a value is refused.
         functions: From `take_functions`.
+
+    Raises:
+        HyperparameterError: Naming values out of their ranges, and the step.
     """
-    for name, function in functions.items():
-        group[name] = function(int(group["step"]))
-    hyper.check({name: group[name] for name in functions})
+    step = int(group["step"])
+    found = hyper.plain({name: function(step) for name, function in functions.items()})
+    try:
+        hyper.check(found, complete=True)
+    except HyperparameterError as error:
+        raise HyperparameterError(f"{error} A function of the step gave this at step {step}.") from None
+    group.update(found)

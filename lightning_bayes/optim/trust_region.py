@@ -14,7 +14,6 @@ fixed rate a, and bounds its root mean square, tensor by tensor, by the step of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,8 +21,6 @@ from torch import Tensor
 from lightning_bayes.posteriors import root_mean_squares
 
 NATURAL_RATE = 0.1  # a
-
-RadiusRule: TypeAlias = Literal["adam", "sgd"]
 
 
 def weight_of_old(beta: float, step: int) -> float:

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.gradient_magnitude import GradientMagnitudeOptimizer
+from lightning_bayes.optim.schedules import BetaSchedule
 from lightning_bayes.optim.state import MeanFieldState, average
 from lightning_bayes.posteriors import group_arguments
 
@@ -96,7 +97,7 @@ class _VpropOptimizer(GradientMagnitudeOptimizer):
         model: nn.Module,
         params: Iterable[Any] | None = None,
         *,
-        betas: tuple[float, float] = (0.0, 0.999),
+        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
         scaling: Scaling = "mean",
         **arguments: Any,
     ) -> None:
