@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule
 from lightning_bayes.optim.signed_curvature import SignedCurvatureOptimizer
 from lightning_bayes.optim.state import MeanFieldState, average, debiased
 from lightning_bayes.optim.von import moved_curvature
@@ -94,8 +95,8 @@ class IVON(SignedCurvatureOptimizer):
         params: As in `MeanFieldOptimizer`.
         betas: (β₁, β₂); the paper's β₂ is close to 1 because ĥ is noisy.
         clip_radius: ξ, bound of each component of the natural step before the learning rate.
-        rescale_lr: Multiply α by s₀ + δ̃ = τP₀/Ñ, so that α compares with SGD's, as in the authors' code, where it is the
-            default. For ``step_rule="natural"`` with an `init_precision`.
+        rescale_lr: Multiply α by s₀ + δ̃ = τP₀/Ñ of the start, so that α compares with SGD's, as in the authors' code, where
+            it is the default. For ``step_rule="natural"`` with an `init_precision`.
         **arguments: As in `MeanFieldOptimizer`.
 
     Raises:
@@ -122,8 +123,8 @@ class IVON(SignedCurvatureOptimizer):
         model: nn.Module,
         params: Iterable[Any] | None = None,
         *,
-        betas: tuple[float, float] = (0.9, 0.99999),
-        clip_radius: float = math.inf,
+        betas: tuple[float, float] | BetaSchedule = (0.9, 0.99999),
+        clip_radius: float | Schedule = math.inf,
         rescale_lr: bool = False,
         **arguments: Any,
     ) -> None:
@@ -142,6 +143,8 @@ class IVON(SignedCurvatureOptimizer):
     def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         arguments = super()._update_arguments(group, step)
         if arguments.pop("rescale_lr"):
-            now = group_arguments(group)
-            arguments["lr"] *= group["init_precision"] * now["kl_weight"] / now["num_data"]
+            if "rate_factor" not in group:  # decided once: a warm-up of the KL weight is none of the learning rate
+                start = group_arguments(group)
+                group["rate_factor"] = group["init_precision"] * start["kl_weight"] / start["num_data"]
+            arguments["lr"] *= group["rate_factor"]
         return arguments

@@ -160,6 +160,41 @@ def test_clipping_bounds_each_weight_s_step():
     torch.testing.assert_close(new.mean, torch.tensor([-1.0, 1.0, -0.5 * 1e-3 / 0.2]))
 
 
+def regression_step(model, opt, x, y):
+    with opt.sampled_params():
+        half_squares(model, x, y).backward()
+    opt.step()
+
+
+def test_the_bound_of_the_step_may_be_a_function_of_the_step(generator):
+    x, y = torch.randn(8, 3, generator=generator), torch.randn(8, 1, generator=generator)
+    trained = []
+    for start, bounds in ((lambda t: 0.1 / (t + 1), None), (0.1, [0.1, 0.05, 0.1 / 3])):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        opt = IVON(model, lr=0.5, num_data=100, init_precision=10.0, clip_radius=start)
+        for t in range(3):
+            if bounds is not None:
+                opt.param_groups[0]["clip_radius"] = bounds[t]
+            regression_step(model, opt, x, y)
+        trained.append(model.weight.detach())
+    assert torch.equal(*trained)
+
+
+def test_a_rescaled_rate_is_that_of_the_start_also_while_the_kl_weight_warms_up(generator):
+    """α τ₀P₀/Ñ at every update, as the authors' code multiplies once by its initial Hessian and weight decay."""
+    x, y = torch.randn(8, 3, generator=generator), torch.randn(8, 1, generator=generator)
+    trained = []
+    for rate in ({"lr": 0.5, "rescale_lr": True}, {"lr": 0.5 * 50.0 * 0.25 / 100}):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        opt = IVON(model, num_data=100, init_precision=50.0, kl_warmup_steps=4, kl_warmup_init=0.25, **rate)
+        for _ in range(6):
+            regression_step(model, opt, x, y)
+        trained.append(model.weight.detach())
+    assert torch.equal(*trained)
+
+
 def test_momentum_holds_no_prior():
     """Its gradient is added after the bias correction, as published."""
     state = MeanFieldState(torch.full((1,), 3.0), torch.zeros(1), torch.zeros(1))
