@@ -56,6 +56,8 @@ class MCDropoutCallback(AveragingCallback):
                 f"p={p!r} and layers={layers!r} belong together: pass a probability, and a regular expression of the names "
                 "of the layers that dropout shall follow; or neither, for the module's own dropout layers."
             )
+        if layers is not None:
+            _require_pattern(layers)
         super().__init__(link, seed)
         self.eval_samples, self.p, self.layers = eval_samples, p, layers
         self._inserted = nn.Dropout(
@@ -144,3 +146,10 @@ class MCDropoutCallback(AveragingCallback):
             state_dict: From `state_dict`.
         """
         self.loss_link = state_dict["link"]
+
+
+def _require_pattern(layers: str) -> None:
+    try:
+        re.compile(layers)
+    except (re.error, TypeError) as error:
+        raise HyperparameterError(f"layers={layers!r} is no regular expression: {error}.") from error
