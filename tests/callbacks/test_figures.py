@@ -211,7 +211,7 @@ def test_mlflow_and_comet_get_the_figures(tmp_path):
     mlflow.run_id = "0a1b"
     module = classifier(mlp())
     trainer = quiet_trainer(EvaluationFigures(), logger=[mlflow, comet], default_root_dir=tmp_path)
-    trainer.fit(module, loader())
+    trainer.fit(module, loader(), loader())
     trainer.test(module, loader(), verbose=False)
     assert trainer.global_step > 0
     for name in ("reliability", "risk_coverage"):
