@@ -33,6 +33,7 @@ smaller there; and with SGD and its kin, since noise makes single gradients larg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -153,7 +154,7 @@ def noise_of_depth(share: float, layers: int) -> float:
         >>> noise_of_depth(0.3, 3), noise_of_depth(0.3, 20)
         (0.3, 0.15)
     """
-    return share * (SHALLOW / max(SHALLOW, layers)) ** 0.5
+    return share * math.sqrt(SHALLOW / max(SHALLOW, layers))
 
 
 def add_prior_gradient_(params: Sequence[nn.Parameter], prior_means: Sequence[Tensor], prior: float) -> None:
