@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -37,11 +38,17 @@ class WarmStart(Callback):
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
 
         Raises:
-            PosteriorError: If the checkpoint is one of another architecture.
+            PosteriorError: If there is no checkpoint, or it is one of another architecture.
         """
         if stage != "fit" or trainer.ckpt_path:
             return
-        weights = read_checkpoint(self.path)["state_dict"]
+        try:
+            weights = read_checkpoint(self.path)["state_dict"]
+        except FileNotFoundError as error:
+            raise PosteriorError(
+                f"WarmStart has no checkpoint to start from: there is no {self.path} below {Path.cwd()}. Train the network "
+                "that this fit starts from first, or pass the path of its checkpoint."
+            ) from error
         wrong = misfits(pl_module, weights)
         if wrong:
             raise PosteriorError(

@@ -147,6 +147,17 @@ def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     assert ("ood/AUROC" in results) == name.startswith("digits")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("digits")])
+def test_trains_digits_in_a_few_epochs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train_what_it_reads(name)
+    epochs = 3 if name == "digits_lenet_cvi.yaml" else 5  # ten passes a batch
+    run = instantiate(name, *QUIET, f"--trainer.max_epochs={epochs}")
+    run.trainer.fit(run.model, datamodule=run.datamodule)
+    assert run.trainer.callback_metrics["val/cls/Acc"] > 0.8
+
+
 @pytest.mark.parametrize(("name", "overrides"), documented())
 def test_documented_overrides_run_for_one_batch(name, overrides, data_options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

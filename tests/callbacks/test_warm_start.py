@@ -89,3 +89,9 @@ def test_another_architecture_is_refused_with_all_that_differs(trained):
     with pytest.raises(PosteriorError, match=match):
         fit(module, WarmStart(trained[1]))
     assert_same_bits(weights(module), before)
+
+
+def test_a_checkpoint_that_is_not_there_is_to_be_trained_first(tmp_path):
+    match = r"there is no .*first\.ckpt below .*\. Train the network that this fit starts from first, or pass the path"
+    with pytest.raises(PosteriorError, match=match):
+        fit(Classifier(net=network()), WarmStart(tmp_path / "first.ckpt"), VOGNCallback())
