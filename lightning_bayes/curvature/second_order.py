@@ -36,8 +36,9 @@ from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
-_ADVICE = "Replace the layer, freeze it with requires_grad_(False), or measure 'squared_gradients'."
-_ONE_CALL = "Give each call a layer of its own, or measure 'squared_gradients'."
+_OTHERWISE = "do without BackPACK: 'squared_gradients' in measure, VOGN, or hessian='reparameterised' in VONCallback"
+_ADVICE = f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}."
+_ONE_CALL = f"Give each call a layer of its own, or {_OTHERWISE}."
 _LOSS = (
     "Return what F.cross_entropy, F.mse_loss or F.binary_cross_entropy_with_logits (or their modules) returns, with "
     "nothing added or scaled."
