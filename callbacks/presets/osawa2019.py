@@ -9,6 +9,7 @@ https://github.com/cybertronai/pytorch-sso. Facts that hold for all of them:
 - ``mc_samples`` is per process, there and here: with ``devices=G, strategy="ddp"`` each of G processes draws its own, K·G
   in all, and each example sees K of them. On one device every example still sees K, at the same cost per example.
 - Batches are 32 examples per process.
+- The paper's table has a row of OGN on ImageNet, but no released configuration: `OGNCallback` has no presets.
 """
 
 from __future__ import annotations
