@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.loss import BackwardWatch, LossReduction, LossScale, read_loss_scale
 from lightning_bayes.curvature.parameters import require_real_and_separate
-from lightning_bayes.curvature.units import find_units
+from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.curvature.uses import count_uses
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import (
@@ -36,7 +36,7 @@ class Capture:
         squares: Σ_i c_i² by parameter, in the scale of the loss that was differentiated.
         sizes: Number of examples that each unit saw, by the unit's label.
         calls_of: Number of calls of each unit, by the unit's label.
-        uses: How often each parameter enters the observed loss.
+        uses: How often each parameter enters the observed loss, see `count_uses`.
         loss: The observed loss, detached; None if nobody showed it.
     """
 
@@ -69,6 +69,18 @@ class Capture:
             )
         self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
+
+    def require_loss(self) -> None:
+        """Require a loss whose scale was read.
+
+        Raises:
+            UnsupportedTrainingError: If there is none.
+        """
+        if self.loss is None:
+            raise UnsupportedTrainingError(
+                "Gradients came from a backward other than loss.backward(), so nothing tells whether their loss is a mean "
+                "or a sum over the examples. Call loss.backward() in the place of torch.autograd.backward(loss)."
+            )
 
     @property
     def reached(self) -> set[nn.Parameter]:
@@ -160,7 +172,10 @@ class AbstractEngine(ABC):
             NoMeasurementError: If no layer was called at all.
         """
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        reached, beside = captured.reached, self._used_beside_layers(captured)
+        reached = captured.reached
+        if reached or any(p.grad is not None for p in trainable.values()):
+            captured.require_loss()
+        beside = self._used_beside_layers(captured)
         missed = [name for name, p in trainable.items() if p.grad is not None and (p not in reached or p in beside)]
         if missed:
             raise UnsupportedLayerError(
@@ -174,12 +189,16 @@ class AbstractEngine(ABC):
                 "backward inside the pass, on the model the engine was built for."
             )
 
+    def detaches(self, unit: Unit) -> bool:
+        """Whether calls of `unit` run on detached weights, so that none of them is a use in the loss's graph."""
+        return False
+
     def _used_beside_layers(self, captured: Capture) -> set[Tensor]:
         """Parameters that the loss uses more often than their layers were called."""
-        often = {param for param, count in captured.uses.items() if count > 1}
-        if not often:
-            return often
+        if not captured.uses:
+            return set()
         calls: Counter[Tensor] = Counter()
         for unit in find_units(self.model):
-            calls.update(dict.fromkeys(unit.module.parameters(), captured.calls_of[unit.label]))
-        return {param for param in often if captured.uses[param] > calls[param]}
+            if not self.detaches(unit):
+                calls.update(dict.fromkeys(unit.module.parameters(), captured.calls_of[unit.label]))
+        return {param for param, count in captured.uses.items() if count > calls[param]}

@@ -19,13 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.rules.generic import Call, differentiable
+from lightning_bayes.curvature.modes import in_modes
+from lightning_bayes.curvature.rules.generic import Call
+from lightning_bayes.curvature.rules.nests import differentiable
 from lightning_bayes.curvature.rules.registry import Sums, memory_of, per_example, sums
-from lightning_bayes.curvature.units import Unit, find_units, refuse_sequence_first
+from lightning_bayes.curvature.units import Unit, find_units, refuse_scripted, refuse_sequence_first
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 
@@ -37,6 +40,7 @@ class FusedEngine(AbstractEngine):
         self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
+        refuse_scripted(model)
         refuse_sequence_first(model)
         # Generic calls whose sum was compared with the batch gradient: the module, and how its inputs split.
         self.checked: set[tuple[nn.Module, tuple[int | None, ...]]] = set()
@@ -52,18 +56,36 @@ class FusedEngine(AbstractEngine):
         units = find_units(self.model)
         # A compiler must not trace into the identity below: it would compile away what its backward does.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
-        for unit in units:
-            unit.module.forward = partial(call, unit, unit.module.forward)
+        wrapped: list[nn.Module] = []
         try:
-            yield captured
-        finally:
             for unit in units:
-                _unwrap(unit.module)
+                unit.module.forward = _Wrapped(call, unit, unit.module.forward)
+                wrapped.append(unit.module)
+            with changes_refused(units):
+                yield captured
+        finally:
+            for module in wrapped:
+                _unwrap(module)
         captured.finish()
+
+    def detaches(self, unit: Unit) -> bool:
+        """Every unit."""
+        return True
 
     def new_capture(self) -> FusedCapture:
         """An empty capture."""
         return FusedCapture(self.loss_reduction, self.checked, self.workspace)
+
+
+class _Wrapped(partial[Any]):
+    """A forward that a capture stands in for; a copy of the module, made inside the capture, keeps the bare one."""
+
+    def __reduce__(self) -> Any:
+        return _bare, (self.args[1],)
+
+
+def _bare(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward
 
 
 def _unwrap(module: nn.Module) -> None:
@@ -101,12 +123,18 @@ class FusedCapture(Capture):
         """Stand in for the unit's forward."""
         if self.inside_generic:
             return forward(*args, **kwargs)
-        # Calls without gradients count too: a reentrant checkpoint runs each segment so before it recomputes it.
-        params = {name: p for name, p in unit.module.named_parameters() if p.requires_grad}
-        self.calls.update(params.values())
-        if not torch.is_grad_enabled():
+        is_measured = torch.is_grad_enabled()
+        if not is_measured and not _in_reentrant_checkpoint():
             return forward(*args, **kwargs)
-        return self.record(unit, params).run(forward, args, kwargs)
+        if is_measured and torch._C._are_functorch_transforms_active():
+            raise UnsupportedTrainingError(
+                f"{unit.label} is called under a transform of torch.func, where nothing can be measured. Use "
+                "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
+            )
+        params = {name: p for name, p in unit.module.named_parameters() if p.requires_grad}
+        if torch._C._current_graph_task_id() == -1:  # otherwise a checkpoint repeats a call that counts already
+            self.calls.update(params.values())
+        return self.record(unit, params).run(forward, args, kwargs) if is_measured else forward(*args, **kwargs)
 
     def record(self, unit: Unit, params: dict[str, nn.Parameter]) -> Record:
         """Who stands in for a call of `unit`."""
@@ -142,11 +170,20 @@ class FusedCapture(Capture):
         self.shared.clear()
 
 
+def _in_reentrant_checkpoint() -> bool:
+    """Whether a segment runs without gradients because it is going to be repeated with them."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
 class Record:
     """One call of a unit that has a rule."""
 
     def __init__(self, captured: FusedCapture, unit: Unit, params: dict[str, nn.Parameter]) -> None:
         self.captured, self.unit, self.params = captured, unit, params
+        self.modes = [(unit.module, unit.module.training)]  # those of the forward, for the backward
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The unit's output, watched."""
@@ -197,13 +234,19 @@ class Record:
 class _GenericRecord(Record):
     """One call of a unit without a rule, and of everything below it."""
 
+    def __init__(self, captured: FusedCapture, unit: Unit, params: dict[str, nn.Parameter]) -> None:
+        super().__init__(captured, unit, params)
+        self.modes = [(module, module.training) for module in unit.module.modules()]
+
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.one_call = Call(self.unit.module, args, kwargs, self.captured.workspace)
-        self.captured.saw(self.unit.label, self.one_call.batch_size)
         self.detached = {name: p.detach() for name, p in self.unit.module.named_parameters()}
         with self._alone():
-            output = self.one_call.forward(self.detached)
+            output = self.one_call.forward(self.detached, self._is_checked)
+        self.captured.saw(self.unit.label, self.one_call.batch_size)
         tensors, rebuild = differentiable(output)
+        if not self._is_checked():
+            self.one_call.remember(tensors)
         outputs = [t.clone() for t in tensors]  # outputs may be views of one another
         measured = _Measured.apply(self, self.one_call.leaves, len(outputs), *outputs, *self.params.values())
         return rebuild([measured] if isinstance(measured, Tensor) else list(measured))
@@ -234,12 +277,19 @@ class _GenericRecord(Record):
             )
             return [self._share(p, contributions[name]) for name, p in self.params.items()]
 
-    def _check_once(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Callable[[], Sums]) -> None:
+    @property
+    def _key(self) -> tuple[nn.Module, tuple[int | None, ...]]:
         """A mask of as many rows as the batch has examples is split like them; so once for each way of splitting."""
-        key, checked = (self.unit.module, self.one_call.split), self.captured.checked
-        if key not in checked and all(grad.isfinite().all() for grad, _ in found().values()):
+        return self.unit.module, self.one_call.split
+
+    def _is_checked(self) -> bool:
+        return self._key in self.captured.checked
+
+    def _check_once(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Callable[[], Sums]) -> None:
+        if not self._is_checked() and all(grad.isfinite().all() for grad, _ in found().values()):
             self.one_call.check_sum(params, grads, found())
-            checked.add(key)
+            if self.one_call.batch_size > 1:  # one example mixes with no other
+                self.captured.checked.add(self._key)
 
 
 class _Measured(torch.autograd.Function):
@@ -258,8 +308,17 @@ class _Measured(torch.autograd.Function):
         return outputs[0] if num_outputs == 1 else outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if not torch.is_grad_enabled():
+            return _Measured._measured(ctx, grads)
+        with torch.no_grad():
+            found = _Measured._measured(ctx, grads)
+        leaf = torch.zeros((), requires_grad=True)
+        marked = iter(_NotTwice.apply(ctx.record.unit.label, leaf, *(grad for grad in found if grad is not None)))
+        return tuple(None if grad is None else next(marked) for grad in found)
+
+    @staticmethod
+    def _measured(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         nothing = (None, None, None)
         accumulators = [node for node, _ in ctx.next_functions if node is not None and "AccumulateGrad" in node.name()]
         if not ctx.record.is_asked(accumulators) or all(grad is None for grad in grads):
@@ -267,9 +326,27 @@ class _Measured(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         inputs = [next(saved) if is_tensor else x for is_tensor, x in zip(ctx.is_tensor, ctx.others, strict=True)]
         device = next(grad.device.type for grad in grads if grad is not None)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(device, enabled=False), in_modes(ctx.record.modes):
             params = ctx.record.backward(inputs, list(grads))
         return (*nothing, *grads, *params)
+
+
+class _NotTwice(torch.autograd.Function):
+    """The identity on gradients. Behind it parameters are detached, so a derivative of them would lack terms."""
+
+    @staticmethod
+    def forward(ctx: Any, label: str, leaf: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
+        ctx.label = label
+        return grads
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        if any(grad.any() for grad in grads):
+            raise UnsupportedTrainingError(
+                f"A gradient through {ctx.label} is differentiated again (create_graph=True, as in a gradient penalty), "
+                "which no per-example gradient covers. Leave this term out, or detach the gradient."
+            )
+        return (None, None, *grads)
 
 
 def in_full_precision(value: Any) -> Any:

@@ -54,6 +54,7 @@ class GradientEngine(AbstractEngine):
                 "No module of the model was called with gradients on, so there is nothing to measure. Run forward and "
                 "backward inside the pass, on the model the optimizer was built for."
             )
+        captured.require_loss()
 
 
 class GradientCapture(Capture):

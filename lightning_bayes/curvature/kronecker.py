@@ -88,6 +88,10 @@ class KroneckerEngine(FusedEngine):
         assert self.request is not None
         return KroneckerCapture(self, self.request)
 
+    def detaches(self, unit: Unit) -> bool:
+        """Every unit but the layers with factors."""
+        return self.request is None or unit.module not in self.request.layers
+
     def check_reached(self, captured: Capture) -> None:
         """Require a measurement of each parameter that has a gradient; errors as in `AbstractEngine.check_reached`.
 

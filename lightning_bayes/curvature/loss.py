@@ -13,22 +13,32 @@ functions record their reduction and targets in the graph, so nothing has to be 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.uses import enters_measured_layer
+from lightning_bayes.curvature.loss_examples import (
+    counted_examples,
+    counted_targets,
+    num_counted,
+    require_all_examples,
+)
+from lightning_bayes.curvature.loss_terms import (
+    Term,
+    below_reductions,
+    data_terms,
+    name_of,
+    over_examples,
+    sizes_of,
+    terms_of,
+)
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 
 LossReduction: TypeAlias = Literal["auto", "mean", "sum"]
 
-_REDUCING = ("MeanBackward", "SumBackward")
-_ARITHMETIC = ("AddBackward", "SubBackward", "MulBackward", "DivBackward", "NegBackward")
-_SCALING = ("MulBackward", "DivBackward")
 _REDUCTION_CODES = {1: "mean", 2: "sum"}  # at::Reduction
 
 
@@ -38,7 +48,7 @@ class LossScale:
 
     Attributes:
         reduction: ``"mean"`` or ``"sum"``.
-        counted: One boolean vector per loss term that ignores targets: which entries count. Empty if all do.
+        counted: One boolean tensor per loss term that ignores targets: which count, examples first. Empty if all do.
     """
 
     reduction: str = "mean"
@@ -53,16 +63,7 @@ class LossScale:
         Returns:
             n, at least 1.
         """
-        rows = [_examples_that_count(mask, batch_size) for mask in self.counted]
-        if not rows:
-            return batch_size
-        return max(1, int(torch.stack(rows).any(0).sum()))
-
-
-def _examples_that_count(mask: Tensor, batch_size: int) -> Tensor:
-    if mask.numel() % batch_size:  # targets that do not divide into examples cannot ignore one
-        return torch.ones(batch_size, dtype=torch.bool, device=mask.device)
-    return mask.reshape(batch_size, -1).any(1)  # [B·T] or [B, T]: an example counts if one of its targets does
+        return num_counted(self.counted, batch_size)
 
 
 def read_loss_scale(
@@ -70,10 +71,13 @@ def read_loss_scale(
 ) -> LossScale:
     """Read how `loss` reduced its examples.
 
-    Known are PyTorch's own loss functions (each stores its reduction), ``.mean()`` and ``.sum()`` over the examples. A sum
-    that is divided by the number of examples, or by a multiple of it such as the number of tokens, is a mean. Terms that
-    no example enters, such as a penalty on the weights, do not count. Terms that are reduced in different ways, over other
-    examples than the layers saw, or rescaled so that they may be either, are refused by an `UnsupportedTrainingError`.
+    Known are PyTorch's own loss functions (each stores its reduction), means and sums over the examples. A sum that is
+    divided by the number of examples, or by a multiple of it such as the number of tokens, is a mean. Terms that no example
+    enters, such as a penalty on the weights, do not count. Of a function of a mean, such as its root, each example has its
+    share of the gradient. A loss in compiled code shows nothing, and is taken for a mean.
+
+    Terms that are reduced in different ways, over other examples than the layers saw, rescaled so that they may be either,
+    or reduced by what is neither a mean nor a sum are refused by an `UnsupportedTrainingError`.
 
     Args:
         loss: Scalar with a graph, before `backward`.
@@ -92,15 +96,14 @@ def read_loss_scale(
     root: Any = loss.grad_fn
     if divided_by_host and root is not None:
         root = root.next_functions[0][0]
-    terms = _data_terms(root)
-    scale = LossScale(counted=[mask for term in terms if (mask := _counted(term.node)) is not None])
+    terms = data_terms(root)
     for term in terms:
-        _require_all_examples(term.node, batch_size)
-    scale.reduction = reduction if reduction != "auto" else _common_reduction(terms, batch_size)
-    return scale
+        require_all_examples(term, batch_size)
+    counted = counted_examples(terms, batch_size)
+    return LossScale(reduction if reduction != "auto" else _common_reduction(terms, batch_size), counted)
 
 
-def _common_reduction(terms: list[_Term], batch_size: int | None) -> str:
+def _common_reduction(terms: list[Term], batch_size: int | None) -> str:
     kinds = [_reduction(term, batch_size) for term in terms]
     found = {kind for kind in kinds if kind in {"mean", "sum"}}
     if len(found) > 1:
@@ -111,8 +114,8 @@ def _common_reduction(terms: list[_Term], batch_size: int | None) -> str:
     unclear = next((kind for kind in kinds if kind not in {"mean", "sum", None}), None)
     if unclear and not found:
         raise UnsupportedTrainingError(
-            f"The loss is a sum that was rescaled {unclear} in a batch of {batch_size} examples, so it may be a mean or a "
-            "sum over them. Declare loss_reduction='mean' or 'sum', or use the loss function's reduction='mean'."
+            f"The loss {unclear} in a batch of {batch_size} examples, so it may be a mean or a sum over them. Pass "
+            "loss_reduction='mean' or 'sum', or take the examples' .mean()."
         )
     return found.pop() if found else "mean"
 
@@ -131,136 +134,56 @@ def loss_functions(loss: Tensor) -> set[str]:
         >>> loss_functions(torch.nn.functional.mse_loss(a, torch.ones(2)))
         {'MseLoss'}
     """
-    terms = [term.node for term in _terms(loss.grad_fn)]
-    nodes = [*terms, *(below for node in terms for below in _below(node, _ARITHMETIC + _REDUCING))]
-    return {node.name().split("Backward")[0] for node in nodes if hasattr(node, "_saved_reduction")}
+    terms = [term.node for term in terms_of(loss.grad_fn)]
+    nodes = [*terms, *(below for node in terms for below in below_reductions(node))]
+    return {name_of(node) for node in nodes if hasattr(node, "_saved_reduction")}
 
 
-@dataclass(frozen=True)
-class _Term:
-    """A node that reduces examples to a scalar, and the nodes that multiply or divide its result."""
-
-    node: Any
-    factors: tuple[Any, ...]
-
-
-def _data_terms(root: Any) -> list[_Term]:
-    """The terms that a measured layer enters; all if none does."""
-    terms = list(_terms(root))
-    return [term for term in terms if enters_measured_layer(term.node)] or terms
-
-
-def _terms(root: Any) -> Iterator[_Term]:
-    stack: list[tuple[Any, tuple[Any, ...]]] = [(root, ())]
-    seen = set()
-    while stack:
-        node, factors = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        parts = _stacked_scalars(node)
-        if parts:  # tasks' losses put together, each reduced on its own
-            stack += [(part, factors) for part in parts]
-        elif hasattr(node, "_saved_reduction") or node.name().startswith(_REDUCING):
-            yield _Term(node, factors)
-        elif _is_scalar(node):
-            factors = (*factors, node) if node.name().startswith(_SCALING) else factors
-            stack += [(parent, factors) for parent, _ in node.next_functions]
-
-
-def _stacked_scalars(node: Any) -> list[Any]:
-    """The scalars that ``torch.stack([a, b]).sum()`` adds, with any weights in between; empty for other nodes."""
-    if not node.name().startswith(_REDUCING):
-        return []
-    if math.prod(node._saved_self_sym_sizes) == 1:  # the sum of one number
-        return _parents(node)
-    for found in _below(node, _ARITHMETIC):
-        if found.name().startswith(("StackBackward", "CatBackward")):
-            parts = _parents(found)
-            return parts if parts and all(map(_is_scalar, parts)) else []
-    return []
-
-
-def _below(node: Any, through: tuple[str, ...]) -> Iterator[Any]:
-    """Yield what `node` was computed from, and what that was computed from if its name begins as one of `through`."""
-    stack = _parents(node)
-    while stack:
-        found = stack.pop()
-        yield found
-        if found.name().startswith(through):
-            stack += _parents(found)
-
-
-def _parents(node: Any) -> list[Any]:
-    return [parent for parent, _ in node.next_functions if parent is not None]
-
-
-def _is_scalar(node: Any) -> bool:
-    return all(math.prod(meta.shape) == 1 for meta in node._input_metadata)
-
-
-def _reduction(term: _Term, batch_size: int | None) -> str | None:
-    """``"mean"``, ``"sum"``, None if it reduces nothing, or how a sum was rescaled that may be either."""
-    node = _over_examples(term.node, batch_size)
-    if hasattr(node, "_saved_reduction"):
-        kind = _REDUCTION_CODES.get(node._saved_reduction)
-    else:
-        kind = "sum" if node.name().startswith("SumBackward") else "mean"
-    if kind != "sum":
-        return kind
-    divisors = [f._saved_other for f in term.factors if f.name().startswith("DivBackward")]
-    divisor = math.prod(float(d) for d in divisors if d is not None)
-    if divisors and divisor != 1:
-        counted = _counted(node)
-        is_count = batch_size is None or divisor % batch_size == 0 or (counted is not None and divisor == counted.sum())
-        return "mean" if is_count else f"by 1/{divisor:g}"
-    multipliers = [f._saved_other for f in term.factors if f.name().startswith("MulBackward")]
-    multiplier = math.prod(float(m) for m in multipliers if m is not None)
-    return (
-        f"by {multiplier:g}" if batch_size is not None and batch_size > 2 and _is_one(multiplier * batch_size) else kind
-    )
-
-
-def _is_one(value: float) -> bool:
-    return math.isclose(value, 1, rel_tol=1e-5)
-
-
-def _over_examples(node: Any, batch_size: int | None) -> Any:
-    """The node that reduces the examples: ``v.mean(0).sum()`` takes a mean over them, and sums something else."""
-    if not node.name().startswith(_REDUCING):
-        return node
-    for found in _below(node, _ARITHMETIC):
-        if found.name().startswith(_REDUCING) and _reduces_examples(found, batch_size):
-            return _over_examples(found, batch_size)
-    return node
-
-
-def _reduces_examples(node: Any, batch_size: int | None) -> bool:
-    sizes, dims = node._saved_self_sym_sizes, getattr(node, "_saved_dim", None) or ()
-    reduced = {(d if d < 2**63 else d - 2**64) % len(sizes) for d in dims}  # torch shows -1 as an unsigned number
-    left = [size for d, size in enumerate(sizes) if d not in reduced]
-    is_batch = batch_size is None or (sizes[0] % batch_size == 0 and not any(size % batch_size == 0 for size in left))
-    return 0 in reduced and is_batch
-
-
-def _require_all_examples(node: Any, batch_size: int | None) -> None:
-    node = _over_examples(node, batch_size)
-    values = getattr(node, "_saved_self", None)
-    sizes = values.shape if isinstance(values, Tensor) else getattr(node, "_saved_self_sym_sizes", ())
-    if not batch_size or not sizes or sizes[0] >= batch_size or any(size % batch_size == 0 for size in sizes):
-        return
-    raise UnsupportedTrainingError(
-        f"A term of the loss is over values of shape {list(sizes)}, but the layers saw {batch_size} examples, so it does "
-        "not hold a value for each. Compute the loss of all examples in one call, and mask some by targets that are "
-        "ignore_index."
-    )
-
-
-def _counted(node: Any) -> Tensor | None:
-    if not hasattr(node, "_saved_ignore_index"):
+def _reduction(term: Term, batch_size: int | None) -> str | None:
+    """``"mean"``, ``"sum"``, None if nothing tells, or what the loss is instead that may be either."""
+    node = over_examples(term.node, batch_size)
+    kind = _kind(node) if term.is_readable else None
+    if term.is_compiled or (term.is_readable and kind is None):
         return None
-    counted: Tensor = node._saved_target != node._saved_ignore_index
-    return counted
+    if kind == "mean":
+        is_undone = batch_size is not None and batch_size > 2 and any(_is_int(m, batch_size) for m in term.multipliers)
+        return f"is a mean rescaled by {batch_size}" if is_undone else kind
+    divisor = math.prod(float(d) for d in term.divisors)
+    if divisor != 1:
+        counted = counted_targets(node)
+        is_count = batch_size is None or divisor % batch_size == 0 or (counted is not None and divisor == counted.sum())
+        return "mean" if is_count else f"is a sum rescaled by 1/{divisor:g}"
+    return _undivided(term, node, batch_size) if batch_size is not None and batch_size > 1 else kind
+
+
+def _kind(node: Any) -> str | None:
+    if hasattr(node, "_saved_reduction"):
+        return _REDUCTION_CODES.get(node._saved_reduction)
+    return "mean" if name_of(node) == "Mean" else "sum"
+
+
+def _is_int(factor: Any, value: int) -> bool:
+    """Whether a factor is written as this integer, such as ``len(x)``; the scale of a `GradScaler` is not."""
+    is_float = factor.is_floating_point() if isinstance(factor, Tensor) else isinstance(factor, float)
+    return not is_float and bool(factor == value)
+
+
+def _undivided(term: Term, node: Any, batch_size: int) -> str:
+    """``"sum"``, or what the loss is instead."""
+    if not term.is_readable:
+        return f"reduces its values by {name_of(term.node)}"
+    if term.bent_by:
+        return f"is the {term.bent_by[0]} of a sum"
+    largest = max(math.prod(sizes_of(found)) for found in (node, *below_reductions(term.node)))
+    inverse = next((m for m in map(float, term.multipliers) if _divides_by_count(m, batch_size, largest)), None)
+    return "sum" if inverse is None else f"is a sum rescaled by {inverse:g}"
+
+
+def _divides_by_count(factor: float, batch_size: int, num_values: int) -> bool:
+    """Whether a factor is one over the number of examples, or of their values; a half is a half."""
+    count = round(1 / abs(factor)) if factor else 0
+    is_count = count > 2 and count % batch_size == 0 and num_values % count == 0
+    return is_count and math.isclose(count * abs(factor), 1, rel_tol=1e-5)
 
 
 class BackwardWatch(TorchFunctionMode):

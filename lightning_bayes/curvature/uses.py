@@ -1,7 +1,8 @@
 """Which parameters a loss uses, and how often, read from its autograd graph.
 
 An engine measures what goes through the calls of layers. A weight that is also used beside them, as in
-``F.linear(hidden, self.embed.weight)``, gets a gradient there that nobody squares example by example.
+``F.linear(hidden, self.embed.weight)``, gets a gradient there that nobody squares example by example. Layers that the fused
+engine measures run on detached weights, which enter the graph behind their output only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-_MEASURED = ("_MeasuredBackward", "BackwardHookFunctionBackward")  # behind the layers of either engine
+_FUSED = "_MeasuredBackward"
+_MEASURED = (_FUSED, "BackwardHookFunctionBackward")  # behind the layers of either engine
 
 
 def count_uses(loss: Tensor) -> Counter[Tensor]:
-    """How often each leaf tensor enters those parts of `loss` that come out of measured layers.
+    """How often each leaf tensor enters those parts of `loss` that come out of measured layers, not by the fused engine.
 
     Args:
         loss: Scalar with a graph. A term without any measured layer, such as a penalty on the weights, is left out.
@@ -27,6 +29,8 @@ def count_uses(loss: Tensor) -> Counter[Tensor]:
     uses: Counter[Tensor] = Counter()
     roots = [root for root in _summands(loss.grad_fn) if enters_measured_layer(root)]
     for node in _nodes(roots):
+        if node.name().startswith(_FUSED):
+            continue
         uses.update(leaf for child, _ in node.next_functions if (leaf := getattr(child, "variable", None)) is not None)
     return uses
 
@@ -34,6 +38,11 @@ def count_uses(loss: Tensor) -> Counter[Tensor]:
 def enters_measured_layer(node: Any) -> bool:
     """Whether `node` was computed from the output of a layer that an engine measures."""
     return any(found.name().startswith(_MEASURED) for found in _nodes([node]))
+
+
+def until_layers(node: Any) -> Iterator[Any]:
+    """Yield `node` and every node that it was computed from, up to the output of measured layers."""
+    return _nodes([node], _MEASURED)
 
 
 def _summands(root: Any) -> list[Any]:
@@ -45,12 +54,14 @@ def _summands(root: Any) -> list[Any]:
     return [part for child, _ in root.next_functions for part in _summands(child)]
 
 
-def _nodes(roots: list[Any]) -> Iterator[Any]:
-    """Yield every node that `roots` were computed from, themselves included, once."""
+def _nodes(roots: list[Any], until: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Yield every node that `roots` were computed from, themselves included, once; none below those named `until`."""
     stack, seen = list(roots), set(roots)
     while stack:
         node = stack.pop()
         yield node
+        if until and node.name().startswith(until):
+            continue
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
