@@ -23,6 +23,7 @@ from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.hooks import (
     calls_checked,
     collect,
@@ -35,9 +36,10 @@ from lightning_bayes.curvature.hooks import (
     without_compiler,
 )
 from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.modes import in_modes
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.registry import sums
-from lightning_bayes.curvature.units import Unit, find_units
+from lightning_bayes.curvature.units import Unit, find_units, refuse_scripted
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -64,7 +66,9 @@ class BackpackEngine(AbstractEngine):
         workspace_mib: float = DEFAULT_MIB,
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
+        refuse_scripted(model)
         self.own_rules = own_rules
+        self._modes: dict[nn.Module, bool] = {}  # of the last forward with gradients
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
@@ -79,11 +83,14 @@ class BackpackEngine(AbstractEngine):
         try:
             with ExitStack() as undo:
                 undo.enter_context(without_compiler())
+                undo.enter_context(changes_refused(units))
                 undo.enter_context(out_of_place(self.model))
                 undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
+                for unit in units:
+                    undo.callback(unit.module.register_forward_pre_hook(self._note_mode).remove)
                 undo.enter_context(extended([unit.module for unit in units]))
                 undo.enter_context(backpack(extension))
-                undo.enter_context(in_place_refused(_FUSED_INSTEAD))
+                undo.enter_context(in_place_refused(_FUSED_INSTEAD, captured))
                 yield captured
         finally:
             captured.squares.update(collect(units, extension.savefield))
@@ -91,12 +98,16 @@ class BackpackEngine(AbstractEngine):
     def _has_rule(self, unit: Unit) -> bool:
         return self.own_rules and unit.kind is not None
 
+    def _note_mode(self, module: nn.Module, _: Any) -> None:
+        if torch.is_grad_enabled():
+            self._modes[module] = module.training
+
     def _extension(self, units: list[Unit]) -> SumGradSquared:
         extension = SumGradSquared()
         for unit in units:
             if self._has_rule(unit):
                 extension.set_module_extension(
-                    type(unit.module), _RuleExtension(unit.kind, self.workspace), overwrite=True
+                    type(unit.module), _RuleExtension(unit.kind, self.workspace, self._modes), overwrite=True
                 )
         return extension
 
@@ -116,9 +127,9 @@ class BackpackEngine(AbstractEngine):
 class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
     """Hands what BackPACK's hooks saw to the rule of a layer type, once for all parameters of the layer."""
 
-    def __init__(self, kind: type[nn.Module] | None, workspace: Workspace) -> None:
+    def __init__(self, kind: type[nn.Module] | None, workspace: Workspace, modes: dict[nn.Module, bool]) -> None:
         super().__init__()
-        self.kind, self.workspace = kind, workspace
+        self.kind, self.workspace, self.modes = kind, workspace, modes
 
     def __call__(self, extension: SumGradSquared, module: Any, g_inp: Any, g_out: tuple[Tensor, ...]) -> None:
         assert self.kind is not None
@@ -129,7 +140,8 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
             )
         # Half precision cannot hold squares of gradients.
         x, delta = (t.float() if t.dtype in _HALF else t for t in (module.input0.detach(), g_out[0]))
-        totals = sums(self.kind, module, x, delta, self.workspace)
+        with in_modes([(module, self.modes[module])]):
+            totals = sums(self.kind, module, x, delta, self.workspace)
         for name, param in module.named_parameters(recurse=False):
             if param.requires_grad:
                 setattr(param, extension.savefield, totals[name][1])

@@ -18,6 +18,7 @@ from backpack.context import CTX
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.rules.registry import computes
 from lightning_bayes.curvature.units import Unit
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
@@ -53,8 +54,9 @@ def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
             handle.remove()
         del CTX.hook_handles[num_handles:]  # BackPACK itself keeps every handle for ever
         for module, attributes in before:
-            for name in [n for n in vars(module) if n not in attributes and _is_backpacks(n)]:
+            for name in [n for n in vars(module) if _is_backpacks(n)]:
                 delattr(module, name)
+            vars(module).update({n: value for n, value in attributes.items() if _is_backpacks(n)})
             module._is_full_backward_hook = attributes.get("_is_full_backward_hook")
 
 
@@ -128,11 +130,12 @@ def _check_call(unit: Unit, captured: Capture, advice: str, module: nn.Module, a
 
 
 @contextmanager
-def in_place_refused(advice: str) -> Iterator[None]:
+def in_place_refused(advice: str, captured: Capture | None = None) -> Iterator[None]:
     """Say in words what torch's hooks object to.
 
     Args:
         advice: What to do instead, the last sentence of the message.
+        captured: Knows which layer was called last, for the message.
 
     Yields:
         Nothing.
@@ -144,10 +147,12 @@ def in_place_refused(advice: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "BackwardHookFunction" not in str(error):
+        if "BackwardHookFunction" not in str(error) and "inside a custom Function" not in str(error):
             raise
+        labels = [] if captured is None else list(captured.sizes)
+        where = f", after {labels[-1]} was called" if labels else ""
         raise UnsupportedTrainingError(
-            "The output of a layer is changed in place (such as `out += x`), which BackPACK's hooks forbid. "
+            f"The output of a layer is changed in place (such as `out += x`){where}, which BackPACK's hooks forbid. "
             f"Write `out = out + x`. {advice}"
         ) from error
 
@@ -185,7 +190,7 @@ def is_stock(module: nn.Module) -> bool:
     """Whether `module` is exactly a layer of torch, with options that BackPACK's own rules know or refuse."""
     return (
         type(module) in STOCK_LAYERS
-        and "forward" not in vars(module)
+        and computes(module, type(module).forward)
         and getattr(module, "padding_mode", "zeros") == "zeros"  # it overlooks other modes silently
         and getattr(module, "padding_idx", None) is None
         and not isinstance(getattr(module, "padding", 0), str)

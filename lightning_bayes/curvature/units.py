@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules import rule_type
 from lightning_bayes.curvature.rules.registry import input_dims
-from lightning_bayes.errors import ExampleDimensionError
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,28 @@ def refuse_sequence_first(model: nn.Module) -> None:
         raise ExampleDimensionError(
             f"{', '.join(found)} keep the batch in dimension 1, where their linear layers take positions for examples. "
             "Build them with batch_first=True."
+        )
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """Refuse trainable modules that torch.jit has compiled: they cannot be called with other parameters.
+
+    Args:
+        model: The model.
+
+    Raises:
+        UnsupportedLayerError: Listing them.
+    """
+    scripted = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    found = [
+        name or "the model itself"
+        for name, module in scripted
+        if any(param is not None and param.requires_grad for param in module._parameters.values())
+    ]
+    if found:
+        raise UnsupportedLayerError(
+            f"torch.jit has compiled {', '.join(found)}, whose forward nothing can look into. Train the modules that they "
+            "were made from, or set requires_grad = False on their parameters."
         )
 
 

@@ -75,12 +75,12 @@ def reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
     Returns:
         The layer's weight by parameter, for parameters beside a weight.
     """
-    weights = ((module, module._parameters.get("weight")) for module in model.modules())
+    each = (dict(module.named_parameters(recurse=False)) for module in model.modules())
     return {
-        param: weight
-        for module, weight in weights
-        for param in module._parameters.values()
-        if weight is not None and param is not None and param is not weight
+        param: params["weight"]
+        for params in each
+        for name, param in params.items()
+        if "weight" in params and param is not params["weight"]
     }
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from oracles import one_example_at_a_time, relative_error
 from torch import nn
 
-from lightning_bayes.curvature import measure
+from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.curvature.rules import generic, registry
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
@@ -298,3 +298,130 @@ def test_recurrent_layers_in_float32_equal_the_loop(layer, generator):
     grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None])[0].square().mean())
     assert relative_error(measured.grad, grad) < 1e-5
     assert relative_error(measured.curvature, square) < 1e-5
+
+
+class Frequencies(nn.Module):
+    """Returns complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return torch.fft.rfft(self.factor * x)
+
+
+class Back(nn.Module):
+    def forward(self, z):
+        return torch.fft.irfft(z, n=4)
+
+
+def test_complex_outputs_equal_the_loop(generator):
+    model = nn.Sequential(nn.Linear(4, 4), Frequencies(), Back(), nn.Tanh(), nn.Linear(4, 3)).double()
+    assert_equals_loop(model, normal(5, 4, generator=generator))
+
+
+SHARED = {
+    "row": torch.linspace(0, 1, 4).double()[None],
+    "number": torch.tensor([0.5]).double(),
+    "scalar": torch.tensor(0.5).double(),
+}
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cls, self.layer = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
+
+    def forward(self, position, x, mask):
+        mixed = (x + position * self.cls)[:, None] * mask.sum(1, keepdim=True)
+        return self.layer(mixed.tanh()).sum(1)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("position", SHARED.values(), ids=SHARED)
+def test_an_input_that_all_examples_share_may_come_first(position, batch, generator):
+    model, mask = Positions().double(), normal(7, 7, generator=generator)  # the mask has more rows than the batch
+    x = normal(batch, 4, generator=generator)
+    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(position, e[None], mask).square().mean())
+    measured = measure(model, lambda: model(position, x, mask).square().mean())
+    assert measured.num_examples == batch
+    assert relative_error(measured.grad, grad) < 1e-10
+    assert relative_error(measured.curvature, square) < 1e-10
+
+
+class Centred(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.factor, self.dropout = nn.Parameter(torch.ones(4)), dropout
+
+    def forward(self, x):
+        return F.dropout(self.factor * (x - x.mean(0)), self.dropout, self.training)
+
+
+def test_a_batch_of_one_does_not_vouch_for_a_module_that_mixes(generator):
+    model = nn.Sequential(nn.Linear(4, 4), Centred()).double()
+    engine, x = make_engine("fused", model), normal(6, 4, generator=generator)
+    with engine.capture():
+        (model(x[:1]) + 1).square().mean().backward()
+    with pytest.raises(ExampleDimensionError, match=r"Centred\.factor do not add up"), engine.capture():
+        (model(x) + 1).square().mean().backward()
+
+
+def test_a_module_with_noise_that_mixes_is_refused(generator):
+    model, x = nn.Sequential(nn.Linear(4, 4), Centred(dropout=0.3)).double(), normal(6, 4, generator=generator)
+    with pytest.raises(ExampleDimensionError, match=r"output of Centred for one example depends on the others"):
+        measure(model, lambda: model(x).square().mean())
+
+
+def test_the_check_of_a_module_with_noise_leaves_the_random_numbers_alone(generator):
+    model, x = DropPath().double(), normal(5, 4, generator=generator)
+    engine, after = make_engine("fused", model), []
+    for _ in range(2):  # checked in the first pass only
+        torch.manual_seed(0)
+        with engine.capture():
+            model(x).square().mean().backward()
+        after.append(torch.rand(1))
+    assert torch.equal(*after)
+
+
+class Counting(nn.Module):
+    """Its owner starts the count anew for each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor, self.calls = nn.Parameter(torch.ones(4)), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.factor * (1 if self.calls == 1 else 2)
+
+
+def test_a_state_outside_of_buffers_is_refused(generator):
+    model, x = nn.Sequential(nn.Linear(4, 4), Counting()).double(), normal(5, 4, generator=generator)
+    with pytest.raises(UnsupportedLayerError, match=r"Counting .* keeps a state outside of its buffers"):
+        measure(model, lambda: model(x).square().mean())
+
+
+@pytest.mark.parametrize("where", ["keyword", "dictionary"])
+def test_packed_sequences_are_found_anywhere(where):
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.shift = nn.GRU(4, 3, batch_first=True), nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            return self.rnn(x["x"] if isinstance(x, dict) else x)[1] + self.shift
+
+    model = nn.ModuleList([Reader()])
+    packed = nn.utils.rnn.pack_padded_sequence(torch.zeros(3, 3, 4), torch.tensor([3, 2, 1]), batch_first=True)
+    call = {"keyword": lambda: model[0](x=packed), "dictionary": lambda: model[0]({"x": packed})}[where]
+    with pytest.raises(UnsupportedLayerError, match=r"Reader was called with a PackedSequence.*Pass padded sequences"):
+        measure(model, lambda: call().square().mean())
+
+
+def test_attention_masks_of_single_heads_are_refused(generator):
+    model, x = nn.ModuleList([nn.MultiheadAttention(4, 2, batch_first=True)]), torch.zeros(3, 5, 4)
+    mask = torch.zeros(6, 5, 5, dtype=torch.bool)
+    with pytest.raises(UnsupportedLayerError, match=r"attn_mask of shape \[6, 5, 5\].*key_padding_mask"):
+        measure(model, lambda: model[0](x, x, x, attn_mask=mask)[0].square().mean())

@@ -21,22 +21,11 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
+from lightning_bayes.curvature.rules.nests import differentiable
+from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, set_rng, with_rng
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
-
-_TRANSPARENT = (
-    Tensor,
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-)  # leaves of outputs
 
 
 class Call:
@@ -57,18 +46,17 @@ class Call:
     ) -> None:
         self.module, self.workspace = module, workspace or Workspace()
         self.batch_dim = 0 if getattr(module, "batch_first", True) else 1
-        self.leaves, self.spec = tree_flatten((args, kwargs))
-        tensors = (leaf for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.dim() > self.batch_dim)
-        self.batch_size = next((leaf.shape[self.batch_dim] for leaf in tensors), 0)
-        known = _known_dims(module, args, kwargs)
-        self.dims = [self._example_dim(leaf, known.get(id(leaf), self.batch_dim)) for leaf in self.leaves]
+        self.leaves, self.spec = tree_flatten((args, kwargs), is_leaf=lambda node: isinstance(node, PackedSequence))
+        self._known = _known_dims(module, args, kwargs)
+        self._take_apart(next(self._sizes(self.leaves), 0))
         self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         self.frozen: dict[str, Tensor] = {}  # parameters that replays take from here, not from the module
         self.rng_state: list[Tensor] | None = None  # that of the forward, if the module draws noise
+        self.outputs: list[Tensor] | None = None  # those of the forward, until they were checked
         mixing = [
             name or type(module).__name__ for name, child in module.named_modules() if uses_batch_statistics(child)
         ]
-        if any(isinstance(arg, PackedSequence) for arg in args):
+        if any(isinstance(leaf, PackedSequence) for leaf in self.leaves):
             raise UnsupportedLayerError(
                 f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be taken apart. Pass "
                 "padded sequences and leave the padding out of the loss, or freeze the layer with requires_grad_(False)."
@@ -79,6 +67,14 @@ class Call:
                 "batch, so its examples cannot be taken one by one. Use GroupNorm there, call .eval() on these layers, "
                 "or freeze the parameters of the module with requires_grad_(False)."
             )
+
+    def _sizes(self, values: list[Any]) -> Iterator[int]:
+        """What could be the number of examples, by each of the tensors."""
+        return (v.shape[self.batch_dim] for v in values if isinstance(v, Tensor) and v.dim() > self.batch_dim)
+
+    def _take_apart(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.dims = [self._example_dim(leaf, self._known.get(id(leaf), self.batch_dim)) for leaf in self.leaves]
 
     def _example_dim(self, leaf: Any, dim: int | None) -> int | None:
         """`dim` if the input holds the examples there; None if every example sees all of it."""
@@ -91,28 +87,59 @@ class Call:
         """In which dimension each input is taken apart into examples."""
         return tuple(self.dims)
 
-    def forward(self, params: dict[str, Tensor]) -> Any:
+    def forward(self, params: dict[str, Tensor], is_checked: Callable[[], bool] = lambda: True) -> Any:
         """Call the module as its owner would.
 
         A module that draws noise runs example by example even here, so that backward can repeat the same draws.
 
         Args:
             params: Detached parameters by name.
+            is_checked: Whether calls like this one are known not to mix examples.
 
         Returns:
             The module's output.
         """
-        before = _rng_state()
+        before = rng_state()
         args, kwargs = tree_unflatten(self.leaves, self.spec)
         whole = _call(self.module, params, args, kwargs)
-        if _same_rng(before, _rng_state()) or not self.batch_size:
+        if self.batch_size == 1:
+            self._look_behind_shared(whole)
+        if same_rng(before, rng_state()) or not self.batch_size:
             return whole
         self.rng_state = before
-        _set_rng(before)
+        set_rng(before)
         tensors, rebuild = differentiable(whole)
         parts = [self.replay(params, self._example(i)) for i in range(self.batch_size)]
         dims = [_differing_dim(self.module, one.shape, out.shape) for one, out in zip(parts[0], tensors, strict=True)]
+        if not is_checked():
+            self._require_apart(params, tensors, dims)
         return rebuild([torch.cat(pieces, dim) for pieces, dim in zip(zip(*parts, strict=True), dims, strict=True)])
+
+    def _look_behind_shared(self, output: Any) -> None:
+        """A first input of one row may be one that all examples share: then the output has as many rows as another."""
+        sizes = set(self._sizes(differentiable(output)[0]))
+        if len(sizes) == 1 and sizes <= set(self._sizes(self.leaves)):
+            self._take_apart(sizes.pop())
+
+    @torch.no_grad()
+    def _require_apart(self, params: dict[str, Tensor], outputs: list[Tensor], dims: list[int]) -> None:
+        """Require of a module with noise that the first example's output stays when the others become like the first."""
+        pairs = zip(self.leaves, self.dims, strict=True)
+        alike = [leaf if dim is None else leaf.narrow(dim, 0, 1).expand_as(leaf).clone() for leaf, dim in pairs]
+        again = with_rng(self.rng_state, self.replay, params, alike)
+        firsts = ([t.narrow(dim, 0, 1) for t, dim in zip(ts, dims, strict=True) if t.dim()] for ts in (outputs, again))
+        if not all(map(_are_close, *firsts)):
+            raise ExampleDimensionError(
+                f"The output of {type(self.module).__name__} for one example depends on the others in the batch. Give it "
+                "examples in dimension 0 that do not mix, or freeze its parameters with requires_grad_(False)."
+            )
+
+    def remember(self, outputs: list[Tensor]) -> None:
+        """Keep the forward's outputs for `check_sum`, unless they are rounded to half precision."""
+        half = {torch.float16, torch.bfloat16}
+        tensors = [*outputs, *self.module.parameters()]
+        if not any(t.dtype in half or torch.is_autocast_enabled(t.device.type) for t in tensors):
+            self.outputs = [output.detach() for output in outputs]
 
     def replay(self, params: dict[str, Tensor], leaves: list[Any]) -> list[Tensor]:
         """Call the module with the forward's buffers; return its floating-point outputs, flattened."""
@@ -180,12 +207,12 @@ class Call:
 
         with _refused_by_name(self.module):
             if self.batch_size == 1:  # nothing to take apart
-                found = _with_rng(self.rng_state, one, cotangents, self.leaves)
+                found = with_rng(self.rng_state, one, cotangents, self.leaves)
                 return visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
             dims = self._output_dims(params, cotangents, used)
             size = self.workspace.examples_at_once(sum(p.numel() for p in params.values()))
             if self.rng_state is not None or not self._vectorised(one, cotangents, dims, size, visit):
-                _with_rng(self.rng_state, self._looped, one, cotangents, dims, visit)
+                with_rng(self.rng_state, self._looped, one, cotangents, dims, visit)
         return None
 
     def _vectorised(
@@ -231,7 +258,7 @@ class Call:
 
     def _output_dims(self, params: dict[str, Tensor], grads: list[Tensor], used: list[int]) -> list[int]:
         """In which dimension each output holds the examples: where a batch of one differs from the batch."""
-        outputs = _with_rng(self.rng_state, self.replay, params, self._example(0))
+        outputs = with_rng(self.rng_state, self.replay, params, self._example(0))
         return [_differing_dim(self.module, outputs[i].shape, g.shape) for i, g in zip(used, grads, strict=True)]
 
     def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Sums) -> None:
@@ -244,11 +271,19 @@ class Call:
 
         Raises:
             ExampleDimensionError: If they differ: the module mixes examples, or keeps them in another dimension.
+            UnsupportedLayerError: If the module called again returns something else.
         """
         if self.rng_state is not None:
             return  # the batch draws its noise in another order than the examples do
         used = [i for i, grad in enumerate(grads) if grad is not None]
-        vjp = torch.func.vjp(lambda p: [self.replay(p, self.leaves)[i] for i in used], params)[1]
+        again, vjp, *_ = torch.func.vjp(lambda p: [self.replay(p, self.leaves)[i] for i in used], params)
+        kept, self.outputs = self.outputs, None
+        if kept is not None and not all(map(_are_close, (kept[i] for i in used), again)):
+            raise UnsupportedLayerError(
+                f"{type(self.module).__name__} has no rule of its own, and called again with the same inputs it returns "
+                "something else: it keeps a state outside of its buffers. Hold the state in buffers, or change it outside "
+                "of forward; or freeze the parameters of the module with requires_grad_(False)."
+            )
         # A gradient may be zero but for rounding (of a shift before a normalisation), so the largest terms set the scale.
         scale = max(float(square.max()) ** 0.5 for _, square in found.values())
         for name, grad in vjp([grads[i] for i in used])[0].items():
@@ -258,6 +293,11 @@ class Call:
                     f"so it mixes examples or does not keep them in dimension {self.batch_dim}. Give it batch-first "
                     "inputs, write a rule for it (see curvature/rules/linear.py), or freeze it."
                 )
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    scale = float(one.abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 def _call(module: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -286,34 +326,6 @@ def _without_result(hook: Callable[..., Any]) -> Callable[..., None]:
         hook(*args)  # a changed input was changed already, when the owner called the module
 
     return run
-
-
-def differentiable(output: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
-    """Take the floating-point tensors out of `output`.
-
-    Args:
-        output: A tensor or any nest of tuples, lists and dictionaries.
-
-    Returns:
-        These tensors, and a function that puts replacements for them back.
-
-    Raises:
-        UnsupportedLayerError: If `output` holds an object that may hide tensors: their gradients would be lost.
-    """
-    leaves, spec = tree_flatten(output)
-    opaque = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _TRANSPARENT)})
-    if opaque:
-        raise UnsupportedLayerError(
-            f"A module without a rule of its own returns {', '.join(opaque)}, whose tensors cannot be found. Return tensors "
-            "in tuples, lists or dictionaries, or freeze the parameters of the module with requires_grad_(False)."
-        )
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-
-    def rebuild(replacements: list[Tensor]) -> Any:
-        new = dict(zip(places, replacements, strict=True))
-        return tree_unflatten([new.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
-
-    return [leaves[i] for i in places], rebuild
 
 
 @contextlib.contextmanager
@@ -346,29 +358,11 @@ def _known_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         return {}
     given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
     if isinstance(module, nn.MultiheadAttention):
-        return {id(given.get("attn_mask")): None, id(given.get("key_padding_mask")): 0}
+        mask = given.get("attn_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 3:
+            raise UnsupportedLayerError(
+                f"MultiheadAttention was called with an attn_mask of shape {list(mask.shape)}, whose rows are heads of "
+                "examples and cannot be taken apart. Pass a mask [length, length] for all, or a key_padding_mask."
+            )
+        return {id(mask): None, id(given.get("key_padding_mask")): 0}
     return {id(state): 1 for state in tree_flatten(given.get("hx"))[0]}
-
-
-def _rng_state() -> list[Tensor]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    return [torch.get_rng_state(), *cuda]
-
-
-def _set_rng(state: list[Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    if len(state) > 1:
-        torch.cuda.set_rng_state_all(state[1:])
-
-
-def _same_rng(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(map(torch.equal, one, other))
-
-
-def _with_rng(state: list[Tensor] | None, function: Callable[..., Any], *args: Any) -> Any:
-    """Call `function` with the random numbers that the forward pass drew, and leave the global generators alone."""
-    if state is None:
-        return function(*args)
-    with torch.random.fork_rng(devices=range(len(state) - 1)):
-        _set_rng(state)
-        return function(*args)

@@ -96,11 +96,16 @@ def rule_type(layer: nn.Module) -> type[nn.Module] | None:
     """
     for ancestor in type(layer).__mro__:
         if ancestor in _RULES:
-            same_forward = type(layer).forward is ancestor.forward and "forward" not in vars(layer)
             same_helper = getattr(type(layer), "_conv_forward", None) is getattr(ancestor, "_conv_forward", None)
             plain = {"weight", "bias"} >= layer._parameters.keys() >= {"weight"} and not layer._modules
-            return ancestor if same_forward and same_helper and plain else None
+            return ancestor if computes(layer, ancestor.forward) and same_helper and plain else None
     return None
+
+
+def computes(layer: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether a call of `layer` is a call of `forward`; a copy of a layer may hold it as an attribute of its own."""
+    method: Any = layer.forward
+    return getattr(method, "__func__", None) is forward and method.__self__ is layer
 
 
 def input_dims(kind: type[nn.Module], layer: nn.Module) -> int:

@@ -1,0 +1,53 @@
+"""Hooks on parameters, ``param.register_hook``, which see the gradient but no square of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.units import Unit
+from lightning_bayes.errors import UnsupportedTrainingError
+
+
+@contextmanager
+def changes_refused(units: Iterable[Unit]) -> Iterator[None]:
+    """Refuse hooks that change a parameter's gradient, which would then not fit the curvature; others may look on.
+
+    Args:
+        units: The measured modules.
+
+    Yields:
+        Nothing.
+    """
+    hooked = [(unit, param) for unit in units for param in _params(unit) if param is not None and param._backward_hooks]
+    hooks_of: list[Any] = [param._backward_hooks for _, param in hooked]
+    own = [(hooks, dict(hooks)) for hooks in hooks_of]
+    try:
+        for (unit, param), (hooks, before) in zip(hooked, own, strict=True):
+            name = next(name for name, p in unit.module.named_parameters(unit.name) if p is param)
+            hooks.update({key: partial(_watched, name, hook) for key, hook in before.items()})
+        yield
+    finally:
+        for hooks, before in own:
+            hooks.update({key: hook for key, hook in before.items() if key in hooks})
+
+
+def _params(unit: Unit) -> Iterable[nn.Parameter | None]:
+    """Without a walk through modules for a layer with a rule, which has no children."""
+    return unit.module.parameters() if unit.kind is None else unit.module._parameters.values()
+
+
+def _watched(name: str, hook: Callable[[Tensor], Any], grad: Tensor) -> Any:
+    kept = grad.clone()
+    result = hook(grad)
+    if not torch.allclose(kept, grad if result is None else result, rtol=0, atol=0, equal_nan=True):
+        raise UnsupportedTrainingError(
+            f"A hook on {name} changes its gradient, and the per-example gradients would not follow. Change the loss "
+            "or the layer's output instead, or freeze the parameter with requires_grad_(False)."
+        )
+    return result

@@ -1,0 +1,32 @@
+"""Training and evaluation mode: a backward measures layers as their forward left them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from torch import nn
+
+
+def in_modes(modes: Iterable[tuple[nn.Module, bool]]) -> AbstractContextManager[None]:
+    """Put modules into training or evaluation mode, and back on exit.
+
+    Args:
+        modes: The modules, and whether each is to be in training mode.
+
+    Returns:
+        A context manager.
+    """
+    changed = [module for module, training in modes if module.training != training]
+    return _switched(changed) if changed else nullcontext()
+
+
+@contextmanager
+def _switched(modules: list[nn.Module]) -> Iterator[None]:
+    for module in modules:
+        module.training = not module.training
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = not module.training
