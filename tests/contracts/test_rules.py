@@ -149,6 +149,15 @@ def test_workspace_is_reused_and_keeps_results_apart(generator):
     assert all(torch.equal(new, old) for name in kept for new, old in zip(found[name], kept[name], strict=True))
 
 
+@pytest.mark.parametrize("batch", [8, 64])
+def test_pairs_of_positions_keep_the_limit(batch, generator):
+    kind, layer, x, delta = build_case((lambda: nn.Conv2d(32, 6, 3), (batch, 32, 4, 4)), generator)
+    assert delta.shape[2:].numel() == conv.MAX_PAIRED_POSITIONS
+    workspace = Workspace(0.1)  # six examples
+    sums(kind, layer, x, delta, workspace)
+    assert sum(buffer.numel() for buffer in workspace._buffers.values()) <= workspace.elements
+
+
 @pytest.mark.parametrize("limit_mib", [0, -1.0, float("nan")])
 def test_workspace_without_room_is_refused(limit_mib):
     with pytest.raises(HyperparameterError, match=rf"workspace_mib={limit_mib!r} must be above 0"):

@@ -66,6 +66,18 @@ def conv_sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace)
 
 
 def _by_pairs(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    positions = grad_output.shape[2:].numel()
+    elements = (positions * (positions + 1) // 2 + positions) * (layer.weight[0].numel() + layer.out_channels)
+    grad, square = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
+    for i, (x_part, grad_part) in enumerate(_split(workspace.examples_at_once(elements), x, grad_output)):
+        _add_pairs(layer, x_part, grad_part, (grad.view(len(grad), -1), square.view(len(grad), -1)), i > 0, workspace)
+    return grad, square.clamp_min_(0)  # rounding may end below zero
+
+
+def _add_pairs(
+    layer: Conv, x: Tensor, grad_output: Tensor, totals: tuple[Tensor, Tensor], keep: bool, workspace: Workspace
+) -> None:
+    """Put Σ_i c_i and Σ_i c_i² into `totals`, each ``[Cout, K]``, or add them if their content is to be kept."""
     delta = grad_output.flatten(2).permute(2, 0, 1).contiguous()  # [T, B, Cout]
     patches = positions_first(layer, x, grad_output, workspace)  # [T, B, K]
     delta_pairs, patch_pairs = (
@@ -79,10 +91,8 @@ def _by_pairs(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace)
         torch.mul(patches[t], patches[t:], out=patch_pairs[pairs])
         patch_pairs[first + 1 : pairs.stop] *= 2
         first = pairs.stop
-    grad, square = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
-    torch.mm(delta.flatten(0, 1).T, patches.flatten(0, 1), out=grad.view(len(grad), -1))
-    torch.mm(delta_pairs.flatten(0, 1).T, patch_pairs.flatten(0, 1), out=square.view(len(grad), -1))
-    return grad, square.clamp_min_(0)  # rounding may end below zero
+    totals[0].addmm_(delta.flatten(0, 1).T, patches.flatten(0, 1), beta=int(keep))
+    totals[1].addmm_(delta_pairs.flatten(0, 1).T, patch_pairs.flatten(0, 1), beta=int(keep))
 
 
 def _by_contributions(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
