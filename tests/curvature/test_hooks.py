@@ -1,0 +1,48 @@
+"""What BackPACK's hooks forbid is said with the layer's name, and what they leave behind is taken away."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles import one_example_at_a_time, relative_error
+from torch import nn
+
+from lightning_bayes.curvature import measure
+from lightning_bayes.errors import UnsupportedTrainingError
+
+
+class Changed(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.first, self.last, self.change = nn.Linear(4, 4), nn.Linear(4, 3), change
+
+    def forward(self, x):
+        hidden = self.first(x)
+        self.change(hidden)
+        return self.last(hidden)
+
+
+def zero_first(hidden):
+    hidden[:, 0] = 0.0
+
+
+CHANGES = {"whole": torch.relu_, "entry": zero_first, "view": lambda hidden: hidden.view(-1, 2, 2).add_(1)}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_any_change_in_place_is_refused_by_name(change, generator):
+    model, x = Changed(change), torch.randn(5, 4, generator=generator)
+    with pytest.raises(UnsupportedTrainingError, match=r"in place .*after first \(Linear\) was called.*engine='fused'"):
+        measure(model, lambda: model(x).square().mean(), engine="backpack")
+
+
+def test_attributes_named_like_backpacks_are_given_back(generator):
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(5, 4, generator=generator)
+    model[0].output, model[2].input0 = "mine", "mine too"
+    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None]).square().mean())
+    measured = measure(model, lambda: model(x).square().mean(), engine="backpack")
+    assert relative_error(measured.grad, grad) < 1e-5
+    assert relative_error(measured.curvature, square) < 1e-5
+    assert (model[0].output, model[2].input0) == ("mine", "mine too")
+    assert not hasattr(model[0], "input0")
+    assert not hasattr(model[2], "output")
