@@ -23,7 +23,7 @@ from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_exa
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.whole_or_nothing import WholeOrNothing
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
-from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
+from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.hyper import check as check_hyperparameters
 from lightning_bayes.optim.user_step import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
 from lightning_bayes.posteriors import CALLBACK_KEY, group_arguments
@@ -88,7 +88,7 @@ class VariationalCallback(EvaluatingCallback):
         data_augmentation_factor: float | Schedule | None = None,
         damping: float | Schedule = 0.0,
         init_precision: float | None = None,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[float, float] | BetaSchedule = (0.9, 0.999),
         num_data: int | None = None,
         engine: EngineName = "fused",
         relative_noise: float | Schedule | None = None,
@@ -100,13 +100,12 @@ class VariationalCallback(EvaluatingCallback):
         max_nonfinite_steps: int = 10,
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k not in {"self", "__class__"}}
-        known = {k: v for k, v in arguments.items() if v is not None or k != "data_augmentation_factor"}
-        check_hyperparameters({name: value_at(value, 0) for name, value in known.items()})
+        check_hyperparameters(arguments)
         check_names(engine, loss_reduction)
         super().__init__(eval_samples, link, seed)
         self.lr, self.mc_samples, self.num_data, self.prior_precision = lr, mc_samples, num_data, prior_precision
         self.options: dict[str, Any] = {
-            "betas": tuple(betas),
+            "betas": betas if callable(betas) else tuple(betas),
             "kl_weight": kl_weight,
             "kl_warmup_steps": kl_warmup_steps,
             "kl_warmup_init": kl_warmup_init,
@@ -203,7 +202,7 @@ class VariationalCallback(EvaluatingCallback):
         old = swap.check_swappable(strategy.optimizers, pl_module, self.options["step_rule"] != "trust_region")
         schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
         cycles = swap.cycles_momentum(schedulers)
-        groups = swap.converted_groups(old, self.options["betas"][1], cycles)
+        groups = swap.converted_groups(old, value_at(self.options["betas"], 0)[1], cycles)
         if self.lr is not None:
             swap.override_rates(groups, schedulers, self.lr)
         later = swap.converted_defaults(old)  # for groups added later

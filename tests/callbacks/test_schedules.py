@@ -149,3 +149,11 @@ def test_a_function_for_the_learning_rate_excludes_a_scheduler():
 def test_functions_out_of_range_are_refused_before_the_fit():
     with pytest.raises(HyperparameterError, match=r"kl_weight=-1.0 must be above 0"):
         VOGNCallback(kl_weight=LinearSchedule(-1.0, 1.0, 5))
+
+
+@pytest.mark.parametrize("lr", [None, 1e-3], ids=["default step", "natural step"])
+def test_betas_may_be_a_function_of_the_update(lr):
+    callback = VOGNCallback(lr=lr, betas=lambda update: (0.9, 1 - 1 / (update + 2)))
+    fit(Classifier(), callback, max_epochs=1)
+    (group,) = callback.optimizer.param_groups
+    assert group["betas"] == (0.9, 1 - 1 / (BATCHES + 2))
