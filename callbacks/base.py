@@ -23,8 +23,7 @@ from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_exa
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.whole_or_nothing import WholeOrNothing
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
-from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule, value_at
-from lightning_bayes.optim.hyper import check as check_hyperparameters
+from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule, hyper, value_at
 from lightning_bayes.optim.user_step import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
 from lightning_bayes.posteriors import CALLBACK_KEY, group_arguments
 from lightning_bayes.predictive import Link
@@ -45,12 +44,13 @@ class VariationalCallback(EvaluatingCallback):
             else 0.1 with the default step and 1 with an explicit `lr`. The mean feels a prior in the default step only if
             one is asked for: by this, by ``prior_mean="initial"``, or by an L2 penalty (see `optim.user_step`).
         prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start of the fit, such as pretrained ones.
-        kl_weight: τ, weight of the KL term in the variational bound; below 1 gives a cold posterior.
+        kl_weight: τ, weight of the KL term, above 0: below 1 gives a cold posterior, above 1 a warm one.
         kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
         kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
         data_augmentation_factor: ρ; augmentation makes N examples count as ρN. None: what the data module says, else 1.
         damping: γ, added to the curvature in the preconditioner.
-        init_precision: Posterior precision before the first update; None takes the first batch's curvature.
+        init_precision: Posterior precision before the first update; the default step forgets it there. None takes the first
+            batch's curvature.
         betas: (β₁, β₂), weights of the old momentum and of the old curvature, as in Adam.
         num_data: N, number of training examples; None asks the trainer's data loader.
         engine: ``"fused"`` measures any layer; ``"backpack"`` is BackPACK, for the layers it knows.
@@ -99,13 +99,14 @@ class VariationalCallback(EvaluatingCallback):
         seed: int = 0,
         max_nonfinite_steps: int = 10,
     ) -> None:
-        arguments = {k: v for k, v in locals().items() if k not in {"self", "__class__"}}
-        check_hyperparameters(arguments)
+        arguments = hyper.plain({k: v for k, v in locals().items() if k not in {"self", "__class__"}})
+        hyper.check(arguments)
         check_names(engine, loss_reduction)
         super().__init__(eval_samples, link, seed)
-        self.lr, self.mc_samples, self.num_data, self.prior_precision = lr, mc_samples, num_data, prior_precision
+        self.lr, self.num_data = arguments["lr"], arguments["num_data"]
+        self.mc_samples, self.prior_precision = mc_samples, prior_precision
         self.options: dict[str, Any] = {
-            "betas": betas if callable(betas) else tuple(betas),
+            "betas": arguments["betas"],
             "kl_weight": kl_weight,
             "kl_warmup_steps": kl_warmup_steps,
             "kl_warmup_init": kl_warmup_init,
@@ -202,7 +203,7 @@ class VariationalCallback(EvaluatingCallback):
         old = swap.check_swappable(strategy.optimizers, pl_module, self.options["step_rule"] != "trust_region")
         schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
         cycles = swap.cycles_momentum(schedulers)
-        groups = swap.converted_groups(old, value_at(self.options["betas"], 0)[1], cycles)
+        groups = swap.converted_groups(old, self.options["betas"], cycles)
         if self.lr is not None:
             swap.override_rates(groups, schedulers, self.lr)
         later = swap.converted_defaults(old)  # for groups added later
@@ -255,7 +256,7 @@ class VariationalCallback(EvaluatingCallback):
             group["num_data"] = num_data
             self._take_prior_from_penalty(group)
         for group in unset:
-            check_hyperparameters(group)
+            hyper.check(group)
         self._warn_of_strong_prior(unset)
 
     def _take_prior_from_penalty(self, group: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import BBB, Schedule, value_at
+from lightning_bayes.optim import BBB, Schedule
 from lightning_bayes.optim.hyper import check as check_hyperparameters
 
 
@@ -24,6 +24,6 @@ class BBBCallback(VariationalCallback):
     optimizer_class = BBB
 
     def __init__(self, std_lr: float | Schedule | None = None, **arguments: Any) -> None:
-        check_hyperparameters({"std_lr": value_at(std_lr, 0)})
+        check_hyperparameters({"std_lr": std_lr})
         super().__init__(**arguments)
         self.options["std_lr"] = std_lr

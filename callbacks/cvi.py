@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import CVI, Positivity, check_positivity
+from lightning_bayes.optim import CVI, BetaSchedule, Positivity, check_positivity
 
 
 @final
@@ -27,7 +27,7 @@ class CVICallback(VariationalCallback):
     def __init__(
         self,
         mc_samples: int = 10,
-        betas: tuple[float, float] = (0.0, 0.999),
+        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
         positivity: Positivity = "backtracking",
         **arguments: Any,
     ) -> None:

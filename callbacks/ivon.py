@@ -6,7 +6,7 @@ import math
 from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import IVON
+from lightning_bayes.optim import IVON, BetaSchedule, Schedule
 from lightning_bayes.optim.hyper import check
 from lightning_bayes.optim.ivon import check_rescaling
 
@@ -29,8 +29,8 @@ class IVONCallback(VariationalCallback):
 
     def __init__(
         self,
-        betas: tuple[float, float] = (0.9, 0.99999),
-        clip_radius: float = math.inf,
+        betas: tuple[float, float] | BetaSchedule = (0.9, 0.99999),
+        clip_radius: float | Schedule = math.inf,
         rescale_lr: bool = False,
         **arguments: Any,
     ) -> None:

@@ -9,7 +9,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import KFAC, FisherName, KroneckerOptimizer, NoisyKFAC, Schedule, value_at
+from lightning_bayes.optim import KFAC, BetaSchedule, FisherName, KroneckerOptimizer, NoisyKFAC, Schedule
 from lightning_bayes.optim.fisher import check_fisher
 from lightning_bayes.optim.hyper import check as check_hyperparameters
 from lightning_bayes.optim.intervals import check_intervals
@@ -45,12 +45,12 @@ class KroneckerCallback(VariationalCallback):
         fisher: FisherName | None = None,
         kl_clip: float | Schedule | None = None,
         damping: float | Schedule = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.95),
+        betas: tuple[float, float] | BetaSchedule = (0.9, 0.95),
         **arguments: Any,
     ) -> None:
         check_intervals(stats_interval, inverse_interval)
         check_fisher(fisher)
-        check_hyperparameters({"kl_clip": value_at(kl_clip, 0), "max_side": max_side})
+        check_hyperparameters({"kl_clip": kl_clip, "max_side": max_side})
         super().__init__(damping=damping, betas=betas, **arguments)
         self.options["kl_clip"] = kl_clip
         self.building |= {

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import value_at
+from lightning_bayes.optim.hyper import plain
 from lightning_bayes.posteriors import callback_state
 
 
@@ -61,5 +62,5 @@ def changed_arguments(group: Mapping[str, Any], wanted: Mapping[str, Any]) -> st
     Returns:
         ``name=value (now wanted)`` for each, or nothing.
     """
-    now = {name: value_at(value, group["step"]) for name, value in wanted.items()}
+    now = plain({name: value_at(value, group["step"]) for name, value in wanted.items()})
     return ", ".join(f"{k}={group[k]!r} (now {v!r})" for k, v in now.items() if group[k] != v)

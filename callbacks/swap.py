@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim import NoisyOptimizer, Schedule
+from lightning_bayes.optim import BetaSchedule, NoisyOptimizer, Schedule
 from lightning_bayes.optim.user_step import GRADIENT_STEPS, UserStep
 
 _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # their learning rate is not the length of a step
@@ -78,7 +78,9 @@ def _check_params(old: Optimizer, module: nn.Module) -> None:
         )
 
 
-def converted_groups(old: Optimizer, beta2: float, cycles_momentum: bool) -> list[dict[str, Any]]:
+def converted_groups(
+    old: Optimizer, betas: tuple[float, float] | BetaSchedule, cycles_momentum: bool
+) -> list[dict[str, Any]]:
     """Parameter groups for the new optimizer.
 
     Kept are the learning rate and every key that schedulers or the user added (``initial_lr``, ``max_lr``, ``name``).
@@ -87,17 +89,25 @@ def converted_groups(old: Optimizer, beta2: float, cycles_momentum: bool) -> lis
 
     Args:
         old: The user's optimizer.
-        beta2: The new optimizer's β₂.
+        betas: The new optimizer's (β₁, β₂).
         cycles_momentum: Whether a scheduler writes to ``momentum`` or to β₁, see `cycles_momentum`.
 
     Returns:
         The groups.
+
+    Raises:
+        UnsupportedTrainingError: If `betas` is a function and a scheduler writes to β₁ as well.
     """
     groups = []
     for group in old.param_groups:
         groups.append(_converted(old, group, cycles_momentum) | {"params": list(group["params"])})
         if cycles_momentum and "betas" in group:
-            groups[-1]["betas"] = (group["betas"][0], beta2)  # the schedule's first β₁
+            if callable(betas):
+                raise UnsupportedTrainingError(
+                    f"betas={betas!r} is a schedule, and a scheduler of configure_optimizers cycles the momentum: two would "
+                    "write β₁. Keep one of them; OneCycleLR and CyclicLR take cycle_momentum=False."
+                )
+            groups[-1]["betas"] = (group["betas"][0], betas[1])  # the schedule's first β₁
     return groups
 
 

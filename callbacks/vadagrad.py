@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import Schedule, VadaGrad, value_at
+from lightning_bayes.optim import BetaSchedule, Schedule, VadaGrad
 from lightning_bayes.optim.hyper import check
 from lightning_bayes.optim.user_step import CAUTIOUS_NOISE
 from lightning_bayes.optim.vadagrad import require_unit_kl_weight
@@ -30,11 +30,11 @@ class VadaGradCallback(VariationalCallback):
 
     def __init__(
         self,
-        betas: tuple[float, float] = (0.0, 0.999),
+        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
         temperature: float | Schedule = 0.0,
         **arguments: Any,
     ) -> None:
-        check({"temperature": value_at(temperature, 0)})
+        check({"temperature": temperature})
         super().__init__(betas=betas, **arguments)
         self.options["temperature"] = temperature
         require_unit_kl_weight(self.options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import Vprop, Vprop0
+from lightning_bayes.optim import BetaSchedule, Vprop, Vprop0
 from lightning_bayes.optim.user_step import CAUTIOUS_NOISE
 from lightning_bayes.optim.vprop import Scaling, check_scaling
 
@@ -13,7 +13,12 @@ from lightning_bayes.optim.vprop import Scaling, check_scaling
 class _VpropCallback(VariationalCallback):
     noise_bounds = CAUTIOUS_NOISE
 
-    def __init__(self, betas: tuple[float, float] = (0.0, 0.999), scaling: Scaling = "mean", **arguments: Any) -> None:
+    def __init__(
+        self,
+        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
+        scaling: Scaling = "mean",
+        **arguments: Any,
+    ) -> None:
         check_scaling(scaling)
         super().__init__(betas=betas, **arguments)
         self.options["scaling"] = scaling

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tiny_training import (
+    EXAMPLES,
     Classifier,
     LearningRates,
     fit,
@@ -26,7 +28,14 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from lightning_bayes import LinearSchedule, VOGNCallback
+from lightning_bayes import (
+    BBBCallback,
+    IVONCallback,
+    LinearSchedule,
+    VadaGradCallback,
+    VOGNCallback,
+    load_posterior,
+)
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 
 EPOCHS, BATCHES = 2, 6
@@ -146,14 +155,79 @@ def test_a_function_for_the_learning_rate_excludes_a_scheduler():
         fit(module, callback)
 
 
-def test_functions_out_of_range_are_refused_before_the_fit():
-    with pytest.raises(HyperparameterError, match=r"kl_weight=-1.0 must be above 0"):
-        VOGNCallback(kl_weight=LinearSchedule(-1.0, 1.0, 5))
-
-
 @pytest.mark.parametrize("lr", [None, 1e-3], ids=["default step", "natural step"])
 def test_betas_may_be_a_function_of_the_update(lr):
     callback = VOGNCallback(lr=lr, betas=lambda update: (0.9, 1 - 1 / (update + 2)))
     fit(Classifier(), callback, max_epochs=1)
     (group,) = callback.optimizer.param_groups
     assert group["betas"] == (0.9, 1 - 1 / (BATCHES + 2))
+
+
+def test_a_resumed_run_goes_on_with_a_function_for_the_betas(tmp_path):
+    """Also with one that gives a list; warnings are errors here."""
+
+    def betas(step):
+        return [0.9 / (1 + step), 0.99]
+
+    fit(Classifier(), VOGNCallback(betas=betas)).save_checkpoint(tmp_path / "half.ckpt")
+    resumed = VOGNCallback(betas=betas)
+    quiet_trainer(resumed, max_epochs=2).fit(Classifier(), loader(), ckpt_path=tmp_path / "half.ckpt")
+    assert resumed.optimizer.param_groups[0]["betas"] == (0.9 / (1 + 2 * BATCHES), 0.99)
+
+
+def test_a_function_for_the_betas_excludes_a_scheduler_of_the_momentum():
+    module = Classifier(per_step(lambda o: OneCycleLR(o, 0.01, total_steps=8)))
+    with pytest.raises(UnsupportedTrainingError, match=r"betas=.* is a schedule, and .* cycle_momentum=False"):
+        fit(module, VOGNCallback(betas=lambda t: (0.9, 0.99)))
+
+
+def test_the_bound_of_ivon_s_step_follows_a_function():
+    callback = IVONCallback(lr=0.1, clip_radius=LinearSchedule(1.0, 0.5, BATCHES))
+    fit(Classifier(), callback)
+    assert callback.optimizer.param_groups[0]["clip_radius"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: VOGNCallback(kl_weight=LinearSchedule(-1.0, 1.0, 5)), r"kl_weight=-1\.0 must be above 0"),
+        (lambda: VOGNCallback(lr=lambda t: None), "lr=None must be at least 0"),
+        (lambda: VOGNCallback(prior_precision=lambda t: None), "prior_precision=None must be above 0"),
+        (lambda: VOGNCallback(betas=lambda t: 0.9), r"betas=0\.9 must be two numbers"),
+        (lambda: VOGNCallback(eval_samples=lambda t: 2), "eval_samples cannot be a function of the step"),
+        (
+            lambda: VOGNCallback(num_data=lambda t: 2, seed=lambda t: 2),
+            "num_data, seed cannot be a function of the step",
+        ),
+        (
+            lambda: VadaGradCallback(temperature=LinearSchedule(1.5, 0.0, 5)),
+            r"temperature=1\.5 must be at least 0 and at",
+        ),
+        (lambda: BBBCallback(std_lr=LinearSchedule(-1.0, 0.0, 5)), r"std_lr=-1\.0 must be at least 0"),
+    ],
+)
+def test_functions_out_of_range_or_place_are_refused_before_the_fit(build, message):
+    with pytest.raises(HyperparameterError, match=message):
+        build()
+
+
+def test_a_function_that_leaves_its_range_is_named_with_the_step():
+    callback = VOGNCallback(lr=0.1, prior_precision=lambda t: 1.0 if t < 4 else None)
+    with pytest.raises(HyperparameterError, match=r"prior_precision=None must be above 0\. A function .* at step 4\."):
+        fit(Classifier(), callback)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"lr": np.float64(0.05), "num_data": np.int64(48)},
+        {"lr": np.float32(0.05), "prior_precision": np.float64(0.5), "betas": np.array([0.9, 0.99])},
+        {"kl_weight": lambda t: 1 - 0.5 * np.exp(-t), "init_precision": torch.tensor(50.0)},
+    ],
+    ids=["rate and count", "prior and betas", "function and tensor"],
+)
+def test_checkpoints_of_numbers_from_numpy_load_safely(arguments, tmp_path):
+    trainer = fit(Classifier(per_step(lambda o: StepLR(o, 4))), VOGNCallback(**arguments))
+    trainer.save_checkpoint(tmp_path / "numpy.ckpt")
+    torch.load(tmp_path / "numpy.ckpt", weights_only=True)
+    assert load_posterior(tmp_path / "numpy.ckpt").num_data == EXAMPLES
