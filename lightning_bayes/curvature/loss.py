@@ -130,6 +130,7 @@ def loss_functions(loss: Tensor) -> set[str]:
         Names such as ``"MseLoss"``, ``"NllLoss"`` or ``"BinaryCrossEntropyWithLogits"``.
 
     Example:
+        >>> import torch
         >>> a = torch.zeros(2, requires_grad=True)
         >>> loss_functions(torch.nn.functional.mse_loss(a, torch.ones(2)))
         {'MseLoss'}
