@@ -124,13 +124,13 @@ def _check_call(unit: Unit, captured: Capture, advice: str, module: nn.Module, a
         )
     x: Tensor = args[0]
     if torch.is_autocast_enabled(x.device.type):
-        raise UnsupportedTrainingError(f"BackPACK cannot run under autocast. Train in 32-true. {advice}")
+        raise UnsupportedTrainingError("BackPACK cannot run under autocast. Train in 32-true.")
     unit.require_examples(x)
     captured.saw(unit.label, len(x))
 
 
 @contextmanager
-def in_place_refused(advice: str, captured: Capture | None = None) -> Iterator[None]:
+def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
     """Say in words what torch's hooks object to.
 
     Args:
@@ -149,7 +149,7 @@ def in_place_refused(advice: str, captured: Capture | None = None) -> Iterator[N
     except RuntimeError as error:
         if "BackwardHookFunction" not in str(error) and "inside a custom Function" not in str(error):
             raise
-        labels = [] if captured is None else list(captured.sizes)
+        labels = list(captured.sizes)
         where = f", after {labels[-1]} was called" if labels else ""
         raise UnsupportedTrainingError(
             f"The output of a layer is changed in place (such as `out += x`){where}, which BackPACK's hooks forbid. "

@@ -87,7 +87,7 @@ class SecondOrderEngine(AbstractEngine):
                 undo.callback(layer.module.register_forward_pre_hook(hook).remove)
             undo.enter_context(extended([layer.module for layer in layers]))
             undo.enter_context(backpack(extension))
-            undo.enter_context(in_place_refused(_ADVICE))
+            undo.enter_context(in_place_refused(_ADVICE, captured))
             undo.enter_context(as_modules)
             undo.callback(torch.set_default_dtype, torch.get_default_dtype())
             undo.enter_context(_backpack_errors_named(self.quantity))
