@@ -1,5 +1,16 @@
 """What a backward pass is asked to measure: per-example gradients by layer rules, under two engines.
 
+Examples lie in the first dimension of what layers take. Most of what breaks this is refused by name; what shapes and graphs
+do not show is not noticed:
+
+- a module without a rule keeps a tensor for the loss beside its output, as in ``self.kl = ...``: its gradient is lost;
+- sequence-first layers (RNN, attention) or ``Embedding(arange(T))`` where there are as many positions as examples;
+- a batch that goes through the layers in pieces, ``torch.cat([net(part) for part in x.chunk(2)])``: the squares of
+  examples at the same place of two pieces are not kept apart.
+
+Rules fill at most `DEFAULT_MIB` MiB at once with values of single examples, or ``workspace_mib``; not bounded are what a
+transposed convolution makes of its outputs, and weights that several calls of one pass share.
+
 The only room that imports BackPACK.
 """
 
