@@ -88,12 +88,9 @@ def terms_of(root: Any) -> Iterator[Term]:
         if term.node in seen:
             continue
         seen.add(term.node)
-        edges = [edge for edge in term.node.next_functions if edge[0] is not None]
         if hasattr(term.node, "_saved_reduction") or term.is_compiled:
             yield term
-        elif (
-            all(_is_number(*edge) for edge in edges) or name_of(term.node) == "_DDPSink"
-        ):  # the identity on all outputs
+        elif _is_of_numbers(term.node) or name_of(term.node) == "_DDPSink":  # the identity on all outputs
             places = enumerate(term.node.next_functions)
             stack += [term.source(i) for i, edge in places if edge[0] is not None and _is_number(*edge)]
         elif parts := _stacked_numbers(term.node):  # tasks' losses put together, each reduced on its own
@@ -106,9 +103,13 @@ def _stacked_numbers(node: Any) -> list[Any]:
     """The numbers that ``torch.stack([a, b]).sum()`` adds, with any weights in between; empty for other nodes."""
     for found in below(node):
         if found.name().startswith(("StackBackward", "CatBackward")):
-            edges = [edge for edge in found.next_functions if edge[0] is not None]
-            return [source for source, _ in edges] if all(_is_number(*edge) for edge in edges) else []
+            return parents(found) if _is_of_numbers(found) else []
     return []
+
+
+def _is_of_numbers(node: Any) -> bool:
+    """Whether all that `node` was computed from are numbers."""
+    return all(_is_number(*edge) for edge in node.next_functions if edge[0] is not None)
 
 
 def _is_number(node: Any, output: int) -> bool:
