@@ -126,8 +126,7 @@ class VariationalCallback(EvaluatingCallback):
             "seed": seed,
             "max_nonfinite_steps": max_nonfinite_steps,
         }
-        self._chooses_noise = lr is None and relative_noise is None
-        self._default_noise: DefaultNoise | None = None
+        self._default_noise = DefaultNoise(self.noise_bounds) if lr is None and relative_noise is None else None
         self._states_prior = prior_precision is not None or prior_mean != "zero"
         self._names: dict[nn.Parameter, str] = {}
         self._saved: dict[str, Any] = {}  # the state of this callback in a checkpoint to resume from
@@ -173,7 +172,6 @@ class VariationalCallback(EvaluatingCallback):
         """
         self._restore()
         self._saved, self._asked_loss = {}, False
-        self._default_noise = DefaultNoise(self.noise_bounds) if self._chooses_noise else None
         use_whole_files(trainer)
         if stage != "fit":
             return
@@ -330,7 +328,7 @@ class VariationalCallback(EvaluatingCallback):
         wanted["num_data"] = self.num_data or infer_num_data(trainer)
         if self.prior_precision is not None:
             wanted["prior_precision"] = self.prior_precision
-        if self._chooses_noise:
+        if self._default_noise is not None:
             del wanted["relative_noise"]  # the loss will tell
         if "lr" in self._saved and not callable(self.lr):
             kept["lr"], wanted["lr"] = self._saved["lr"], self.lr  # the group's follows the user's schedule

@@ -16,7 +16,7 @@ class DefaultNoise:
 
     def __init__(self, bounds: tuple[float, float]) -> None:
         self.bounds = bounds
-        self._layers: int | None = None
+        self._seen: tuple[MeanFieldOptimizer, int] | None = None
 
     def apply(self, optimizer: MeanFieldOptimizer, link: Link | None) -> None:
         """Set κ before the first update, and again where layers were thawed or frozen since.
@@ -26,9 +26,9 @@ class DefaultNoise:
             link: How outputs become predictions.
         """
         layers = noisy_layers(optimizer.param_groups, optimizer.state)
-        if layers == self._layers:
+        if self._seen == (optimizer, layers):
             return
-        self._layers, step = layers, optimizer.user_step
+        self._seen, step = (optimizer, layers), optimizer.user_step
         bounds = CAUTIOUS_NOISE if step is not None and step.follows_gradients else self.bounds
         share = noise_of_depth(bounds[0 if link in {"softmax", "sigmoid"} else 1], layers)
         for group in (optimizer.defaults, *optimizer.param_groups):
