@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_bayes.curvature.rules import conv, rule_type
+from lightning_bayes.curvature.rules import conv, conv_blocks, rule_type
 from lightning_bayes.curvature.rules.generic import Call
 from lightning_bayes.curvature.rules.registry import _RULES, input_dims, per_example, sums
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
@@ -130,8 +131,8 @@ def test_sums_of_a_convolution_in_blocks_are_those_of_the_contributions(case, ro
     if not isinstance(case[1], nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return
     monkeypatch.setattr(conv, "MAX_BATCHED_ELEMENTS", 0)
-    monkeypatch.setattr(conv, "MAX_PAIRED_POSITIONS", 0)
-    monkeypatch.setattr(conv, "BLOCK_ELEMENTS", rows * case[1].weight[0].numel())
+    monkeypatch.setattr(conv, "MAX_PAIRS", 0)
+    monkeypatch.setattr(conv_blocks, "BLOCK_ELEMENTS", rows * case[1].weight[0].numel())
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert_sums_fit(case, Workspace(limit_mib))
 
@@ -149,13 +150,51 @@ def test_workspace_is_reused_and_keeps_results_apart(generator):
     assert all(torch.equal(new, old) for name in kept for new, old in zip(found[name], kept[name], strict=True))
 
 
+class Largest(TorchDispatchMode):
+    """Notes the largest number of elements that an operation returns in memory of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not out._is_view():
+            self.elements = max(self.elements, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("batch", [8, 64])
-def test_pairs_of_positions_keep_the_limit(batch, generator):
-    kind, layer, x, delta = build_case((lambda: nn.Conv2d(32, 6, 3), (batch, 32, 4, 4)), generator)
-    assert delta.shape[2:].numel() == conv.MAX_PAIRED_POSITIONS
-    workspace = Workspace(0.1)  # six examples
-    sums(kind, layer, x, delta, workspace)
+def test_pairs_of_positions_keep_the_limit(batch, padding, generator):
+    size = 4 - 2 * padding
+    kind, layer, x, delta = build_case(
+        (lambda: nn.Conv2d(32, 6, 3, padding=padding), (batch, 32, size, size)), generator
+    )
+    assert conv.pairs_per_offset(layer, x, delta) <= conv.MAX_PAIRS
+    workspace = Workspace(0.1)  # one to six examples
+    with Largest() as found:
+        sums(kind, layer, x, delta, workspace)
+    assert found.elements <= workspace.elements
     assert sum(buffer.numel() for buffer in workspace._buffers.values()) <= workspace.elements
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "pairs"),
+    [
+        (
+            nn.Conv2d(1, 1, 3, padding=1),
+            (2, 2),
+            (4 * 1 + 4 * 3 + 10) / 9,
+        ),  # corners, edges and the middle of the kernel
+        (nn.Conv2d(1, 1, 3, padding=1), (1, 1), 1 / 9),
+        (nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), (2, 2), 10.0),
+        (nn.Conv1d(1, 1, 2, stride=2), (7,), 6.0),
+    ],
+)
+def test_pairs_are_counted_where_the_kernel_lies_on_pixels(layer, size, pairs):
+    x = torch.zeros(1, 1, *size)
+    assert conv.pairs_per_offset(layer, x, layer(x)) == pytest.approx(pairs)
 
 
 @pytest.mark.parametrize("limit_mib", [0, -1.0, float("nan")])

@@ -19,18 +19,18 @@ from lightning_bayes.curvature.workspace import Workspace
 Conv: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-def goes_by_rows(layer: Conv, grad_output: Tensor) -> bool:
+def goes_by_rows(layer: Conv, positions: torch.Size) -> bool:
     """Whether patches come in parts, one for each row of the kernel.
 
     Args:
         layer: The convolution.
-        grad_output: Shaped like its output for the whole batch, ``[B, Cout, *out]``.
+        positions: Where the kernel stops, ``[*out]``.
 
     Returns:
-        The choice, which must be the same for all examples whose values are added.
+        The choice.
     """
-    many_positions = len(grad_output) * grad_output.shape[2:].numel() >= 4 * layer.out_channels
-    return isinstance(layer, nn.Conv2d) and layer.stride[0] == 1 and layer.kernel_size[0] > 1 and many_positions
+    moves_by_one = isinstance(layer, nn.Conv2d) and layer.stride[0] == 1 and layer.kernel_size[0] > 1
+    return moves_by_one and positions.numel() >= layer.out_channels
 
 
 def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, workspace: Workspace) -> list[Tensor]:
@@ -56,25 +56,21 @@ def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
     return [unfolded[..., start : start + positions.numel()] for start in _row_starts(layer, positions)]
 
 
-def positions_first(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Tensor:
-    """Patches of all examples, ``[T, B, Cin · |kernel|]``; for one group.
+def padded_pixels(layer: Conv, x: Tensor, workspace: Workspace) -> Tensor:
+    """The input as the kernel sees it at the borders, with the channels of a pixel together in memory.
 
     Args:
         layer: The convolution.
         x: Its input, ``[B, Cin, *in]``.
-        grad_output: Shaped like its output, ``[B, Cout, *out]``.
         workspace: Holds the copy.
 
     Returns:
-        The copy.
+        ``[B, Cin, *padded]``.
     """
-    patches = input_patches(layer, _padded_into(workspace, layer, x), grad_output.shape[2:])
-    axes = range(patches.dim())
-    patches = patches.permute(*axes[-x.dim() + 2 :], *axes[: -x.dim() + 2])  # [*out, B, Cin, *kernel]
-    return workspace.empty("patches", patches.shape, x).copy_(patches).view(-1, len(x), layer.weight[0].numel())
+    return _padded_into(workspace, layer, x, channels_last=True)
 
 
-def pixel_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, workspace: Workspace) -> Tensor:
+def pixel_parts(layer: Conv, pixels: Tensor, positions: torch.Size, by_rows: bool, workspace: Workspace) -> Tensor:
     """As `patch_parts`, for one group, with positions before channels, channels last, and all parts in one view.
 
     Whole pixels are copied, faster than single values where there are many channels, and a matrix product with rows that
@@ -82,26 +78,24 @@ def pixel_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
 
     Args:
         layer: The convolution.
-        x: Its input, ``[B, Cin, *in]``.
-        grad_output: Shaped like its output, ``[B, Cout, *out]``.
+        pixels: Examples of its input, from `padded_pixels`.
+        positions: Where the kernel stops, ``[*out]``.
         by_rows: From `goes_by_rows`.
         workspace: Holds the copy.
 
     Returns:
         ``[B, parts, T, K]``, where K is the kernel's columns or the whole kernel, times Cin.
     """
-    positions = grad_output.shape[2:]
-    pixels = _padded_into(workspace, layer, x, channels_last=True)
     if by_rows:
         windows = _column_windows(layer, pixels, positions[1]).permute(0, 3, 4, 2, 1)
     else:
         axes = range(2, 2 + len(positions))
         windows = _windows(layer, pixels, positions)
         windows = windows.permute(0, *(axis + len(axes) for axis in axes), *axes, 1)
-    copied = workspace.empty("patches", windows.shape, x).copy_(windows)
+    copied = workspace.empty("patches", windows.shape, pixels).copy_(windows)
     if not by_rows:
-        return copied.view(len(x), 1, positions.numel(), -1)
-    copied = copied.view(len(x), pixels.shape[2] * positions[1], -1)
+        return copied.view(len(pixels), 1, positions.numel(), -1)
+    copied = copied.view(len(pixels), pixels.shape[2] * positions[1], -1)
     return copied.unfold(1, positions.numel(), layer.dilation[0] * positions[1]).transpose(2, 3)
 
 
@@ -161,11 +155,12 @@ def input_patches(layer: nn.modules.conv._ConvNd, x: Tensor, positions: torch.Si
 def padded(layer: Conv, x: Tensor) -> Tensor:
     """The input as the kernel sees it at the borders."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    last_axis_first = [amount for axis in reversed(range(x.dim() - 2)) for amount in _padding(layer, axis)]
+    last_axis_first = [amount for axis in reversed(range(x.dim() - 2)) for amount in padding(layer, axis)]
     return F.pad(x, last_axis_first, mode) if any(last_axis_first) else x
 
 
-def _padding(layer: Conv, axis: int) -> tuple[int, int]:
+def padding(layer: Conv, axis: int) -> tuple[int, int]:
+    """Pixels that `layer` adds before and after the axis of its input; axis 0 is the first of space."""
     if layer.padding == "same":  # stride is 1; the odd one goes to the right, as in torch
         total = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
         return total // 2, total - total // 2
@@ -175,7 +170,7 @@ def _padding(layer: Conv, axis: int) -> tuple[int, int]:
 
 def _padded_into(workspace: Workspace, layer: Conv, x: Tensor, channels_last: bool = False) -> Tensor:
     """As `padded`, in memory of the workspace; with `channels_last` the channels lie together in it."""
-    borders = [_padding(layer, axis) for axis in range(x.dim() - 2)]
+    borders = [padding(layer, axis) for axis in range(x.dim() - 2)]
     if layer.padding_mode != "zeros" and any(map(any, borders)):
         x, borders = padded(layer, x), [(0, 0)] * len(borders)
     in_place = x.movedim(1, -1).is_contiguous() if channels_last else True

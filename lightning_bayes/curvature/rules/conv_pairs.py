@@ -1,0 +1,151 @@
+"""A convolution with few output positions: its sums from pairs of positions, one offset of the kernel after the other.
+
+Offset k of the kernel, such as its upper left corner, lies on a pixel p_k(t) of the input at the positions t ∈ V_k, and at
+the others on the border of zeros. With squares and products taken element-wise,
+
+    c_i(W_k)  = Σ_{t ∈ V_k} δ_it x_{i,p_k(t)}ᵀ
+    c_i(W_k)² = Σ_t (δ_it²)(x_{i,p_k(t)}²)ᵀ + 2 Σ_{t<u} (δ_it δ_iu)(x_{i,p_k(t)} x_{i,p_k(u)})ᵀ        t, u ∈ V_k
+
+so both sums over i are matrix products over examples and positions, or pairs of them, and no c_i is ever computed. Where
+positions are few the border is near: a kernel of 3 × 3 with a border of one lies 16 times on 2 × 2 pixels, not 36 times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.curvature.rules.patches import Conv, padded, padding
+from lightning_bayes.curvature.workspace import Workspace
+
+Axis: TypeAlias = tuple[int, int, int, int, int, int]  # input, output and kernel size, stride, dilation, border before
+
+
+class Offsets(NamedTuple):
+    """Offsets of a kernel that see equally many pixels."""
+
+    numbers: list[int]  # of the offsets, as in the flattened kernel
+    positions: Tensor  # V_k, numbers of output positions, [offsets, |V_k|]
+    pixels: Tensor  # p_k(t), numbers of input pixels, [offsets, |V_k|]
+
+
+def pairs_per_offset(layer: Conv, x: Tensor, grad_output: Tensor) -> float:
+    """Mean number of pairs that an offset of the kernel has, each position's pair with itself included.
+
+    Args:
+        layer: The convolution.
+        x: Its input, ``[B, Cin, *in]``.
+        grad_output: Shaped like its output, ``[B, Cout, *out]``.
+
+    Returns:
+        The mean of |V_k| (|V_k| + 1) / 2.
+    """
+    return _mean_pairs(_axes(layer, x, grad_output))
+
+
+@lru_cache(maxsize=256)
+def _mean_pairs(axes: tuple[Axis, ...]) -> float:
+    counts = [math.prod(map(len, along)) for along in product(*map(_seen_along, axes))]
+    return sum(n * (n + 1) / 2 for n in counts) / len(counts)
+
+
+def sums_by_pairs(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """Σ_i c_i(W) and Σ_i c_i(W)², for one group.
+
+    Args:
+        layer: The convolution.
+        x: Its input, ``[B, Cin, *in]``.
+        grad_output: Gradient of its output, ``[B, Cout, *out]``.
+        workspace: Holds the sums of each offset and says how many examples are taken at once.
+
+    Returns:
+        Both, shaped like the weight.
+    """
+    groups = _offsets(_axes(layer, x, grad_output))
+    if layer.padding_mode != "zeros":
+        x = padded(layer, x)
+    offsets = math.prod(layer.kernel_size)
+    totals = [workspace.empty(f"{of} of offsets", (offsets, *layer.weight.shape[:2]), x) for of in ("sums", "squares")]
+    at_once = workspace.examples_at_once(_elements(groups, layer))
+    for i, part in enumerate(zip(torch.split(grad_output, at_once), torch.split(x, at_once), strict=True)):
+        delta, pixels = map(_positions_first, part)
+        for group in groups:
+            _add_offsets(group, delta, pixels, totals, keep=i > 0)
+    grad, square = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
+    for result, total in zip((grad, square), totals, strict=True):
+        result.flatten(2).copy_(total.permute(1, 2, 0))
+    return grad, square.clamp_min_(0)  # rounding may end below zero
+
+
+def _positions_first(values: Tensor) -> Tensor:
+    """``[B, channels, *positions]`` as ``[positions, B, channels]``, copied."""
+    return values.flatten(2).permute(2, 0, 1).contiguous()
+
+
+def _add_offsets(group: Offsets, delta: Tensor, pixels: Tensor, totals: Sequence[Tensor], keep: bool) -> None:
+    """Put both sums of the group's offsets into `totals`, or add them if their content is to be kept."""
+    delta = delta[group.positions.to(delta.device)]  # [offsets, V, B, Cout]
+    pixels = pixels[group.pixels.to(delta.device)]
+    first, second = torch.triu_indices(delta.shape[1], delta.shape[1], device=delta.device)
+    factors = 2 - (first == second).to(delta.dtype).view(-1, 1, 1)
+    products = (delta[:, first] * delta[:, second]).mul_(factors), pixels[:, first] * pixels[:, second]
+    for total, (left, right) in zip(totals, ((delta, pixels), products), strict=True):
+        for number, rows, columns in zip(group.numbers, left.flatten(1, 2), right.flatten(1, 2), strict=True):
+            total[number].addmm_(rows.T, columns, beta=int(keep))
+
+
+def _elements(groups: Sequence[Offsets], layer: Conv) -> int:
+    """Elements for each example: those of the largest group's values, of two factors of their pairs, and their products."""
+    most = max(len(group.numbers) * (n + 3 * n * (n + 1) // 2) for group in groups for n in [group.positions.shape[1]])
+    return most * (layer.in_channels + layer.out_channels)
+
+
+def _axes(layer: Conv, x: Tensor, grad_output: Tensor) -> tuple[Axis, ...]:
+    borders = [padding(layer, axis) for axis in range(x.dim() - 2)]
+    sizes = list(x.shape[2:])
+    if layer.padding_mode != "zeros":  # borders are pixels too
+        sizes = [size + sum(border) for size, border in zip(sizes, borders, strict=True)]
+        borders = [(0, 0)] * len(borders)
+    before = [border[0] for border in borders]
+    return tuple(
+        zip(sizes, grad_output.shape[2:], layer.kernel_size, layer.stride, layer.dilation, before, strict=True)
+    )
+
+
+@lru_cache(maxsize=256)
+def _offsets(axes: tuple[Axis, ...]) -> list[Offsets]:
+    """The kernel's offsets and what they see, grouped by how much that is."""
+    groups: dict[int, list[tuple[int, list[int], list[int]]]] = {}
+    for number, along in enumerate(product(*map(_seen_along, axes))):
+        seen = list(product(*along))  # for each position its (position, pixel) along each axis
+        positions = [_flat([t for t, _ in pairs], [axis[1] for axis in axes]) for pairs in seen]
+        pixels = [_flat([p for _, p in pairs], [axis[0] for axis in axes]) for pairs in seen]
+        groups.setdefault(len(seen), []).append((number, positions, pixels))
+    return [
+        Offsets(
+            [number for number, _, _ in group],
+            torch.tensor([positions for _, positions, _ in group], dtype=torch.long),
+            torch.tensor([pixels for _, _, pixels in group], dtype=torch.long),
+        )
+        for group in groups.values()
+    ]
+
+
+def _seen_along(axis: Axis) -> list[list[tuple[int, int]]]:
+    """For each offset along one axis the output positions at which it lies on a pixel, and the pixel."""
+    size, positions, kernel, stride, dilation, before = axis
+    pixels = [[(t, t * stride + k * dilation - before) for t in range(positions)] for k in range(kernel)]
+    return [[(t, p) for t, p in of_offset if 0 <= p < size] for of_offset in pixels]
+
+
+def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
+    flat = 0
+    for i, size in zip(index, shape, strict=True):
+        flat = flat * size + i
+    return flat
