@@ -1,11 +1,14 @@
 """Where the time of a VOGN step goes, by phase and by layer.
 
-    python -m benchmarks.speed.profile [--model resnet18] [--batch 32] [--rounds 7] [--threads 2] [--device cpu|cuda]
+    python -m benchmarks.speed.profile [--models lenet resnet18] [--batch 32] [--rounds 7] [--threads 2] [--device cpu|cuda]
         [--precision 32|bf16-mixed] [--json FILE]
 
 Phases are taken from whole steps, interleaved with plain passes: curvature is what a measured pass takes beyond noise and a
-plain forward and backward. Layers are timed alone, on the input and output gradient that they have in the model; what
-all layers together lack of the whole pass are activations, pooling, additions and the loss.
+plain forward and backward. The draws are the normal numbers alone, one for each weight, and sampling the rest of the noise.
+The floor is what no method that samples weights can do without: the plain passes, Adam's update and the draws; per-example
+contributions are left out, for all of them take as many multiplications as the weight gradient, which they replace. Layers
+are timed alone, on the input and output gradient that they have in the model; what all layers together lack of the whole
+pass are activations, pooling, additions and the loss.
 """
 
 from __future__ import annotations
@@ -23,15 +26,17 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.provenance import provenance
-from benchmarks.speed.methods import NUM_DATA, default_vogn
+from benchmarks.speed.methods import LR, NUM_DATA, default_vogn
 from benchmarks.speed.models import MODELS, Task, make_task
 from benchmarks.speed.rounds import WARM_UP, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
 from lightning_bayes import VOGN
 from lightning_bayes.curvature import make_engine
 from lightning_bayes.curvature.units import Unit, find_units
+from lightning_bayes.optim.noise import CounterNoise
 
-PHASES = ("noise", "forward", "backward without curvature", "curvature", "update")
+PHASES = ("draws", "sampling", "forward", "backward without curvature", "curvature", "update")
+PLAIN = ("forward", "backward without curvature", "Adam's update")
 
 
 @dataclass
@@ -67,16 +72,20 @@ def profile_phases(task: Task, rounds: int) -> dict[str, float]:
         rounds: Rounds after the warm-up.
 
     Returns:
-        Seconds by the names in `PHASES`.
+        Seconds by the names in `PHASES`, and of Adam's own update.
     """
     optimizer = default_vogn(task, num_data=NUM_DATA, **task.setting.workspace())
+    adam = torch.optim.Adam(task.model.parameters(), lr=LR)
     timed = stopwatch(task.setting.synchronise)
-    found = [_phases_once(task, optimizer, timed) for _ in range(rounds + WARM_UP)][WARM_UP:]
-    return {phase: statistics.median(seconds[phase] for seconds in found) for phase in PHASES}
+    found = [_phases_once(task, optimizer, adam, timed) for _ in range(rounds + WARM_UP)][WARM_UP:]
+    return {phase: statistics.median(seconds[phase] for seconds in found) for phase in found[0]}
 
 
-def _phases_once(task: Task, optimizer: VOGN, timed: Callable[[Callable[[], None]], float]) -> dict[str, float]:
+def _phases_once(
+    task: Task, optimizer: VOGN, adam: torch.optim.Adam, timed: Callable[[Callable[[], None]], float]
+) -> dict[str, float]:
     losses: list[Tensor] = []
+    numbers = [torch.empty_like(param) for param in task.model.parameters()]
 
     def sample() -> None:
         with torch.no_grad(), optimizer.sampled_params():
@@ -86,13 +95,28 @@ def _phases_once(task: Task, optimizer: VOGN, timed: Callable[[Callable[[], None
         with optimizer.sampled_params():
             task.loss().backward()
 
-    seconds = {"noise": timed(sample)}
+    seconds = {"draws": timed(lambda: CounterNoise(0).fill_(numbers))}
+    seconds["sampling"] = timed(sample) - seconds["draws"]
     seconds["forward"] = timed(lambda: losses.append(task.loss()))
     seconds["backward without curvature"] = timed(lambda: losses[0].backward())
+    update = timed(lambda: adam.step())
     optimizer.zero_grad()
     seconds["curvature"] = timed(measured_pass) - sum(seconds.values())
     seconds["update"] = timed(lambda: optimizer.step())
-    return seconds
+    return {**seconds, "Adam's update": update}
+
+
+def floor_and_ratio(phases: dict[str, float]) -> tuple[float, float]:
+    """Both in units of Adam's step: what no method that samples weights can do without, and VOGN's step.
+
+    Args:
+        phases: From `profile_phases`.
+
+    Returns:
+        The floor and the ratio.
+    """
+    plain = sum(phases[name] for name in PLAIN)
+    return 1 + phases["draws"] / plain, sum(phases[name] for name in PHASES) / plain
 
 
 def record_calls(task: Task) -> list[Call]:
@@ -159,12 +183,12 @@ def _run(call: Call, setting: Setting, capture: AbstractContextManager[Any]) -> 
 
 def phase_lines(phases: dict[str, float]) -> Iterator[str]:
     """The table of phases."""
-    total = sum(phases.values())
+    total = sum(phases[phase] for phase in PHASES)
     yield f"{'phase':28} {'ms':>9} {'share':>7}"
-    for phase, seconds in phases.items():
-        yield f"{phase:28} {seconds * 1e3:9.2f} {seconds / total:7.1%}"
-    plain = phases["forward"] + phases["backward without curvature"]
-    yield f"{'sum':28} {total * 1e3:9.2f}   {total / plain:.2f} × a plain forward and backward"
+    for phase in PHASES:
+        yield f"{phase:28} {phases[phase] * 1e3:9.2f} {phases[phase] / total:7.1%}"
+    floor, ratio = floor_and_ratio(phases)
+    yield f"{'sum':28} {total * 1e3:9.2f}   {ratio:.2f} × Adam's step, with {floor:.2f} for the draws alone"
 
 
 def layer_lines(layers: list[LayerTimes]) -> Iterator[str]:
@@ -180,7 +204,7 @@ def layer_lines(layers: list[LayerTimes]) -> Iterator[str]:
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet18", choices=MODELS)
+    parser.add_argument("--models", nargs="+", default=["resnet18"], choices=MODELS)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
@@ -189,19 +213,26 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print both tables, and write JSON where asked."""
+    """Print both tables of each model, and write JSON where asked."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     setting = read_setting(parser, options)
-    task = make_task(MODELS[options.model], options.batch, setting)
-    phases = profile_phases(task, options.rounds)
-    print("\n".join(phase_lines(phases)) + "\n", flush=True)
-    layers = [profile_layer(call, setting, options.rounds) for call in record_calls(task)]
-    print("\n".join(layer_lines(layers)))
+    found = {}
+    for model in options.models:
+        print(f"{MODELS[model].title}, batch {options.batch}")
+        found[model] = _profile(model, options.batch, options.rounds, setting)
     if options.json:
-        kept = {**provenance(), **setting.describe(), "model": options.model, "batch": options.batch}
-        found = {"rounds": options.rounds, "phases": phases, "layers": [asdict(layer) for layer in layers]}
-        options.json.write_text(json.dumps({**kept, **found}, indent=1) + "\n")
+        kept = {**provenance(), **setting.describe(), "batch": options.batch, "rounds": options.rounds}
+        options.json.write_text(json.dumps({**kept, "profiles": found}, indent=1) + "\n")
+
+
+def _profile(model: str, batch: int, rounds: int, setting: Setting) -> dict[str, Any]:
+    task = make_task(MODELS[model], batch, setting)
+    phases = profile_phases(task, rounds)
+    print("\n".join(phase_lines(phases)) + "\n", flush=True)
+    layers = [profile_layer(call, setting, rounds) for call in record_calls(task)]
+    print("\n".join(layer_lines(layers)) + "\n", flush=True)
+    return {"phases": phases, "layers": [asdict(layer) for layer in layers]}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md, made from a result of `benchmarks.speed.step`.
+"""The tables of docs/speed.md, made from a result of `benchmarks.speed.step` or `benchmarks.speed.profile`.
 
 python -m benchmarks.speed.table RESULT.json                        prints the Markdown
 python -m benchmarks.speed.table RESULT.json --write docs/speed.md  puts it between the comments that name the file
@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.speed.methods import METHODS
 from benchmarks.speed.models import MODELS
+from benchmarks.speed.profile import PHASES, floor_and_ratio
 
 NOT_MEASURED = "Not measured yet."
 VERSIONS = ("torch", "backpack-for-pytorch", "opacus", "ivon-opt")
@@ -32,6 +33,8 @@ def render(result: dict[str, Any]) -> str:
     Returns:
         Markdown that ends with a line break.
     """
+    if "profiles" in result:
+        return f"{_setting(result)}\n\n{_phases(result)}\n"
     rows = result["results"]
     parts = [_setting(result), _grid(rows, "Adam's step, and the ratio to it", _time_cell)]
     if cycles := [row for row in rows if "shares" in row]:
@@ -44,7 +47,7 @@ def render(result: dict[str, Any]) -> str:
 
 def _setting(result: dict[str, Any]) -> str:
     device = result["processor"] if result["device"] == "cpu" else result["device"]
-    versions = ", ".join(f"{name} {result[name]}" for name in VERSIONS)
+    versions = ", ".join(f"{name} {result[name]}" for name in VERSIONS if name in result)
     malloc = "".join(f"; {name}={value}" for name, value in result["malloc"].items())
     rounds = f"{result['rounds']} interleaved rounds" + (" by processor time" if result.get("clock") == "cpu" else "")
     return (
@@ -71,6 +74,16 @@ def _shares(rows: list[Row]) -> str:
         spread = "{:.2f} to {:.2f}".format(*row["quartiles"]) if row["quartiles"] else "?"
         shares = (f"{share:.1%}" for share in row["shares"].values())
         lines.append([MODELS[row["model"]].title, str(row["batch"]), METHODS[row["method"]].title, spread, *shares])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _phases(result: dict[str, Any]) -> str:
+    header = [f"Milliseconds at batch {result['batch']}", *PHASES, "sum, in steps of Adam", "floor"]
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    for model, profile in result["profiles"].items():
+        floor, ratio = floor_and_ratio(profile["phases"])
+        times = (f"{profile['phases'][phase] * 1e3:.1f}" for phase in PHASES)
+        lines.append([MODELS[model].title, *times, f"{ratio:.2f}", f"{floor:.2f}"])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -137,7 +150,7 @@ def insert(text: str, name: str, table: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Print the tables, or write them into a document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=Path, help="a JSON file of benchmarks.speed.step")
+    parser.add_argument("result", type=Path, help="a JSON file of benchmarks.speed.step or benchmarks.speed.profile")
     parser.add_argument("--write", type=Path, metavar="DOCUMENT")
     options = parser.parse_args(arguments)
     table = render(json.loads(options.result.read_text("utf-8")))

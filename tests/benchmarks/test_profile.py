@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from benchmarks.speed.models import make_task
 from benchmarks.speed.profile import PHASES, main, phase_lines, profile_layer, record_calls
+from benchmarks.speed.table import render
 
 
 def test_records_what_each_layer_sees_in_the_model(tiny, setting):
@@ -30,20 +31,30 @@ def test_times_a_layer_alone(tiny, setting):
     assert times.curvature == times.measured - times.plain
 
 
-def test_shares_of_the_phases_add_up(capsys):
-    lines = list(phase_lines(dict.fromkeys(PHASES, 0.2)))
-    assert [line.rpartition(" ")[2] for line in lines[1:-1]] == ["20.0%"] * 5
-    assert "1000.00   2.50 × a plain forward and backward" in lines[-1]
+def test_shares_of_the_phases_add_up():
+    lines = list(phase_lines({**dict.fromkeys(PHASES, 0.2), "Adam's update": 0.1}))
+    assert [line.rpartition(" ")[2] for line in lines[1:-1]] == ["16.7%"] * 6
+    assert "1200.00   2.40 × Adam's step, with 1.40 for the draws alone" in lines[-1]
 
 
 @pytest.mark.usefixtures("_tiny_models")
-@pytest.mark.parametrize("model", ["tiny", "tiny-bn"])
-def test_prints_and_writes_phases_and_layers(model, tmp_path, capsys):
+def test_prints_and_writes_phases_and_layers(tmp_path, capsys):
     path = tmp_path / "r.json"
-    main(["--model", model, "--batch", "4", "--rounds", "2", "--json", str(path)])
-    found = json.loads(path.read_text("utf-8"))
-    assert list(found["phases"]) == list(PHASES)
+    main(["--models", "tiny", "tiny-bn", "--batch", "4", "--rounds", "2", "--json", str(path)])
+    found = json.loads(path.read_text("utf-8"))["profiles"]
     printed = capsys.readouterr().out
-    assert [layer["layer"] in printed for layer in found["layers"]] == [True] * (2 if model == "tiny" else 3)
-    assert all(phase in printed for phase in PHASES)
-    assert "all layers" in printed
+    for profile, layers in zip(found.values(), (2, 3), strict=True):
+        assert set(profile["phases"]) == {*PHASES, "Adam's update"}
+        assert [layer["layer"] in printed for layer in profile["layers"]] == [True] * layers
+    assert all(printed.count(phase) >= 2 for phase in (*PHASES, "all layers"))
+
+
+@pytest.mark.usefixtures("_tiny_models")
+def test_the_document_gets_a_table_of_the_phases(tmp_path, capsys):
+    path = tmp_path / "r.json"
+    main(["--models", "tiny", "--batch", "4", "--rounds", "2", "--json", str(path)])
+    result = json.loads(path.read_text("utf-8"))
+    result["profiles"]["tiny"]["phases"] = {**dict.fromkeys(PHASES, 0.2), "Adam's update": 0.1}
+    table = render(result)
+    assert "2 interleaved rounds" in table
+    assert table.endswith(" | 200.0 | 200.0 | 200.0 | 200.0 | 200.0 | 200.0 | 2.40 | 1.40 |\n")
