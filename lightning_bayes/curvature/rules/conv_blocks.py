@@ -8,7 +8,7 @@ example and its two sums stay in the caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,18 +38,23 @@ def sums_by_blocks(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Works
     Returns:
         Both, shaped like the weight.
     """
-    rows = _rows_of_a_block(layer)
+    by_rows, rows = goes_by_rows(layer, grad_output.shape[2:]), _rows_of_a_block(layer)
     # Processors take whole matrices of a batched product, and so their own share of what follows: one for each of them.
     lanes = math.gcd(rows, layer.out_channels, torch.get_num_threads())
-    at_once = workspace.examples_at_once(x[:1].numel() + _patch_elements(layer, x, grad_output))
+    elements = patch_elements(layer, x, grad_output, by_rows)
+    at_once = workspace.examples_at_once(x[:1].numel() + elements)
+    # Patches that a single block reads stay in the cache too.
+    few = max(1, BLOCK_ELEMENTS // elements) if rows == layer.out_channels else at_once
     totals = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
     for i, (some, grads) in enumerate(zip(torch.split(x, at_once), torch.split(grad_output, at_once), strict=True)):
-        each = _patches_of_each(layer, some, grads, lanes, workspace)
+        pixels = torch.split(padded_pixels(layer, some, workspace), few)
+        parts = (pixel_parts(layer, p, grads.shape[2:], by_rows, workspace) for p in pixels)
+        each = (one.unsqueeze(1).expand(-1, lanes, -1, -1).unbind() for those in parts for one in those)
         patches = each if rows == layer.out_channels else list(each)
-        delta = grads.flatten(2)  # [B, Cout, T]
         for first in range(0, layer.out_channels, rows):
-            lane_rows = torch.unflatten(delta[:, first : first + rows], 1, (lanes, -1))
-            for total, found in zip(totals, _sums_of_rows(lane_rows, patches, workspace), strict=True):
+            delta = torch.unflatten(grads[:, first : first + rows].flatten(2), 1, (lanes, -1))
+            sums = _sums_of_rows(delta, patches, _parts(layer, by_rows), workspace)
+            for total, found in zip(totals, sums, strict=True):
                 result, values = total[first : first + rows], channels_first(layer, found)
                 result.copy_(values) if i == 0 else result.add_(values)
     return totals
@@ -62,33 +67,34 @@ def _rows_of_a_block(layer: Conv) -> int:
     return rows
 
 
-def _patch_elements(layer: Conv, x: Tensor, grad_output: Tensor) -> int:
-    return patch_elements(layer, x, grad_output, goes_by_rows(layer, grad_output.shape[2:]))
+def _parts(layer: Conv, by_rows: bool) -> tuple[int, int]:
+    """How many parts patches have, and elements of each."""
+    parts = layer.kernel_size[0] if by_rows else 1
+    return parts, layer.weight[0].numel() // parts
 
 
-def _patches_of_each(
-    layer: Conv, x: Tensor, grad_output: Tensor, lanes: int, workspace: Workspace
-) -> Iterator[Sequence[Tensor]]:
-    """Patches of one example after the other, in parts ``[lanes, T, K]``, the same for every lane."""
-    positions = grad_output.shape[2:]
-    # Patches that a single block reads stay in the cache too.
-    is_single = _rows_of_a_block(layer) == layer.out_channels
-    few = max(1, BLOCK_ELEMENTS // _patch_elements(layer, x, grad_output)) if is_single else max(1, len(x))
-    for pixels in torch.split(padded_pixels(layer, x, workspace), few):
-        for parts in pixel_parts(layer, pixels, positions, goes_by_rows(layer, positions), workspace):
-            yield parts.unsqueeze(1).expand(-1, lanes, -1, -1).unbind()
+def _sums_of_rows(
+    delta: Tensor, patches: Iterable[Sequence[Tensor]], parts: tuple[int, int], workspace: Workspace
+) -> tuple[Tensor, Tensor]:
+    """Σ_i c_i and Σ_i c_i² of some rows of the weight.
 
+    Args:
+        delta: δ, ``[B, lanes, rows / lanes, T]``.
+        patches: Those of each example, in parts ``[lanes, T, K]``, the same for every lane.
+        parts: Number of parts, and K.
+        workspace: Holds products and sums.
 
-def _sums_of_rows(delta: Tensor, patches: Iterable[Sequence[Tensor]], workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i and Σ_i c_i² of some rows, ``[parts, rows, K]``; δ is ``[B, lanes, rows / lanes, T]``."""
-    sums: list[Tensor] = []
-    for one_delta, parts in zip(delta, patches, strict=True):
-        if not sums:
-            shape = len(parts), delta.shape[1:3].numel(), parts[0].shape[2]
-            sums = [workspace.empty(of, shape, delta) for of in ("products", "sums of rows", "squares of rows")]
-            product, grad, square = sums[0], sums[1].zero_(), sums[2].zero_()
-            matrices = torch.unflatten(product, 1, delta.shape[1:3]).unbind()
-        for matrix, part in zip(matrices, parts, strict=True):
+    Returns:
+        Both, ``[parts, rows, K]``.
+    """
+    shape = parts[0], delta.shape[1:3].numel(), parts[1]
+    product, grad, square = (
+        workspace.empty(of, shape, delta) for of in ("products", "sums of rows", "squares of rows")
+    )
+    grad, square = grad.zero_(), square.zero_()
+    matrices = torch.unflatten(product, 1, delta.shape[1:3]).unbind()
+    for one_delta, one_patches in zip(delta, patches, strict=True):
+        for matrix, part in zip(matrices, one_patches, strict=True):
             torch.bmm(one_delta, part, out=matrix)
         grad += product
         square.addcmul_(product, product)

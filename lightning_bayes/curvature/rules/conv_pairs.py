@@ -1,34 +1,36 @@
-"""A convolution with few output positions: its sums from pairs of positions, one offset of the kernel after the other.
+"""A convolution with few output positions: its sums from pairs of positions, without any c_i.
 
-Offset k of the kernel, such as its upper left corner, lies on a pixel p_k(t) of the input at the positions t ∈ V_k, and at
-the others on the border of zeros. With squares and products taken element-wise,
+With x̃_it the patch of the input that position t sees, and squares and products taken element-wise,
 
-    c_i(W_k)  = Σ_{t ∈ V_k} δ_it x_{i,p_k(t)}ᵀ
-    c_i(W_k)² = Σ_t (δ_it²)(x_{i,p_k(t)}²)ᵀ + 2 Σ_{t<u} (δ_it δ_iu)(x_{i,p_k(t)} x_{i,p_k(u)})ᵀ        t, u ∈ V_k
+    c_i(W)  = Σ_t δ_it x̃_itᵀ
+    c_i(W)² = Σ_t (δ_it²)(x̃_it²)ᵀ + 2 Σ_{t<u} (δ_it δ_iu)(x̃_it x̃_iu)ᵀ
 
-so both sums over i are matrix products over examples and positions, or pairs of them, and no c_i is ever computed. Where
-positions are few the border is near: a kernel of 3 × 3 with a border of one lies 16 times on 2 × 2 pixels, not 36 times.
+so both sums over i are matrix products over examples and positions, or pairs of them.
+
+Where positions are few the border is near: a kernel of 3 × 3 with a border of one lies 16 times on 2 × 2 pixels, not 36
+times. There each offset k of the kernel, such as its upper left corner, has its own products, over the positions t ∈ V_k at
+which it lies on a pixel p_k(t), and with this pixel in the place of the patch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.rules.patches import Conv, padded, padding
+from lightning_bayes.curvature.rules.patches import Conv, input_patches, padded, padding
 from lightning_bayes.curvature.workspace import Workspace
 
 Axis: TypeAlias = tuple[int, int, int, int, int, int]  # input, output and kernel size, stride, dilation, border before
 
 
 class Offsets(NamedTuple):
-    """Offsets of a kernel that see equally many pixels."""
+    """Offsets of a kernel that see equally many pixels; or the whole kernel, as one offset that sees patches."""
 
     numbers: list[int]  # of the offsets, as in the flattened kernel
     positions: Tensor  # V_k, numbers of output positions, [offsets, |V_k|]
@@ -46,12 +48,7 @@ def pairs_per_offset(layer: Conv, x: Tensor, grad_output: Tensor) -> float:
     Returns:
         The mean of |V_k| (|V_k| + 1) / 2.
     """
-    return _mean_pairs(_axes(layer, x, grad_output))
-
-
-@lru_cache(maxsize=256)
-def _mean_pairs(axes: tuple[Axis, ...]) -> float:
-    counts = [math.prod(map(len, along)) for along in product(*map(_seen_along, axes))]
+    counts = _counts(_axes(layer, x, grad_output))
     return sum(n * (n + 1) / 2 for n in counts) / len(counts)
 
 
@@ -67,43 +64,69 @@ def sums_by_pairs(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Worksp
     Returns:
         Both, shaped like the weight.
     """
-    groups = _offsets(_axes(layer, x, grad_output))
-    if layer.padding_mode != "zeros":
-        x = padded(layer, x)
-    offsets = math.prod(layer.kernel_size)
-    totals = [workspace.empty(f"{of} of offsets", (offsets, *layer.weight.shape[:2]), x) for of in ("sums", "squares")]
-    at_once = workspace.examples_at_once(_elements(groups, layer))
-    for i, part in enumerate(zip(torch.split(grad_output, at_once), torch.split(x, at_once), strict=True)):
-        delta, pixels = map(_positions_first, part)
+    axes, positions = _axes(layer, x, grad_output), grad_output.shape[2:]
+    results = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
+    if min(_counts(axes)) == positions.numel():  # no offset ever lies on the border
+        totals = [result.view(1, len(result), -1) for result in results]
+        _add_examples([_whole(positions.numel())], partial(_patches_first, layer), x, grad_output, totals, workspace)
+    else:
+        shape = math.prod(layer.kernel_size), layer.out_channels, layer.in_channels
+        totals = [workspace.empty(f"{of} of offsets", shape, x) for of in ("sums", "squares")]
+        _add_examples(_offsets(axes), _pixels_first, x, grad_output, totals, workspace)
+        for result, total in zip(results, totals, strict=True):
+            result.flatten(2).copy_(total.permute(1, 2, 0))
+    return results[0], results[1].clamp_min_(0)  # rounding may end below zero
+
+
+def _pixels_first(x: Tensor, _: torch.Size | None = None) -> Tensor:
+    """``[B, channels, *pixels]`` as ``[pixels, B, channels]``, copied."""
+    return x.flatten(2).permute(2, 0, 1).contiguous()
+
+
+def _patches_first(layer: Conv, x: Tensor, positions: torch.Size) -> Tensor:
+    """Patches, ``[T, B, Cin · |kernel|]``, copied."""
+    patches = input_patches(layer, padded(layer, x), positions)  # [B, Cin, *kernel, *out]
+    first = patches.dim() - len(positions)
+    return patches.permute(*range(first, patches.dim()), *range(first)).reshape(positions.numel(), len(x), -1)
+
+
+def _add_examples(
+    groups: Sequence[Offsets],
+    values_first: Callable[[Tensor, torch.Size], Tensor],
+    x: Tensor,
+    grad_output: Tensor,
+    totals: Sequence[Tensor],
+    workspace: Workspace,
+) -> None:
+    """Put Σ_i c_i and Σ_i c_i² into `totals`, each ``[offsets, Cout, channels]``.
+
+    Args:
+        groups: The offsets.
+        values_first: Makes of the input what they see, ``[pixels, B, channels]``.
+        x: Input.
+        grad_output: Gradient of the output.
+        totals: Overwritten.
+        workspace: Says how many examples are taken at once.
+    """
+    # For each example: the values of the largest group, two factors of their pairs, and their products.
+    most = max(len(group.numbers) * (n + 3 * n * (n + 1) // 2) for group in groups for n in [group.positions.shape[1]])
+    at_once = workspace.examples_at_once(most * sum(totals[0].shape[1:]))
+    for i, (some, grads) in enumerate(zip(torch.split(x, at_once), torch.split(grad_output, at_once), strict=True)):
+        delta, values = _pixels_first(grads), values_first(some, grads.shape[2:])
         for group in groups:
-            _add_offsets(group, delta, pixels, totals, keep=i > 0)
-    grad, square = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
-    for result, total in zip((grad, square), totals, strict=True):
-        result.flatten(2).copy_(total.permute(1, 2, 0))
-    return grad, square.clamp_min_(0)  # rounding may end below zero
+            _add_offsets(group, delta, values, totals, keep=i > 0)
 
 
-def _positions_first(values: Tensor) -> Tensor:
-    """``[B, channels, *positions]`` as ``[positions, B, channels]``, copied."""
-    return values.flatten(2).permute(2, 0, 1).contiguous()
-
-
-def _add_offsets(group: Offsets, delta: Tensor, pixels: Tensor, totals: Sequence[Tensor], keep: bool) -> None:
+def _add_offsets(group: Offsets, delta: Tensor, values: Tensor, totals: Sequence[Tensor], keep: bool) -> None:
     """Put both sums of the group's offsets into `totals`, or add them if their content is to be kept."""
     delta = delta[group.positions.to(delta.device)]  # [offsets, V, B, Cout]
-    pixels = pixels[group.pixels.to(delta.device)]
+    values = values[group.pixels.to(delta.device)]
     first, second = torch.triu_indices(delta.shape[1], delta.shape[1], device=delta.device)
     factors = 2 - (first == second).to(delta.dtype).view(-1, 1, 1)
-    products = (delta[:, first] * delta[:, second]).mul_(factors), pixels[:, first] * pixels[:, second]
-    for total, (left, right) in zip(totals, ((delta, pixels), products), strict=True):
+    products = (delta[:, first] * delta[:, second]).mul_(factors), values[:, first] * values[:, second]
+    for total, (left, right) in zip(totals, ((delta, values), products), strict=True):
         for number, rows, columns in zip(group.numbers, left.flatten(1, 2), right.flatten(1, 2), strict=True):
             total[number].addmm_(rows.T, columns, beta=int(keep))
-
-
-def _elements(groups: Sequence[Offsets], layer: Conv) -> int:
-    """Elements for each example: those of the largest group's values, of two factors of their pairs, and their products."""
-    most = max(len(group.numbers) * (n + 3 * n * (n + 1) // 2) for group in groups for n in [group.positions.shape[1]])
-    return most * (layer.in_channels + layer.out_channels)
 
 
 def _axes(layer: Conv, x: Tensor, grad_output: Tensor) -> tuple[Axis, ...]:
@@ -116,6 +139,16 @@ def _axes(layer: Conv, x: Tensor, grad_output: Tensor) -> tuple[Axis, ...]:
     return tuple(
         zip(sizes, grad_output.shape[2:], layer.kernel_size, layer.stride, layer.dilation, before, strict=True)
     )
+
+
+@lru_cache(maxsize=256)
+def _counts(axes: tuple[Axis, ...]) -> list[int]:
+    """|V_k| of every offset."""
+    return [math.prod(map(len, along)) for along in product(*map(_seen_along, axes))]
+
+
+def _whole(positions: int) -> Offsets:
+    return Offsets([0], torch.arange(positions)[None], torch.arange(positions)[None])
 
 
 @lru_cache(maxsize=256)
