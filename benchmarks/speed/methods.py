@@ -47,8 +47,8 @@ def default_vogn(task: Task, **arguments: Any) -> VOGN:
 
 
 def natural_vogn(task: Task, **arguments: Any) -> VOGN:
-    """VOGN with the paper's step; without damping it throws the weights of VGG16 out at random labels."""
-    return VOGN(task.model, lr=LR, damping=1e-3, **arguments)
+    """VOGN with the paper's step; damped and with bounded noise, for VGG16 does not survive random labels otherwise."""
+    return VOGN(task.model, lr=LR, damping=1e-3, relative_noise=0.3, **arguments)
 
 
 def vogn(engine: str, make: Callable[..., VOGN] = default_vogn) -> Build:
