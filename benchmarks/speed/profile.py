@@ -76,16 +76,20 @@ def profile_phases(task: Task, rounds: int) -> dict[str, float]:
     """
     optimizer = default_vogn(task, num_data=NUM_DATA, **task.setting.workspace())
     adam = torch.optim.Adam(task.model.parameters(), lr=LR)
+    numbers = [torch.empty_like(param) for param in task.model.parameters()]
     timed = stopwatch(task.setting.synchronise)
-    found = [_phases_once(task, optimizer, adam, timed) for _ in range(rounds + WARM_UP)][WARM_UP:]
+    found = [_phases_once(task, optimizer, adam, numbers, timed) for _ in range(rounds + WARM_UP)][WARM_UP:]
     return {phase: statistics.median(seconds[phase] for seconds in found) for phase in found[0]}
 
 
 def _phases_once(
-    task: Task, optimizer: VOGN, adam: torch.optim.Adam, timed: Callable[[Callable[[], None]], float]
+    task: Task,
+    optimizer: VOGN,
+    adam: torch.optim.Adam,
+    numbers: list[Tensor],
+    timed: Callable[[Callable[[], None]], float],
 ) -> dict[str, float]:
     losses: list[Tensor] = []
-    numbers = [torch.empty_like(param) for param in task.model.parameters()]
 
     def sample() -> None:
         with torch.no_grad(), optimizer.sampled_params():
