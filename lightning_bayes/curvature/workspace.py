@@ -8,7 +8,7 @@ says how many.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -41,6 +41,19 @@ class Workspace:
     def examples_at_once(self, elements_per_example: int) -> int:
         """How many examples of `elements_per_example` elements fit; at least one."""
         return max(1, self.elements // max(1, elements_per_example))
+
+    def split(self, elements_per_example: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Tensors in parts of as many examples as fit, see `examples_at_once`.
+
+        Args:
+            elements_per_example: Elements that one example takes.
+            *tensors: With the examples in dimension 0.
+
+        Returns:
+            The same examples of every tensor, part by part.
+        """
+        size = self.examples_at_once(elements_per_example)
+        return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
 
     def empty(self, purpose: str, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
         """A contiguous tensor with arbitrary content, which lives until the same purpose is asked for again.

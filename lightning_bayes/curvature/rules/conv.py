@@ -12,8 +12,6 @@ are copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
@@ -66,7 +64,7 @@ def _by_contributions(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Wo
     by_rows = goes_by_rows(layer, grad_output.shape[2:])
     elements = max(patch_elements(layer, x, grad_output, by_rows), layer.weight.numel())
     total: Sums = {}
-    for x_part, grad_part in _split(workspace.examples_at_once(elements), x, grad_output):
+    for x_part, grad_part in workspace.split(elements, x, grad_output):
         parts = patch_parts(layer, x_part, grad_part, by_rows, workspace)
         grad, square = _at_once(_delta(layer, grad_part), parts, workspace)
         known = total.get("weight")
@@ -84,10 +82,6 @@ def _at_once(delta: Tensor, parts: list[Tensor], workspace: Workspace) -> tuple[
     for product, patches in zip(products.flatten(1, 2), parts, strict=True):
         torch.bmm(delta.flatten(0, 1), patches.flatten(0, 1).transpose(1, 2), out=product)
     return products.sum(1), products.square_().sum(1)
-
-
-def _split(size: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
 
 
 def _delta(layer: Conv, grad_output: Tensor) -> Tensor:

@@ -42,11 +42,10 @@ def sums_by_blocks(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Works
     # Processors take whole matrices of a batched product, and so their own share of what follows: one for each of them.
     lanes = math.gcd(rows, layer.out_channels, torch.get_num_threads())
     elements = patch_elements(layer, x, grad_output, by_rows)
-    at_once = workspace.examples_at_once(x[:1].numel() + elements)
     # Patches that a single block reads stay in the cache too.
-    few = max(1, BLOCK_ELEMENTS // elements) if rows == layer.out_channels else at_once
+    few = max(1, BLOCK_ELEMENTS // elements) if rows == layer.out_channels else len(x)
     totals = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
-    for i, (some, grads) in enumerate(zip(torch.split(x, at_once), torch.split(grad_output, at_once), strict=True)):
+    for i, (some, grads) in enumerate(workspace.split(x[:1].numel() + elements, x, grad_output)):
         pixels = torch.split(padded_pixels(layer, some, workspace), few)
         parts = (pixel_parts(layer, p, grads.shape[2:], by_rows, workspace) for p in pixels)
         each = (one.unsqueeze(1).expand(-1, lanes, -1, -1).unbind() for those in parts for one in those)

@@ -110,8 +110,7 @@ def _add_examples(
     """
     # For each example: the values of the largest group, two factors of their pairs, and their products.
     most = max(len(group.numbers) * (n + 3 * n * (n + 1) // 2) for group in groups for n in [group.positions.shape[1]])
-    at_once = workspace.examples_at_once(most * sum(totals[0].shape[1:]))
-    for i, (some, grads) in enumerate(zip(torch.split(x, at_once), torch.split(grad_output, at_once), strict=True)):
+    for i, (some, grads) in enumerate(workspace.split(most * sum(totals[0].shape[1:]), x, grad_output)):
         delta, values = _pixels_first(grads), values_first(some, grads.shape[2:])
         for group in groups:
             _add_offsets(group, delta, values, totals, keep=i > 0)

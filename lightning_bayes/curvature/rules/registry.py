@@ -136,9 +136,9 @@ def sums(
 
 def sums_in_parts(rule: Rule, layer: nn.Module, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Sums:
     """Σ_i c_i and Σ_i c_i² from per-example contributions, so many examples at a time as fit the workspace."""
-    size = workspace.examples_at_once(sum(p.numel() for p in layer.parameters()))
+    elements = sum(p.numel() for p in layer.parameters())
     total: Sums = {}
-    for x_part, grad_part in zip(torch.split(x, size), torch.split(grad_output, size), strict=True):
+    for x_part, grad_part in workspace.split(elements, x, grad_output):
         for name, part in rule(layer, x_part, grad_part).items():
             add_sums(total, name, part)
     return total
