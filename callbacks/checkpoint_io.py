@@ -7,17 +7,13 @@ that `torch.save` has written: a flipped bit in a weight goes unnoticed.
 
 from __future__ import annotations
 
-import io
-import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
-from lightning_bayes.errors import CheckpointError
-from lightning_bayes.posteriors import check_whole, named_if_unreadable, require_checkpoint
+from lightning_bayes.posteriors import check_whole, named_if_unreadable, require_checkpoint, write_whole
 
 
 class WholeFileIO(TorchCheckpointIO):
@@ -29,26 +25,18 @@ class WholeFileIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint; the file that was there stays whole until the new one is.
 
+        What cannot be written, such as on a full disk, is a `CheckpointError`.
+
         Args:
             checkpoint: What to write.
             path: Where.
             storage_options: Not supported, as in Lightning's own.
-
-        Raises:
-            CheckpointError: If the file cannot be written, such as on a full disk.
         """
         if storage_options is not None or _is_remote(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        buffer = io.BytesIO()  # torch.save into the file itself would hide the error of a full disk behind its own
-        torch.save(checkpoint, buffer)
-        try:
-            _replace(Path(path), buffer)
-        except OSError as error:
-            raise CheckpointError(
-                f"The checkpoint {path} could not be written ({error.strerror or error}). A file that was there before is "
-                "still whole. Free space or choose another directory, and go on with ckpt_path=..."
-            ) from error
+        advice = "Free space or choose another directory, and go on with ckpt_path=..."
+        write_whole(path, checkpoint, "checkpoint", advice)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
         """Read a checkpoint, or refuse one that is damaged or no checkpoint of Lightning, before anything is changed.
@@ -80,16 +68,3 @@ def use_whole_files(trainer: Trainer) -> None:
 
 def _is_remote(path: str | Path) -> bool:
     return "://" in str(path)
-
-
-def _replace(path: Path, buffer: io.BytesIO) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")  # one name, so that a kill leaves one file at most
-    try:
-        with open(partial, "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

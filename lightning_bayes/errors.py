@@ -55,7 +55,7 @@ class PosteriorError(BayesError):
 
 
 class CheckpointError(BayesError, OSError):
-    """A checkpoint cannot be written."""
+    """A checkpoint or another file of results cannot be written."""
 
 
 class WeightsError(BayesError):

@@ -26,6 +26,7 @@ from lightning_bayes.posteriors import (
     MeanField,
     named_if_unreadable,
     read_whole,
+    write_whole,
 )
 from lightning_bayes.predictive import check_fits
 from lightning_bayes.zoo.create import Architecture, architecture, create_model, input_transform
@@ -86,9 +87,11 @@ def save_posterior(
 ) -> Path:
     """Write a posterior into one file, and a model card beside it.
 
+    Where that cannot be done, such as on a full disk, a `CheckpointError` says why, and a file that was there stays whole.
+
     Args:
         path: The file, such as ``"digits.pt"``; the card is ``digits.md`` then. Other endings than ``.pt`` and ``.pth`` are
-            kept, as in ``digits.bin.md``.
+            kept, as in ``digits.bin.md``. Its folders are created.
         model: Built by `create_model`; its weights do not matter.
         posterior: Of this model's weights; ``posterior.select("model.")`` takes them out of those of a task.
         transform: What images go through before the model; by default `input_transform` of the model.
@@ -136,7 +139,8 @@ def save_posterior(
             f"A posterior file holds plain values only, but {', '.join(strange)} is none. Turn them into text or numbers."
         )
     family = type(posterior).__name__
-    torch.save({**content, "family": family, "posterior": posterior.to("cpu").state_dict()}, path)
+    whole = {**content, "family": family, "posterior": posterior.to("cpu").state_dict()}
+    write_whole(path, whole, "posterior file", "Free space, or choose another directory.")
     card.write_text(model_card(Path(path).name, content, posterior), "utf-8")
     return card
 

@@ -10,7 +10,7 @@ from lightning_bayes.posteriors.checkpoint import (
     read_checkpoint,
     require_checkpoint,
 )
-from lightning_bayes.posteriors.files import FileKind, check_whole, named_if_unreadable, read_whole
+from lightning_bayes.posteriors.files import FileKind, check_whole, named_if_unreadable, read_whole, write_whole
 from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_size
 from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 from lightning_bayes.posteriors.layer_precision import layer_floored, layer_noise_damping, layer_precision
@@ -66,4 +66,5 @@ __all__ = [
     "root_mean_squares",
     "state_precision",
     "tensor_sizes",
+    "write_whole",
 ]

@@ -1,4 +1,4 @@
-"""Files of tensors and plain values that are read whole, without running code from them, or refused by name.
+"""Files of tensors and plain values that are written whole or not at all, and read whole, without running code from them.
 
 `torch.load` does not look at the checksums that `torch.save` has written: without this check a flipped bit in a weight goes
 unnoticed.
@@ -6,16 +6,18 @@ unnoticed.
 
 from __future__ import annotations
 
+import io
 import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, final
 
 import torch
 
-from lightning_bayes.errors import BayesError, PosteriorError
+from lightning_bayes.errors import BayesError, CheckpointError, PosteriorError
 
 
 @final
@@ -62,6 +64,42 @@ def read_whole(
             return parse(path)
         with open(path, "rb") as file:
             return torch.load(file, map_location=map_location, weights_only=True)
+
+
+def write_whole(path: str | os.PathLike[str], content: Any, noun: str, advice: str) -> None:
+    """Write a file beside its place and rename it, so that one that was there before stays whole until then.
+
+    Args:
+        path: The file; its folders are created.
+        content: For `torch.save`.
+        noun: What it is, for the error.
+        advice: What to do if it cannot be written.
+
+    Raises:
+        CheckpointError: If it cannot be written, such as on a full disk.
+    """
+    buffer = io.BytesIO()  # torch.save into the file itself would hide the error of a full disk behind its own
+    torch.save(content, buffer)
+    try:
+        _replace(Path(path), buffer)
+    except OSError as error:
+        raise CheckpointError(
+            f"The {noun} {path} could not be written ({error.strerror or error}). A file that was there before is still "
+            f"whole. {advice}"
+        ) from error
+
+
+def _replace(path: Path, buffer: io.BytesIO) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")  # one name, so that a kill leaves one file at most
+    try:
+        with open(partial, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def check_whole(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> None:

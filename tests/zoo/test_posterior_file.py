@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 import re
 
@@ -14,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGN, VOGNCallback, load_posterior, mc_predict, zoo
-from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.errors import CheckpointError, HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import FullGaussian, MatrixGaussian, MeanField
 from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, save_posterior
 from lightning_bayes.zoo.posterior_file import VERSION
@@ -88,6 +90,28 @@ def test_a_loaded_posterior_can_be_saved_again(saved, tmp_path):
     again = zoo.load(tmp_path / "again.pt")
     assert same(again.posterior.mean, loaded.posterior.mean)
     assert (again.transform, again.class_names, again.metrics, again.config) == (TRANSFORM, (), {}, {})
+
+
+def test_the_folder_of_a_file_is_created(tmp_path):
+    model = network()
+    card = save_posterior(tmp_path / "new" / "folder" / "q.pt", model, posterior_like(model))
+    assert card.exists()
+    assert sorted(zoo.load(tmp_path / "new" / "folder" / "q.pt").posterior.mean) == sorted(posterior_like(model).mean)
+
+
+def test_on_a_full_disk_the_old_file_stays(saved, monkeypatch):
+    path, model = saved[0], network()
+    before = path.read_bytes()
+
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(
+        CheckpointError, match=rf"posterior file {path} could not be written \(No space left on device\)"
+    ):
+        save_posterior(path, model, posterior_like(model, seed=1))
+    assert path.read_bytes() == before
 
 
 def test_other_families_make_the_round_trip(tmp_path, generator):
