@@ -33,12 +33,12 @@ class PosteriorDiagnostics(Callback):
         per_layer: Whether to log each layer. Warnings name layers in any case.
 
     Raises:
-        HyperparameterError: If `every_n_epochs` is below 1.
+        HyperparameterError: If `every_n_epochs` is below 1 or no whole number.
     """
 
     def __init__(self, every_n_epochs: int = 1, per_layer: bool = True) -> None:
-        if every_n_epochs < 1:
-            raise HyperparameterError(f"every_n_epochs={every_n_epochs!r} must be at least 1.")
+        if not isinstance(every_n_epochs, int) or every_n_epochs < 1:
+            raise HyperparameterError(f"every_n_epochs={every_n_epochs!r} must be a whole number of at least 1.")
         self.every_n_epochs, self.per_layer = every_n_epochs, per_layer
         self._source: VariationalCallback | None = None
         self._before: dict[str, Tensor] = {}  # the means before the epoch's last update

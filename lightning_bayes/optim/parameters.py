@@ -113,7 +113,7 @@ def points(model: nn.Module, bayesian: str | None, *, norms: bool = True) -> set
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     try:
         others = {param for name, param in named if not re.search(bayesian, name)}
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise HyperparameterError(f"bayesian={bayesian!r} is no regular expression: {error}.") from error
     if len(others) == len(named):
         names = ", ".join(name for name, _ in named)

@@ -83,6 +83,8 @@ def test_bad_arguments_are_named():
         VOGN(nn.Linear(1, 1), bayesian="head")
     with pytest.raises(HyperparameterError, match=r"bayesian='\(' is no regular expression"):
         VOGN(nn.Linear(1, 1), bayesian="(")
+    with pytest.raises(HyperparameterError, match="bayesian=3 is no regular expression"):
+        VOGN(nn.Linear(1, 1), bayesian=3)
     with pytest.raises(HyperparameterError, match="prior_mean='origin' must be 'zero' or 'initial'"):
         VOGN(nn.Linear(1, 1), prior_mean="origin")
 
