@@ -15,7 +15,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lightning_bayes.callbacks import checks, ranks, resume, swap
-from lightning_bayes.callbacks.checkpoint_io import use_whole_files
+from lightning_bayes.callbacks.checkpoint_io import take_plain_numbers, use_whole_files
 from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.evaluating import EvaluatingCallback
 from lightning_bayes.callbacks.noise import DefaultNoise
@@ -296,6 +296,7 @@ class VariationalCallback(EvaluatingCallback):
         for name, param in pl_module.named_parameters(remove_duplicate=False):
             if param in mean and name in checkpoint["state_dict"]:
                 checkpoint["state_dict"][name] = mean[param]
+        take_plain_numbers(checkpoint)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Check that a run can be resumed, or take the posterior for evaluation.

@@ -7,11 +7,13 @@ that `torch.save` has written: a flipped bit in a weight goes unnoticed.
 
 from __future__ import annotations
 
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
+from lightning_utilities.core.apply_func import apply_to_collection
 
 from lightning_bayes.posteriors import check_whole, named_if_unreadable, require_checkpoint, write_whole
 
@@ -64,6 +66,23 @@ def use_whole_files(trainer: Trainer) -> None:
     """
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = WholeFileIO()
+
+
+def take_plain_numbers(checkpoint: dict[str, Any]) -> None:
+    """Put Python's numbers in the place of NumPy's, which a safe load refuses, into what optimizers and schedulers keep.
+
+    A schedule of the user's own that computes with NumPy leaves such numbers behind as learning rates.
+
+    Args:
+        checkpoint: Lightning's, before it is written; changed.
+    """
+    for key in ("optimizer_states", "lr_schedulers"):
+        if key in checkpoint:
+            checkpoint[key] = apply_to_collection(checkpoint[key], Number, _plain, allow_frozen=True)
+
+
+def _plain(number: Any) -> Any:
+    return number.item() if hasattr(number, "item") else number
 
 
 def _is_remote(path: str | Path) -> bool:

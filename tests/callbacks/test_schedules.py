@@ -231,3 +231,15 @@ def test_checkpoints_of_numbers_from_numpy_load_safely(arguments, tmp_path):
     trainer.save_checkpoint(tmp_path / "numpy.ckpt")
     torch.load(tmp_path / "numpy.ckpt", weights_only=True)
     assert load_posterior(tmp_path / "numpy.ckpt").num_data == EXAMPLES
+
+
+@pytest.mark.parametrize("factor", [np.float64(0.9), np.float32(0.9)], ids=["float64", "float32"])
+def test_a_users_schedule_that_computes_with_numpy_is_loaded_safely_and_resumed(factor, tmp_path):
+    configure, path = per_step(lambda o: LambdaLR(o, lambda step: factor**step)), tmp_path / "numpy.ckpt"
+    fit(Classifier(configure), VOGNCallback()).save_checkpoint(path)
+    torch.load(path, weights_only=True)
+    assert load_posterior(path).num_data == EXAMPLES
+    whole, rest = LearningRates(), LearningRates()
+    fit(Classifier(configure), VOGNCallback(), whole, max_epochs=2)
+    quiet_trainer(VOGNCallback(), rest, max_epochs=2).fit(Classifier(configure), loader(), ckpt_path=path)
+    assert rest.seen == whole.seen[BATCHES:]
