@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_bayes.curvature.rules import conv, conv_blocks, rule_type
+from lightning_bayes.curvature.rules import conv, linear, products, rule_type
 from lightning_bayes.curvature.rules.generic import Call
 from lightning_bayes.curvature.rules.registry import _RULES, input_dims, per_example, sums
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
@@ -126,13 +126,14 @@ def assert_sums_fit(case, workspace):
 @pytest.mark.parametrize("rows", [1, 2, 100])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
-def test_sums_of_a_convolution_in_blocks_are_those_of_the_contributions(case, rows, threads, limit_mib, monkeypatch):
-    """As if its weight were too large for one batched product."""
-    if not isinstance(case[1], nn.Conv1d | nn.Conv2d | nn.Conv3d):
+def test_sums_in_blocks_are_those_of_the_contributions(case, rows, threads, limit_mib, monkeypatch):
+    """As if the weight were too large for one batched product."""
+    if not isinstance(case[1], nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return
     monkeypatch.setattr(conv, "MAX_BATCHED_ELEMENTS", 0)
+    monkeypatch.setattr(linear, "MAX_BATCHED_ELEMENTS", 0)
     monkeypatch.setattr(conv, "MAX_PAIRS", 0)
-    monkeypatch.setattr(conv_blocks, "BLOCK_ELEMENTS", rows * case[1].weight[0].numel())
+    monkeypatch.setattr(products, "BLOCK_ELEMENTS", rows * case[1].weight[0].numel())
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert_sums_fit(case, Workspace(limit_mib))
 

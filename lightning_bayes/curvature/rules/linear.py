@@ -3,21 +3,25 @@
     c_i(W) = Σ_t δ_it x_itᵀ        c_i(b) = Σ_t δ_it        t: positions between the example and the feature dimension
 
 Without positions c_i(W) is a rank-one matrix, so Σ_i c_i² = (δ²)ᵀ (x²) needs no per-example matrix (Goodfellow 2015,
-https://arxiv.org/abs/1510.01799).
+https://arxiv.org/abs/1510.01799). With positions every c_i(W) is computed, large ones one after the other.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.rules.products import block_of, sums_of_block
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule, sums_in_parts
 from lightning_bayes.curvature.workspace import Workspace
+
+MAX_BATCHED_ELEMENTS = 50_000  # of one c_i(W), measured on two cores with AVX-512
 
 
 @per_example_rule(nn.Linear)
 def linear(layer: nn.Linear, x: Tensor, grad_output: Tensor) -> PerExample:
     """Per-example contributions; ``x [B, …, in]``, ``grad_output [B, …, out]``."""
-    x, delta = x.reshape(len(x), -1, x.shape[-1]), grad_output.reshape(len(x), -1, grad_output.shape[-1])
+    x, delta = _with_positions(x, grad_output)
     return {"weight": delta.transpose(1, 2) @ x, "bias": delta.sum(1)}
 
 
@@ -25,9 +29,30 @@ def linear(layer: nn.Linear, x: Tensor, grad_output: Tensor) -> PerExample:
 def linear_sums(layer: nn.Linear, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Sums:
     """Sums of contributions and of their squares; the rank-one identity where there are no positions."""
     if x.dim() > 2:
+        # An accelerator would wait for one small kernel after the other.
+        if layer.weight.numel() > MAX_BATCHED_ELEMENTS and x.is_cpu:
+            return _sums_by_blocks(layer, *_with_positions(x, grad_output), workspace)
         return sums_in_parts(linear, layer, x, grad_output, workspace)
     delta_square, x_square = grad_output.square(), x.square()
     return {
         "weight": (grad_output.T @ x, delta_square.T @ x_square),
         "bias": (grad_output.sum(0), delta_square.sum(0)),
     }
+
+
+def _with_positions(x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    """``[B, T, in]`` and ``[B, T, out]``."""
+    return x.reshape(len(x), -1, x.shape[-1]), grad_output.reshape(len(x), -1, grad_output.shape[-1])
+
+
+def _sums_by_blocks(layer: nn.Linear, x: Tensor, delta: Tensor, workspace: Workspace) -> Sums:
+    rows, lanes = block_of(*layer.weight.shape)
+    values = [[one.expand(lanes, -1, -1)] for one in x]
+    totals = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
+    for first in range(0, layer.out_features, rows):
+        block = torch.unflatten(delta[..., first : first + rows].transpose(1, 2), 1, (lanes, -1))
+        sums = sums_of_block(block, values, (1, layer.in_features), workspace)
+        for total, found in zip(totals, sums, strict=True):
+            total[first : first + rows] = found[0]
+    bias = delta.sum(1)
+    return {"weight": totals, "bias": (bias.sum(0), bias.square_().sum(0))}
