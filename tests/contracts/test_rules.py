@@ -138,6 +138,16 @@ def test_sums_in_blocks_are_those_of_the_contributions(case, rows, threads, limi
     assert_sums_fit(case, Workspace(limit_mib))
 
 
+def test_sums_by_torchs_own_gradients_are_those_of_the_contributions(case, monkeypatch):
+    """As if every example had positions enough."""
+    if not isinstance(case[1], nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return
+    monkeypatch.setattr(conv, "MIN_POSITIONS", 0)
+    monkeypatch.setattr(conv, "MIN_OPERATIONS", 0)
+    monkeypatch.setattr(conv, "MAX_PAIRS", 0)
+    assert_sums_fit(case, Workspace())
+
+
 def test_workspace_is_reused_and_keeps_results_apart(generator):
     """Two layers after one another in one workspace: the first one's sums do not change."""
     workspace, variants = (
