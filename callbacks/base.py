@@ -340,7 +340,9 @@ class VariationalCallback(EvaluatingCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Bound the noise of the passes to come by what the loss has told and by the layers that are trained.
+        """Bound the noise of the updates to come by what the loss has told and by the layers that are trained.
+
+        The passes of one update have one bound, however its examples are spread over batches.
 
         Args:
             trainer: The trainer.
@@ -349,7 +351,7 @@ class VariationalCallback(EvaluatingCallback):
             batch: The batch.
             batch_idx: Its number.
         """
-        if self._default_noise is not None and self._asked_loss and self.optimizer is not None:
+        if self._default_noise is not None and self._asked_loss and self.optimizer is not None and trainer.global_step:
             self._default_noise.apply(self.optimizer, self._link_of(pl_module))
 
     # -- the record and the end ---------------------------------------------------------------------------------------

@@ -94,8 +94,9 @@ def test_default_noise_knows_of_layers_that_were_thawed():
     assert Thawing.bounds[2] * 20**0.5 == pytest.approx(0.3 * 5**0.5)
 
 
-def test_the_first_pass_has_one_bound_of_the_noise():
-    """What is measured under noise is divided by that noise's variance, so the two must agree."""
+@pytest.mark.parametrize("batches", [1, 2])
+def test_the_first_update_has_one_bound_of_the_noise(batches):
+    """What is measured under noise is divided by that noise's variance, so the two must agree in every batch of it."""
     seen = []
 
     class Watch(Callback):
@@ -105,8 +106,8 @@ def test_the_first_pass_has_one_bound_of_the_noise():
         def on_after_backward(self, trainer, module):
             seen.append(trainer.optimizers[0].param_groups[0]["relative_noise"])
 
-    fit(Classifier(), VOGNCallback(init_precision=50.0), Watch(), max_epochs=1)
-    assert seen[:4] == [0.02, 0.02, 0.3, 0.3]
+    fit(Classifier(), VOGNCallback(init_precision=50.0), Watch(), max_epochs=1, accumulate_grad_batches=batches)
+    assert seen[: 2 * batches + 2] == [0.02] * 2 * batches + [0.3, 0.3]
 
 
 def test_default_without_noise_is_a_trust_region_of_the_users_kind():
