@@ -27,7 +27,7 @@ from lightning_bayes.curvature.rules.patches import (
     patch_elements,
     patch_parts,
 )
-from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule
+from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums, per_example_rule, square_rule
 from lightning_bayes.curvature.workspace import Workspace
 
 # Measured on two cores with AVX-512; all choices follow from shapes.
@@ -53,10 +53,9 @@ def conv_sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace)
         grad, square = sums_by_pairs(layer, x, grad_output, workspace)
     else:
         grad, square = _by_contributions(layer, x, grad_output, workspace)
-    totals = {"weight": (grad, square)}
+    totals: Sums = {"weight": (grad, square)}
     if layer.bias is not None:
-        bias = grad_output.flatten(2).sum(2)
-        totals["bias"] = (bias.sum(0), bias.square_().sum(0))
+        add_sums(totals, "bias", grad_output.flatten(2).sum(2))
     return totals
 
 

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.products import block_of, sums_of_block
-from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule, sums_in_parts
+from lightning_bayes.curvature.rules.registry import (
+    PerExample,
+    Sums,
+    add_sums,
+    per_example_rule,
+    square_rule,
+    sums_in_parts,
+)
 from lightning_bayes.curvature.workspace import Workspace
 
 MAX_BATCHED_ELEMENTS = 50_000  # of one c_i(W), measured on two cores with AVX-512
@@ -54,5 +61,6 @@ def _sums_by_blocks(layer: nn.Linear, x: Tensor, delta: Tensor, workspace: Works
         sums = sums_of_block(block, values, (1, layer.in_features), workspace)
         for total, found in zip(totals, sums, strict=True):
             total[first : first + rows] = found[0]
-    bias = delta.sum(1)
-    return {"weight": totals, "bias": (bias.sum(0), bias.square_().sum(0))}
+    result: Sums = {"weight": totals}
+    add_sums(result, "bias", delta.sum(1))
+    return result
