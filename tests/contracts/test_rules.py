@@ -28,6 +28,11 @@ VARIANTS = [  # (how to build the layer, shape of its input)
     (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=(2, 1), padding_mode="circular"), (5, 4, 7, 7)),
     (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="replicate"), (5, 4, 7, 7)),
     (lambda: nn.Conv2d(4, 6, 3, stride=2, groups=2), (5, 4, 5, 5)),  # four positions
+    (lambda: nn.Conv2d(2, 6, 5), (5, 2, 8, 8)),  # ten columns, padded to sixteen
+    (lambda: nn.Conv2d(6, 4, (3, 4), groups=2), (5, 6, 7, 8)),
+    (lambda: nn.Conv2d(3, 6, 3, stride=2), (5, 3, 9, 9)),
+    (lambda: nn.Conv2d(2, 16, 3, padding=1), (5, 2, 5, 6)),  # sixteen rows, so products are transposed
+    (lambda: nn.Conv2d(4, 32, 3, groups=2, stride=2), (5, 4, 7, 7)),
     (lambda: nn.Conv2d(4, 6, 3, padding=1), (5, 4, 1, 1)),  # one position
     (lambda: nn.Conv3d(4, 6, (1, 2, 3), padding=(0, 1, 2), groups=2), (5, 4, 3, 4, 5)),
     (lambda: nn.Conv3d(4, 4, 2, stride=(1, 2, 3), dilation=(2, 1, 1), groups=4, bias=False), (5, 4, 3, 4, 5)),

@@ -19,6 +19,7 @@ from lightning_bayes.curvature.rules.conv_blocks import sums_by_blocks
 from lightning_bayes.curvature.rules.conv_examples import sums_by_examples
 from lightning_bayes.curvature.rules.conv_pairs import pairs_per_offset, sums_by_pairs
 from lightning_bayes.curvature.rules.patches import (
+    VECTOR,
     Conv,
     assembled,
     goes_by_rows,
@@ -84,10 +85,15 @@ def _by_contributions(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Wo
 
 def _at_once(delta: Tensor, parts: list[Tensor], workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Σ_i c_i and Σ_i c_i² with c_i = δ_i x̃_iᵀ, ``[parts, groups, Cout / groups, K]``."""
-    products = workspace.empty("products", (len(parts), *delta.shape[:3], parts[0].shape[2]), delta)
+    rows, columns = delta.shape[2], parts[0].shape[2]
+    transposed = rows % VECTOR == 0 and columns % VECTOR != 0
+    shape = (columns, rows) if transposed else (rows, columns)
+    products = workspace.empty("products", (len(parts), *delta.shape[:2], *shape), delta)
     for product, patches in zip(products.flatten(1, 2), parts, strict=True):
-        torch.bmm(delta.flatten(0, 1), patches.flatten(0, 1).transpose(1, 2), out=product)
-    return products.sum(1), products.square_().sum(1)
+        first, second = (patches, delta) if transposed else (delta, patches)
+        torch.bmm(first.flatten(0, 1), second.flatten(0, 1).transpose(1, 2), out=product)
+    grad, square = products.sum(1), products.square_().sum(1)
+    return (grad.transpose(2, 3), square.transpose(2, 3)) if transposed else (grad, square)
 
 
 def _delta(layer: Conv, grad_output: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from lightning_bayes.curvature.workspace import Workspace
 
 Conv: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
+VECTOR = 16  # elements; a matrix product whose rows are not whole vectors takes up to twice as long
+
 
 def goes_by_rows(layer: Conv, positions: torch.Size) -> bool:
     """Whether patches come in parts, one for each row of the kernel.
@@ -44,15 +46,14 @@ def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
         workspace: Holds the copy.
 
     Returns:
-        Each part ``[B, groups, K, T]``; K is Cin / groups times the kernel's columns, or times the whole kernel.
+        Each part ``[B, groups, K, T]``; K is Cin / groups times the kernel's columns, or times the whole kernel, and
+        maybe zeros behind, see `_copied`.
     """
     positions = grad_output.shape[2:]
     x = _padded_into(workspace, layer, x)
     if not by_rows:
-        patches = input_patches(layer, x, positions)
-        copied = workspace.empty("patches", patches.shape, x).copy_(patches)
-        return [copied.view(*_grouped(layer, x), -1, positions.numel())]
-    unfolded = _unfolded_columns(layer, x, positions[1], workspace)
+        return [_copied(layer, input_patches(layer, x, positions), workspace)]
+    unfolded = _copied(layer, _column_windows(layer, x.contiguous(), positions[1]), workspace)
     return [unfolded[..., start : start + positions.numel()] for start in _row_starts(layer, positions)]
 
 
@@ -119,15 +120,17 @@ def assembled(layer: Conv, values: Tensor, workspace: Workspace) -> Tensor:
 
     Args:
         layer: The convolution.
-        values: ``[parts, groups, Cout / groups, K]``, contiguous.
+        values: ``[parts, groups, Cout / groups, K]``, with what was put behind.
         workspace: Gives memory for values that have to be rearranged.
 
     Returns:
         ``[Cout, Cin / groups, *kernel]``.
     """
-    if len(values) == 1:
+    values = values[..., : layer.weight[0].numel() // len(values)]
+    if len(values) == 1 and values.is_contiguous():
         return values.view(layer.weight.shape)
-    by_rows = torch.unflatten(values, 3, (-1, layer.kernel_size[1])).permute(1, 2, 3, 0, 4)
+    columns = layer.kernel_size if len(values) == 1 else layer.kernel_size[1:]
+    by_rows = torch.unflatten(values, 3, (-1, *columns)).movedim(0, 3)
     return workspace.result(by_rows.shape, values).copy_(by_rows).view(layer.weight.shape)
 
 
@@ -196,11 +199,18 @@ def _windows(layer: nn.modules.conv._ConvNd, x: Tensor, positions: torch.Size) -
     return x.as_strided((*x.shape[:2], *layer.kernel_size, *positions), (batch, channel, *within, *between))
 
 
-def _unfolded_columns(layer: Conv, x: Tensor, width: int, workspace: Workspace) -> Tensor:
-    """The input at every column offset of the kernel, ``[B, groups, Cin / groups · columns, height · width]``."""
-    windows = _column_windows(layer, x.contiguous(), width)
-    unfolded = workspace.empty("patches", windows.shape, x).copy_(windows)
-    return unfolded.view(*_grouped(layer, x), -1, x.shape[2] * width)
+def _copied(layer: Conv, windows: Tensor, workspace: Workspace) -> Tensor:
+    """What the kernel sees, ``[B, Cin, *offsets, *pixels]``, as ``[B, groups, Cin / groups · offsets, pixels]``."""
+    # Zeros are put behind where products with the rows of δ would otherwise have no whole vectors.
+    by_group = torch.unflatten(windows, 1, (layer.groups, -1))
+    pixels = windows.shape[-len(layer.kernel_size) :].numel()
+    rows = by_group[0, 0].numel() // pixels
+    is_short = layer.out_channels // layer.groups % VECTOR and rows % VECTOR > VECTOR // 2
+    shape = *by_group.shape[:2], rows + (-rows % VECTOR if is_short else 0), pixels
+    copied = workspace.empty("patches", shape, windows)
+    copied[:, :, rows:].zero_()
+    copied[:, :, :rows].view(by_group.shape).copy_(by_group)
+    return copied
 
 
 def _column_windows(layer: Conv, x: Tensor, width: int) -> Tensor:
@@ -212,7 +222,3 @@ def _column_windows(layer: Conv, x: Tensor, width: int) -> Tensor:
 
 def _row_starts(layer: Conv, positions: torch.Size) -> list[int]:
     return [row * layer.dilation[0] * positions[1] for row in range(layer.kernel_size[0])]
-
-
-def _grouped(layer: Conv, x: Tensor) -> tuple[int, int]:
-    return len(x), layer.groups
