@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -131,7 +131,7 @@ class FusedCapture(Capture):
                 f"{unit.label} is called under a transform of torch.func, where nothing can be measured. Use "
                 "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
             )
-        params = {name: p for name, p in unit.module.named_parameters() if p.requires_grad}
+        params = {name: p for name, p in unit.named_parameters() if p.requires_grad}
         if torch._C._current_graph_task_id() == -1:  # otherwise a checkpoint repeats a call that counts already
             self.calls.update(params.values())
         return self.record(unit, params).run(forward, args, kwargs) if is_measured else forward(*args, **kwargs)
@@ -326,7 +326,7 @@ class _Measured(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         inputs = [next(saved) if is_tensor else x for is_tensor, x in zip(ctx.is_tensor, ctx.others, strict=True)]
         device = next(grad.device.type for grad in grads if grad is not None)
-        with torch.autocast(device, enabled=False), in_modes(ctx.record.modes):
+        with _without_autocast(device), in_modes(ctx.record.modes):
             params = ctx.record.backward(inputs, list(grads))
         return (*nothing, *grads, *params)
 
@@ -347,6 +347,10 @@ class _NotTwice(torch.autograd.Function):
                 "which no per-example gradient covers. Leave this term out, or detach the gradient."
             )
         return (None, None, *grads)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def in_full_precision(value: Any) -> Any:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_bayes.curvature.units import Unit
 from lightning_bayes.errors import UnsupportedTrainingError
@@ -24,7 +24,7 @@ def changes_refused(units: Iterable[Unit]) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    hooked = [(unit, param) for unit in units for param in _params(unit) if param is not None and param._backward_hooks]
+    hooked = [(unit, param) for unit in units for _, param in unit.named_parameters() if param._backward_hooks]
     hooks_of: list[Any] = [param._backward_hooks for _, param in hooked]
     own = [(hooks, dict(hooks)) for hooks in hooks_of]
     try:
@@ -35,11 +35,6 @@ def changes_refused(units: Iterable[Unit]) -> Iterator[None]:
     finally:
         for hooks, before in own:
             hooks.update({key: hook for key, hook in before.items() if key in hooks})
-
-
-def _params(unit: Unit) -> Iterable[nn.Parameter | None]:
-    """Without a walk through modules for a layer with a rule, which has no children."""
-    return unit.module.parameters() if unit.kind is None else unit.module._parameters.values()
 
 
 def _watched(name: str, hook: Callable[[Tensor], Any], grad: Tensor) -> Any:

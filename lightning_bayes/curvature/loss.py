@@ -53,6 +53,7 @@ class LossScale:
 
     reduction: str = "mean"
     counted: list[Tensor] = field(default_factory=list)
+    _found: dict[int, int] = field(default_factory=dict, repr=False, compare=False)  # n by batch size
 
     def num_examples(self, batch_size: int) -> int:
         """Number of examples that count, n.
@@ -63,7 +64,9 @@ class LossScale:
         Returns:
             n, at least 1.
         """
-        return num_counted(self.counted, batch_size)
+        if batch_size not in self._found:
+            self._found[batch_size] = num_counted(self.counted, batch_size)
+        return self._found[batch_size]
 
 
 def read_loss_scale(

@@ -6,8 +6,9 @@ parameters directly is a unit together with everything below it, measured by the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,16 @@ class Unit:
     module: nn.Module
     kind: type[nn.Module] | None
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The name and type as a reader knows them: ``net.fc1 (Linear)``."""
         return f"{self.name or 'the model itself'} ({type(self.module).__name__})"
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The module's parameters by name; a layer with a rule has no children, so no walk through them is needed."""
+        if self.kind is None:
+            return self.module.named_parameters()
+        return [(name, p) for name, p in self.module._parameters.items() if p is not None]
 
     def require_examples(self, x: Tensor) -> None:
         """Require an input that holds examples; the generic rule finds out by itself.

@@ -22,6 +22,8 @@ from lightning_bayes.errors import NoMeasurementError, NonFiniteError, Unsupport
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.passes import PassCollector
 
+SMALL = 2**16  # elements; smaller tensors are joined before they are added up, for each call costs as much
+
 
 class NoisyOptimizer(torch.optim.Optimizer, ABC):
     """Base of the family; subclasses fill in `_sample` and `_update_all`.
@@ -280,7 +282,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             return torch.stack(losses).mean()
 
     def _is_finite(self) -> bool:
-        return bool(torch.stack([t.sum() for t in self._measured()]).isfinite().all())
+        measured = self._measured()
+        small = [t.reshape(-1) for t in measured if t.numel() <= SMALL]
+        large = [t for t in measured if t.numel() > SMALL]
+        return bool(torch.stack([t.sum() for t in (torch.cat(small), *large)]).isfinite().all())
 
     def require_finite(self) -> None:
         """Require finite weights and state: an update can overflow although all that it was made of was finite.
