@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_bayes.curvature.rules import conv, linear, products, rule_type
+from lightning_bayes.curvature.rules import conv, conv_pointwise, linear, products, rule_type
 from lightning_bayes.curvature.rules.generic import Call
 from lightning_bayes.curvature.rules.registry import _RULES, input_dims, per_example, sums
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
@@ -143,13 +143,18 @@ def test_sums_in_blocks_are_those_of_the_contributions(case, rows, threads, limi
     assert_sums_fit(case, Workspace(limit_mib))
 
 
-def test_sums_by_torchs_own_gradients_are_those_of_the_contributions(case, monkeypatch):
-    """As if every example had positions enough."""
+@pytest.mark.parametrize("own_positions", [0, 2**20], ids=["torch's own gradients", "pointwise convolutions"])
+@pytest.mark.parametrize("elements", [2**20, 64])
+def test_sums_by_convolutions_are_those_of_the_contributions(own_positions, elements, case, monkeypatch):
+    """As if every layer were large enough, and its products were cut into parts."""
     if not isinstance(case[1], nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return
-    monkeypatch.setattr(conv, "MIN_POSITIONS", 0)
+    monkeypatch.setattr(conv, "OWN_POSITIONS", own_positions)
+    monkeypatch.setattr(conv, "POINTWISE_POSITIONS", 0)
     monkeypatch.setattr(conv, "MIN_OPERATIONS", 0)
+    monkeypatch.setattr(conv, "FAST_TYPES", (torch.float64,))
     monkeypatch.setattr(conv, "MAX_PAIRS", 0)
+    monkeypatch.setattr(conv_pointwise, "BLOCK_ELEMENTS", elements)
     assert_sums_fit(case, Workspace())
 
 

@@ -6,8 +6,9 @@ With x̃_it the input patch that output position t of example i sees,
 
 Up to a few positions the sums need no c_i, but matrix products over pairs of positions (`rules.conv_pairs`). Otherwise every
 c_i is computed, with as many operations as the batch's own gradient takes; what costs is memory traffic. Small ones are
-computed for all examples at once, large ones one after the other, from patches (`rules.conv_blocks`, `rules.patches`) or,
-where an example has many positions, by torch's own gradient (`rules.conv_examples`).
+computed for all examples at once, others one after the other: from patches (`rules.patches`), block by block
+(`rules.conv_blocks`) or, where they take many operations, as convolutions (`rules.conv_pointwise`), and where an example has
+very many positions by torch's own gradient (`rules.conv_examples`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.rules.conv_blocks import sums_by_blocks
 from lightning_bayes.curvature.rules.conv_examples import sums_by_examples
 from lightning_bayes.curvature.rules.conv_pairs import pairs_per_offset, sums_by_pairs
+from lightning_bayes.curvature.rules.conv_pointwise import sums_by_pointwise
 from lightning_bayes.curvature.rules.patches import (
     VECTOR,
     Conv,
@@ -34,8 +36,10 @@ from lightning_bayes.curvature.workspace import Workspace
 # Measured on two cores with AVX-512; all choices follow from shapes.
 MAX_PAIRS = 10  # for each offset of the kernel
 MAX_BATCHED_ELEMENTS = 2**13  # of one c_i(W)
-MIN_POSITIONS = 128  # for torch's own gradient of a single example,
-MIN_OPERATIONS = 2**23  # and multiplications that it takes
+MIN_OPERATIONS = 2**23  # of one c_i(W), for convolutions that compute it,
+POINTWISE_POSITIONS = 32  # and positions, for one of patches
+OWN_POSITIONS = 512  # or for torch's own gradient
+FAST_TYPES = (torch.float32,)  # of oneDNN's convolutions
 
 
 @per_example_rule(nn.Conv1d, input_dims=3)
@@ -64,8 +68,11 @@ def _by_contributions(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Wo
     # An accelerator would wait for one small kernel after the other.
     if layer.groups == 1 and x.is_cpu:
         positions = grad_output.shape[2:].numel()
-        if positions >= MIN_POSITIONS and positions * layer.weight.numel() >= MIN_OPERATIONS:
-            return sums_by_examples(layer, x, grad_output, workspace)
+        if positions * layer.weight.numel() >= MIN_OPERATIONS:
+            if positions >= OWN_POSITIONS:
+                return sums_by_examples(layer, x, grad_output, workspace)
+            if positions >= POINTWISE_POSITIONS and x.dtype in FAST_TYPES:
+                return sums_by_pointwise(layer, x, grad_output, workspace)
         if layer.weight.numel() > MAX_BATCHED_ELEMENTS:
             return sums_by_blocks(layer, x, grad_output, workspace)
     by_rows = goes_by_rows(layer, grad_output.shape[2:])
