@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 PART_ELEMENTS = 2**18
+# With fewer, one thread is faster: torch's own keep the other processors for some milliseconds after each operation.
+MANY_ELEMENTS = 2**22
 
 _MASK = (1 << 64) - 1
 
@@ -71,7 +73,7 @@ class CounterNoise:
         generators = [self._generator(tensors[0].device, i) for i in range(len(jobs))]
         self._filled += 1
         threads = torch.get_num_threads() if tensors[0].is_cpu else 1
-        if len(jobs) > 2 and threads > 1:
+        if threads > 1 and sum(tensor.numel() for tensor in tensors) >= MANY_ELEMENTS:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(_draw_, jobs, generators))
         else:
