@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 PRECISIONS = ("32", "bf16-mixed")
+VARIABLES = ("MALLOC_", "MKL_", "OMP_", "GOMP_", "ONEDNN_")  # that change the speed of torch's libraries
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Setting:
             "precision": self.precision,
             "threads": self.threads,
             "workspace_mib": self.workspace_mib,
-            "malloc": {name: value for name, value in sorted(os.environ.items()) if name.startswith("MALLOC_")},
+            "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
         }
 
     def synchronise(self) -> None:

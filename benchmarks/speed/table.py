@@ -48,11 +48,11 @@ def render(result: dict[str, Any]) -> str:
 def _setting(result: dict[str, Any]) -> str:
     device = result["processor"] if result["device"] == "cpu" else result["device"]
     versions = ", ".join(f"{name} {result[name]}" for name in VERSIONS if name in result)
-    malloc = "".join(f"; {name}={value}" for name, value in result["malloc"].items())
+    environment = "".join(f"; {name}={value}" for name, value in result["environment"].items())
     rounds = f"{result['rounds']} interleaved rounds" + (" by processor time" if result.get("clock") == "cpu" else "")
     return (
         f"{device}, {result['threads']} threads, precision {result['precision']}, {rounds}; "
-        f"{versions}; commit {result['commit']}{malloc}."
+        f"{versions}; commit {result['commit']}{environment}."
     )
 
 

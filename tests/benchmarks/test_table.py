@@ -19,7 +19,7 @@ RESULT = {
     "opacus": "absent",
     "ivon-opt": "0.1.3",
     "commit": "abc1234",
-    "malloc": {"MALLOC_ARENA_MAX": "1"},
+    "environment": {"MALLOC_ARENA_MAX": "1"},
     "results": [
         {
             "model": "lenet",
