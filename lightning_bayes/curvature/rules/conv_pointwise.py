@@ -28,24 +28,25 @@ def sums_by_pointwise(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Wo
         layer: The convolution.
         x: Its input, ``[B, Cin, *in]``.
         grad_output: Gradient of its output, ``[B, Cout, *out]``.
-        workspace: Holds patches and sums.
+        workspace: Holds patches and sums, and says of how many examples borders are added at once.
 
     Returns:
         Both, shaped like the weight.
     """
     rows, size = layer.out_channels, layer.weight[0].numel()
-    windows, deltas = input_patches(layer, padded(layer, x), grad_output.shape[2:]), grad_output.flatten(2)
     parts = -(-rows * size // BLOCK_ELEMENTS)
     pixels = -(-size // (parts * IMAGES * WIDTH)) * IMAGES * WIDTH  # of a part; behind the last are zeros
-    patches = workspace.empty("patches", (parts * pixels, deltas.shape[2]), x)
+    patches = workspace.empty("patches", (parts * pixels, grad_output.shape[2:].numel()), x)
     patches[size:].zero_()
     totals = [workspace.empty(of, (parts, pixels, rows), x).zero_() for of in ("sums of rows", "squares of rows")]
-    for seen, delta in zip(windows, deltas, strict=True):
-        patches[:size].view(seen.shape).copy_(seen)
-        for part, grad, square in zip(torch.split(patches, pixels), *totals, strict=True):
-            each = _product(part, delta)
-            grad += each
-            square.addcmul_(each, each)
+    for some, grads in workspace.split(x[:1].numel(), x, grad_output):
+        windows = input_patches(layer, padded(layer, some), grads.shape[2:])
+        for seen, delta in zip(windows, grads.flatten(2), strict=True):
+            patches[:size].view(seen.shape).copy_(seen)
+            for part, grad, square in zip(torch.split(patches, pixels), *totals, strict=True):
+                each = _product(part, delta)
+                grad += each
+                square.addcmul_(each, each)
     return _like_weight(layer, totals[0], workspace), _like_weight(layer, totals[1], workspace)
 
 
