@@ -402,6 +402,18 @@ def test_update_that_is_not_finite_is_skipped_and_counted(where, generator):
     assert (opt.skipped_in_a_row, opt.num_updates) == (0, 2)
 
 
+@pytest.mark.parametrize("features", [3, 300], ids=["small tensor", "large tensor"])
+def test_one_number_that_is_not_finite_is_enough_to_skip_an_update(features, generator):
+    layer = nn.Linear(features, 300, bias=False)
+    opt = VOGN(layer, num_data=40)
+    with opt.sampled_params():
+        layer(torch.randn(4, features, generator=generator)).square().mean().backward()
+    layer.weight.grad[-1, -1] = torch.nan
+    with pytest.warns(UserWarning, match="gradient or curvature that is not finite"):
+        opt.step()
+    assert opt.num_updates == 0
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_exception_inside_a_pass_leaves_the_mean(error, generator):
     model, opt = start(generator)
