@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_bayes.curvature.rules.patches import Conv, input_patches, padded
+from lightning_bayes.curvature.rules.patches import Conv, assembled, input_patches, padded
 from lightning_bayes.curvature.workspace import Workspace
 
 BLOCK_ELEMENTS = 5 * 2**17  # of a c_i(W), 2.5 MiB of float32; larger ones come from fresh memory each time
@@ -47,15 +47,11 @@ def sums_by_pointwise(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Wo
                 each = _product(part, delta)
                 grad += each
                 square.addcmul_(each, each)
-    return _like_weight(layer, totals[0], workspace), _like_weight(layer, totals[1], workspace)
+    grad, square = (assembled(layer, total.flatten(0, 1).T[None, None], workspace) for total in totals)
+    return grad, square
 
 
 def _product(pixels: Tensor, delta: Tensor) -> Tensor:
     """``pixels [pixels, T]`` times the transpose of ``delta [rows, T]``."""
     images = pixels.view(IMAGES, -1, WIDTH, pixels.shape[1]).permute(0, 3, 1, 2)  # channels last in memory
     return F.conv2d(images, delta[:, :, None, None]).permute(0, 2, 3, 1).reshape(len(pixels), len(delta))
-
-
-def _like_weight(layer: Conv, total: Tensor, workspace: Workspace) -> Tensor:
-    values = total.flatten(0, 1)[: layer.weight[0].numel()].T
-    return workspace.result(values.shape, values).copy_(values).view(layer.weight.shape)
