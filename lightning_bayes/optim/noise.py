@@ -14,7 +14,7 @@ from torch import Tensor
 
 PART_ELEMENTS = 2**18
 # With fewer, one thread is faster: torch's own keep the other processors for some milliseconds after each operation.
-MANY_ELEMENTS = 2**22
+MANY_PARTS = 16
 
 _MASK = (1 << 64) - 1
 
@@ -73,7 +73,7 @@ class CounterNoise:
         generators = [self._generator(tensors[0].device, i) for i in range(len(jobs))]
         self._filled += 1
         threads = torch.get_num_threads() if tensors[0].is_cpu else 1
-        if threads > 1 and sum(tensor.numel() for tensor in tensors) >= MANY_ELEMENTS:
+        if threads > 1 and len(parts) >= MANY_PARTS:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(_draw_, jobs, generators))
         else:

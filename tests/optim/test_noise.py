@@ -14,7 +14,7 @@ from lightning_bayes.optim.noise import CounterNoise
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     monkeypatch.setattr(noise, "PART_ELEMENTS", 64)
-    monkeypatch.setattr(noise, "MANY_ELEMENTS", 128)
+    monkeypatch.setattr(noise, "MANY_PARTS", 2)
 
 
 def drawn(key, shapes=((5,), (300,), (7, 11), (2, 3))):
