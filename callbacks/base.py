@@ -23,8 +23,9 @@ from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_exa
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.whole_or_nothing import WholeOrNothing
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
-from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule, hyper, value_at
-from lightning_bayes.optim.user_step import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
+from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule, value_at
+from lightning_bayes.optim import hyperparameters as hyper
+from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
 from lightning_bayes.posteriors import CALLBACK_KEY, group_arguments
 from lightning_bayes.predictive import Link
 from lightning_bayes.strategies import BayesDDPStrategy
@@ -37,12 +38,12 @@ class VariationalCallback(EvaluatingCallback):
 
     Args:
         lr: Learning rate α of the paper's natural step, at the peak of the user's schedule. None, the default step: the
-            user's own optimizer moves the mean (see `optim.user_step`; a heuristic). Schedulers act on either.
+            user's own optimizer moves the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers act on either.
         mc_samples: K, weight samples per batch and process in training.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean.
         prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ),
             else 0.1 with the default step and 1 with an explicit `lr`. The mean feels a prior in the default step only if
-            one is asked for: by this, by ``prior_mean="initial"``, or by an L2 penalty (see `optim.user_step`).
+            one is asked for: by this, by ``prior_mean="initial"``, or by an L2 penalty (see `optim.steps.base_optimizer`).
         prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start of the fit, such as pretrained ones.
         kl_weight: τ, weight of the KL term, above 0: below 1 gives a cold posterior, above 1 a warm one.
         kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
@@ -56,7 +57,7 @@ class VariationalCallback(EvaluatingCallback):
         engine: ``"fused"`` measures any layer; ``"backpack"`` is BackPACK, for the layers it knows.
         relative_noise: Upper bound of the noise in units of each tensor's size. None: no bound with an explicit `lr`;
             with the default step 0.3 for classifiers (told by `link` or by the loss; 0.1 where SGD moves the mean) and 0.02
-            for all else, less for more than five layers (`optim.user_step.noise_of_depth`): a heuristic.
+            for all else, less for more than five layers (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
         damping_in_noise: Whether γ counts in the posterior precision too.
         loss_reduction: ``"auto"`` reads from the loss's graph whether it is a mean or a sum over examples.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import BBB, Schedule
-from lightning_bayes.optim.hyper import check as check_hyperparameters
+from lightning_bayes.optim.hyperparameters import check as check_hyperparameters
 
 
 @final

@@ -15,7 +15,7 @@ class CVICallback(VariationalCallback):
     Args:
         mc_samples: K, weight samples per batch and process in training.
         betas: (β₁, β₂), weights of the old momentum and of the old curvature.
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.von`.
+        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
         **arguments: See `VariationalCallback`; ``engine`` has no effect.
 
     Raises:

@@ -7,8 +7,8 @@ from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import IVON, BetaSchedule, Schedule
-from lightning_bayes.optim.hyper import check
-from lightning_bayes.optim.ivon import check_rescaling
+from lightning_bayes.optim.diagonal.ivon import check_rescaling
+from lightning_bayes.optim.hyperparameters import check
 
 
 @final

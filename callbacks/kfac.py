@@ -11,16 +11,16 @@ from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import KFAC, BetaSchedule, FisherName, KroneckerOptimizer, NoisyKFAC, Schedule
 from lightning_bayes.optim.fisher import check_fisher
-from lightning_bayes.optim.hyper import check as check_hyperparameters
-from lightning_bayes.optim.intervals import check_intervals
-from lightning_bayes.optim.matrix_optimizer import DEFAULT_MAX_SIDE
+from lightning_bayes.optim.hyperparameters import check as check_hyperparameters
+from lightning_bayes.optim.kronecker.intervals import check_intervals
+from lightning_bayes.optim.kronecker.matrix_optimizer import DEFAULT_MAX_SIDE
 
 
 class KroneckerCallback(VariationalCallback):
     """What the two callbacks share. What is measured where, and from which labels, is written to the log.
 
-    Without `lr`, Noisy K-FAC lets the user's own optimizer move the mean (`optim.user_step`) and shapes the posterior;
-    K-FAC, which has no posterior, takes its own step within `optim.trust_region`.
+    Without `lr`, Noisy K-FAC lets the user's own optimizer move the mean (`optim.steps`) and shapes the posterior;
+    K-FAC, which has no posterior, takes its own step within `optim.steps.trust_region`.
 
     Args:
         stats_interval: T_stats, updates between measurements of the curvature.

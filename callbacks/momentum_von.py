@@ -13,7 +13,7 @@ class MomentumVONCallback(VariationalCallback):
     """Trains with variational online Newton and natural momentum (`lightning_bayes.MomentumVON`).
 
     Args:
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.von`.
+        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
         **arguments: See `VariationalCallback`; ``engine`` has no effect.
 
     Raises:

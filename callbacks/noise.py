@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.optim.user_step import CAUTIOUS_NOISE, noise_of_depth, noisy_layers
+from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE, noise_of_depth, noisy_layers
 from lightning_bayes.predictive import Link
 
 

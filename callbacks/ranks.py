@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.optim.shared_inversions import Partners
+from lightning_bayes.optim.kronecker.shared_inversions import Partners
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_agreement
 
 

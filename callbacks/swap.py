@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim import BetaSchedule, NoisyOptimizer, Schedule
-from lightning_bayes.optim.user_step import GRADIENT_STEPS, UserStep
+from lightning_bayes.optim.steps.base_optimizer import GRADIENT_STEPS, UserStep
 
 _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # their learning rate is not the length of a step
 _NAMES_OF_DECOUPLED = ("AdamW", "Adafactor", "Muon")  # the last came with torch 2.9

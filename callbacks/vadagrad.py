@@ -6,9 +6,9 @@ from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import BetaSchedule, Schedule, VadaGrad
-from lightning_bayes.optim.hyper import check
-from lightning_bayes.optim.user_step import CAUTIOUS_NOISE
-from lightning_bayes.optim.vadagrad import require_unit_kl_weight
+from lightning_bayes.optim.diagonal.vadagrad import require_unit_kl_weight
+from lightning_bayes.optim.hyperparameters import check
+from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 
 
 @final

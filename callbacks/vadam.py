@@ -6,14 +6,14 @@ from typing import final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import Vadam
-from lightning_bayes.optim.user_step import CAUTIOUS_NOISE
+from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 
 
 @final
 class VadamCallback(VariationalCallback):
     """Trains with variational Adam (`lightning_bayes.Vadam`): one backward pass of any layer, at Adam's cost.
 
-    The width of its posterior depends on the batch size, see `optim.gradient_magnitude`.
+    The width of its posterior depends on the batch size, see `optim.diagonal.gradient_magnitude`.
     """
 
     optimizer_class = Vadam

@@ -18,7 +18,7 @@ class VONCallback(VariationalCallback):
     Args:
         hessian: ``"exact"``, through BackPACK, for the models that it knows; or ``"reparameterised"``, an estimate from
             gradient and noise, for any.
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.von`.
+        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
         **arguments: See `VariationalCallback`; ``engine`` has no effect.
 
     Raises:

@@ -6,8 +6,8 @@ from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import BetaSchedule, Vprop, Vprop0
-from lightning_bayes.optim.user_step import CAUTIOUS_NOISE
-from lightning_bayes.optim.vprop import Scaling, check_scaling
+from lightning_bayes.optim.diagonal.vprop import Scaling, check_scaling
+from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 
 
 class _VpropCallback(VariationalCallback):
@@ -28,7 +28,7 @@ class _VpropCallback(VariationalCallback):
 class VpropCallback(_VpropCallback):
     """Trains with variational RMSprop (`lightning_bayes.Vprop`): one backward pass of any layer.
 
-    The width of its posterior depends on the batch size, see `optim.gradient_magnitude`.
+    The width of its posterior depends on the batch size, see `optim.diagonal.gradient_magnitude`.
 
     Args:
         betas: (β₁, β₂), weights of the old momentum and of the old curvature; the papers have no momentum.

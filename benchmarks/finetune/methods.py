@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.finetune.data import Images
 from benchmarks.finetune.training import Weights, finetune
 from lightning_bayes import NoisyKFACCallback, VariationalCallback, VOGNCallback, mc_predict
-from lightning_bayes.optim.user_step import PRIOR_PRECISION
+from lightning_bayes.optim.steps.base_optimizer import PRIOR_PRECISION
 
 EVAL_SAMPLES: Final = 32
 PEER: Final = "laplace"

@@ -26,7 +26,7 @@ from benchmarks.papers.uci.data import Batch, Splits, epoch_of, load_splits
 from benchmarks.papers.uci.noise import GammaPrecision
 from benchmarks.provenance import provenance
 from lightning_bayes.linalg import KroneckerProduct, cholesky, pi_damped
-from lightning_bayes.optim.block_tridiagonal import ChainCurvature, damped_inverse
+from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, damped_inverse
 
 WIDTHS = (15, 15)
 LR, BETAS, PRIOR_PRECISION = 0.01, (0.9, 0.999), 1.0  # as in the regression experiments

@@ -33,7 +33,7 @@ from benchmarks.speed.setting import Setting, add_arguments, read_setting
 from lightning_bayes import VOGN
 from lightning_bayes.curvature import make_engine
 from lightning_bayes.curvature.units import Unit, find_units
-from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.runtime.noise import CounterNoise
 
 PHASES = ("draws", "sampling", "forward", "backward without curvature", "curvature", "update")
 PLAIN = ("forward", "backward without curvature", "Adam's update")

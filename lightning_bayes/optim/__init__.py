@@ -1,20 +1,26 @@
 """Variational optimizers: one algorithm per file, a pure `update` first, then the `torch.optim.Optimizer`."""
 
-from lightning_bayes.optim.base import NoisyOptimizer
-from lightning_bayes.optim.bbb import BBB
-from lightning_bayes.optim.chain_optimizer import BlockTridiagonalKFAC
-from lightning_bayes.optim.cvi import CVI
+from lightning_bayes.optim.dense.chain_optimizer import BlockTridiagonalKFAC
+from lightning_bayes.optim.dense.full_optimizers import VONG, FullVON, NNGFull
+from lightning_bayes.optim.dense.joint import JointOptimizer
+from lightning_bayes.optim.diagonal.bbb import BBB
+from lightning_bayes.optim.diagonal.cvi import CVI
+from lightning_bayes.optim.diagonal.ivon import IVON
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.diagonal.momentum_von import MomentumVON
+from lightning_bayes.optim.diagonal.noisy_adam import NoisyAdam, NoisyAdamFisher
+from lightning_bayes.optim.diagonal.ogn import OGN
+from lightning_bayes.optim.diagonal.state import MeanFieldState
+from lightning_bayes.optim.diagonal.vadagrad import VadaGrad
+from lightning_bayes.optim.diagonal.vadam import Vadam
+from lightning_bayes.optim.diagonal.vogn import VOGN
+from lightning_bayes.optim.diagonal.von import VON, Positivity, ReparameterisedVON, check_positivity
+from lightning_bayes.optim.diagonal.vprop import Vprop, Vprop0
 from lightning_bayes.optim.fisher import FisherName
-from lightning_bayes.optim.full_optimizers import VONG, FullVON, NNGFull
-from lightning_bayes.optim.hyper import PriorMean
-from lightning_bayes.optim.ivon import IVON
-from lightning_bayes.optim.joint import JointOptimizer
-from lightning_bayes.optim.kronecker import KFAC, KroneckerOptimizer, NoisyKFAC
-from lightning_bayes.optim.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.momentum_von import MomentumVON
-from lightning_bayes.optim.noise import CounterNoise, counter_seed
-from lightning_bayes.optim.noisy_adam import NoisyAdam, NoisyAdamFisher
-from lightning_bayes.optim.ogn import OGN
+from lightning_bayes.optim.hyperparameters import PriorMean
+from lightning_bayes.optim.kronecker.optimizers import KFAC, KroneckerOptimizer, NoisyKFAC
+from lightning_bayes.optim.runtime.base import NoisyOptimizer
+from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.schedules import (
     BetaSchedule,
     CosineSchedule,
@@ -24,12 +30,6 @@ from lightning_bayes.optim.schedules import (
     Schedule,
     value_at,
 )
-from lightning_bayes.optim.state import MeanFieldState
-from lightning_bayes.optim.vadagrad import VadaGrad
-from lightning_bayes.optim.vadam import Vadam
-from lightning_bayes.optim.vogn import VOGN
-from lightning_bayes.optim.von import VON, Positivity, ReparameterisedVON, check_positivity
-from lightning_bayes.optim.vprop import Vprop, Vprop0
 
 __all__ = [
     "BBB",

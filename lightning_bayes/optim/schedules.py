@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, final
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim import hyper
+from lightning_bayes.optim import hyperparameters as hyper
 
 ValueT = TypeVar("ValueT")
 BetaSchedule: TypeAlias = Callable[[int], tuple[float, float]]

@@ -1,7 +1,7 @@
 """Distributed training that knows about weight samples: who draws which noise, and who sees which examples.
 
-Noise is a function of a number (`optim.noise`), so ranks of one noise group draw the same weights because they take the
-same numbers, and nothing is sent. With V = world size × micro-batches per update, a micro-batch of a rank is number
+Noise is a function of a number (`optim.runtime.noise`), so ranks of one noise group draw the same weights because they take
+the same numbers, and nothing is sent. With V = world size × micro-batches per update, a micro-batch of a rank is number
 v = rank · micro-batches + micro-batch, and belongs to group ⌊v · groups / V⌋. A rank with one micro-batch per update is
 the process of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), Algorithm 1; with more micro-batches fewer devices
 take the place of many.

@@ -10,7 +10,7 @@ from benchmarks.speed.cycle import INVERSE_INTERVAL, STATS_INTERVAL, Cycle, comb
 from benchmarks.speed.methods import METHODS
 from benchmarks.speed.models import make_task
 from benchmarks.speed.rounds import Times
-from lightning_bayes.optim import matrix_state
+from lightning_bayes.optim.kronecker import matrix_state
 
 
 @pytest.fixture

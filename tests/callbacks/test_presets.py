@@ -16,8 +16,8 @@ from lightning_bayes.callbacks.presets import ALL, presets_of
 from lightning_bayes.callbacks.presets.preset import Preset
 from lightning_bayes.curvature import Softmax
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.state import MeanFieldState
-from lightning_bayes.optim.vogn import update
+from lightning_bayes.optim.diagonal.state import MeanFieldState
+from lightning_bayes.optim.diagonal.vogn import update
 from lightning_bayes.posteriors import kl_weight_now, precision
 
 OSAWA = {  # lr, weight of the new curvature, prior variance, damping, augmentation: the numbers of the released files

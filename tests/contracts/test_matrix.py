@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.errors import BayesError
-from lightning_bayes.optim.vogn import VOGN
+from lightning_bayes.optim.diagonal.vogn import VOGN
 
 
 class First(nn.Module):

@@ -23,7 +23,7 @@ from lightning_bayes.errors import (
     UnsupportedLayerError,
     UnsupportedTrainingError,
 )
-from lightning_bayes.optim.vogn import VOGN
+from lightning_bayes.optim.diagonal.vogn import VOGN
 
 ENGINES = ["fused", "backpack"]
 every_engine = pytest.mark.parametrize("engine", ENGINES)

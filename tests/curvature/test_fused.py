@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim.vogn import VOGN
+from lightning_bayes.optim.diagonal.vogn import VOGN
 
 
 def normal(*shape, generator):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim.vogn import VOGN
+from lightning_bayes.optim.diagonal.vogn import VOGN
 
 every_engine = pytest.mark.parametrize("engine", ["fused", "backpack"])
 

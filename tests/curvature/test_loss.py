@@ -14,7 +14,7 @@ from torch.nn.parallel.distributed import _DDPSink
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.loss import read_loss_scale
 from lightning_bayes.errors import BayesError, UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.optim.vogn import VOGN
+from lightning_bayes.optim.diagonal.vogn import VOGN
 
 # The number of outputs or classes is a multiple of the number of examples, a divisor, the same, or neither.
 SIZES = [(4, 8), (2, 6), (6, 3), (5, 5), (6, 4)]

@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.errors import UnsupportedLayerError
-from lightning_bayes.optim.vogn import VOGN
+from lightning_bayes.optim.diagonal.vogn import VOGN
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")
 

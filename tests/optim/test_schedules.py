@@ -11,13 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim import (
-    VOGN,
-    CosineSchedule,
-    ExponentialSchedule,
-    LinearSchedule,
-    PiecewiseSchedule,
-)
+from lightning_bayes.optim import VOGN, CosineSchedule, ExponentialSchedule, LinearSchedule, PiecewiseSchedule
 
 
 @pytest.fixture

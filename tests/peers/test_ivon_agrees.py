@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from tiny_training import blobs, mlp
 
-from lightning_bayes.optim.ivon import update
-from lightning_bayes.optim.state import MeanFieldState
+from lightning_bayes.optim.diagonal.ivon import update
+from lightning_bayes.optim.diagonal.state import MeanFieldState
 
 ivon = pytest.importorskip("ivon")
 

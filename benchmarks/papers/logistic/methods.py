@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.papers.logistic.data import Runs
-from lightning_bayes.optim import bbb, vadam, vogn, von, vprop
-from lightning_bayes.optim.state import MeanFieldState
+from lightning_bayes.optim.diagonal import bbb, vadam, vogn, von, vprop
+from lightning_bayes.optim.diagonal.state import MeanFieldState
 
 Measured: TypeAlias = Literal["squares", "square of the mean", "hessian", "reparameterised"]
 

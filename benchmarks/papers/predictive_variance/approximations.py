@@ -17,8 +17,8 @@ from benchmarks.papers.uci.learner import Learner, Problem
 from benchmarks.papers.uci.mean_field import Algorithm, MeanFieldLearner
 from benchmarks.papers.uci.setting import Setting
 from benchmarks.papers.uci.structured import BlockTridiagonalLearner, NoisyKFACLearner
-from lightning_bayes.optim import bbb, noisy_adam
-from lightning_bayes.optim.state import MeanFieldState
+from lightning_bayes.optim.diagonal import bbb, noisy_adam
+from lightning_bayes.optim.diagonal.state import MeanFieldState
 
 PUBLISHED: Final = Setting(
     epochs=20_000,

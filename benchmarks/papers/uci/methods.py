@@ -16,8 +16,8 @@ from benchmarks.papers.uci.published import DROPOUT_PRECISIONS, DROPOUT_PROBABIL
 from benchmarks.papers.uci.setting import GAL, KHAN, ZHANG, Setting
 from benchmarks.papers.uci.structured import BlockTridiagonalLearner, NoisyKFACLearner
 from benchmarks.papers.uci.tuning import tuned
-from lightning_bayes.optim import bbb, noisy_adam, vadam, vogn
-from lightning_bayes.optim.state import MeanFieldState
+from lightning_bayes.optim.diagonal import bbb, noisy_adam, vadam, vogn
+from lightning_bayes.optim.diagonal.state import MeanFieldState
 
 SEED: Final = 0
 PRIOR_PRECISIONS: Final = (0.1, 1.0, 10.0)  # within Khan et al.'s bounds, exp(-4) to exp(4)

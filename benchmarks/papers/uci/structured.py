@@ -17,9 +17,10 @@ from benchmarks.papers.uci.data import Batch
 from benchmarks.papers.uci.learner import Learner, Problem, predict_with
 from benchmarks.papers.uci.network import Blocks, Trace, Weights, fisher_blocks, forward, mean_gradient
 from lightning_bayes.linalg import KroneckerProduct
-from lightning_bayes.optim import block_tridiagonal, noisy_kfac
-from lightning_bayes.optim.block_tridiagonal import ChainCurvature
-from lightning_bayes.optim.intervals import is_due
+from lightning_bayes.optim.dense import block_tridiagonal
+from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature
+from lightning_bayes.optim.kronecker import noisy_kfac
+from lightning_bayes.optim.kronecker.intervals import is_due
 
 LAYERS = ("hidden", "output")
 

@@ -1,0 +1,1 @@
+"""Full and block-tridiagonal posteriors, for small models."""

@@ -1,0 +1,110 @@
+"""Full-covariance noisy natural gradient for small models, as pure functions of the flattened weights.
+
+    θ = μ + √(τ/Ñ) L⁻ᵀ ε           L Lᵀ = S + δ̃ I [+ γ I], the old S
+    S ← β₂ S + (1-β₂) Ĥ
+    m ← β₁ m + (1-β₁)(ĝ + δ̃ μ)     m̂ = m / (1-β₁ᵗ)
+    μ ← μ - α (S + (δ̃+γ) I)⁻¹ m̂    the new S
+
+What Ĥ is makes the algorithm:
+
+- the Hessian of the mean negative log-likelihood: VON (Khan et al. 2018, eqs. 7-9, https://arxiv.org/abs/1806.04854), and
+  with α = 1-β₂ and β₁ = 0 CVI, conjugate-computation variational inference (Khan & Lin 2017);
+- the mean of g_i g_iᵀ with data labels: VONG (Khan et al. 2017), the empirical Fisher;
+- the mean of g_i g_iᵀ with labels that the model draws: NNG-full (Zhang et al. 2018, eqs. 9-10), the Fisher.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.linalg import cholesky, inverse_root
+from lightning_bayes.optim.diagonal.state import average, debiased
+
+_NAME = "curvature with prior and damping"
+
+
+class FullState(NamedTuple):
+    """State of all weights, flattened and joined; leading dimensions are independent models."""
+
+    mean: Tensor  # μ, [..., D]
+    curvature: Tensor  # S, [..., D, D], of the mean negative log-likelihood, prior not included
+    momentum: Tensor  # m, [..., D]
+
+
+def sample(
+    state: FullState,
+    noise: Tensor,
+    *,
+    num_data: float,
+    prior: float,
+    kl_weight: float = 1.0,
+    damping: float = 0.0,
+) -> Tensor:
+    """Draw weights.
+
+    Args:
+        state: State before this update's measurement.
+        noise: ε, standard normal, ``[..., D]``.
+        num_data: Ñ = ρN.
+        prior: δ̃ = τδ/Ñ.
+        kl_weight: τ.
+        damping: γ where it is part of the noise.
+
+    Returns:
+        θ, ``[..., D]``.
+    """
+    root = inverse_root(_damped(state.curvature, prior + damping), _NAME)
+    return state.mean + math.sqrt(kl_weight / num_data) * (root @ noise[..., None])[..., 0]
+
+
+def outer_products(grads: Tensor) -> Tensor:
+    """The mean of g_i g_iᵀ.
+
+    Args:
+        grads: Gradient of each example's own loss, ``[..., examples, D]``.
+
+    Returns:
+        ``[..., D, D]``.
+    """
+    return grads.mT @ grads / grads.shape[-2]
+
+
+def update(
+    state: FullState,
+    grad: Tensor,
+    curvature: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    prior: float,
+    damping: float = 0.0,
+    step: int = 1,
+) -> FullState:
+    """One update; pure.
+
+    Args:
+        state: State before the update.
+        grad: ĝ, mean gradient of the negative log-likelihood at the sample, ``[..., D]``.
+        curvature: Ĥ at the sample, ``[..., D, D]``.
+        lr: α.
+        betas: (β₁, β₂), weights of the old momentum and the old curvature.
+        prior: δ̃.
+        damping: γ.
+        step: Number of this update, from 1.
+
+    Returns:
+        State after the update.
+    """
+    averaged = average(state.curvature, curvature, betas[1])
+    momentum = average(state.momentum, grad + prior * state.mean, betas[0])
+    factor = cholesky(_damped(averaged, prior + damping), _NAME)
+    move = torch.cholesky_solve(debiased(momentum, betas[0], step)[..., None], factor)[..., 0]
+    return FullState(state.mean - lr * move, averaged, momentum)
+
+
+def _damped(matrix: Tensor, amount: float) -> Tensor:
+    return matrix + amount * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

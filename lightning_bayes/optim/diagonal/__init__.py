@@ -1,0 +1,1 @@
+"""Mean-field posteriors: one algorithm per file, a pure `update` first, then the `torch.optim.Optimizer`."""

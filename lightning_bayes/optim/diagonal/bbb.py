@@ -1,0 +1,136 @@
+"""Bayes by Backprop (BBB), Blundell et al. 2015, https://arxiv.org/abs/1505.05424: Adam on the bound's pathwise gradient.
+
+With θ = μ + σε and δ̃ = τδ/Ñ, the bound per example F = E_ε[f(θ)] + (τ/Ñ) KL(N(μ, σ²) ‖ N(0, 1/δ)) has the gradients
+
+    ∂F/∂μ     = E[ĝ] + δ̃ μ
+    ∂F/∂log σ = σ E[ĝ ε] + (τ/Ñ)(δσ² - 1) = (τ/Ñ) (ĥ - s) / (s + δ̃)
+
+where ĥ = ĝ ε / σ is what `ReparameterisedVON` measures, and s = (τ/Ñ)/σ² - δ̃ is the package's one parametrisation of σ. So
+the state keeps s: a step of log σ by -d multiplies s + δ̃ by exp(2d). s is negative, but above -δ̃, where the posterior is
+wider than the prior. Adam does not see the factor τ/Ñ, and with r = (ĥ - s) / (s + δ̃):
+
+    m, v ← averages of ĝ + δ̃ μ and of its square           μ ← μ - α m̂ / (√v̂ + γ + ε)
+    n, w ← averages of r and of r²                         log σ ← log σ - α_σ n̂ / (√ŵ + ε)
+
+Blundell et al. write σ = log(1 + e^ρ), which is e^ρ where σ ≪ 1; the optimum is the same, and it is VON's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, final
+
+from torch import Tensor, nn
+
+from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer, keep_positive
+from lightning_bayes.optim.diagonal.state import average
+from lightning_bayes.optim.schedules import Schedule
+
+EPSILON = 1e-8  # ε of Adam
+
+
+class BBBState(NamedTuple):
+    """State of one parameter, all shaped like it."""
+
+    mean: Tensor  # μ
+    curvature: Tensor  # s = (τ/Ñ)/σ² - δ̃
+    momentum: Tensor  # m
+    mean_square: Tensor  # v
+    log_std_momentum: Tensor  # n
+    log_std_square: Tensor  # w
+
+
+def pathwise_gradients(state: BBBState, grad: Tensor, hessian: Tensor, prior: float) -> tuple[Tensor, Tensor]:
+    """Gradients of the bound; pure.
+
+    Args:
+        state: State with μ and s.
+        grad: ĝ, mean gradient of the negative log-likelihood, averaged over samples.
+        hessian: ĝ ε / σ, averaged over samples.
+        prior: δ̃.
+
+    Returns:
+        ∂F/∂μ, and Ñ/τ times ∂F/∂log σ.
+    """
+    return grad + prior * state.mean, (hessian - state.curvature) / (state.curvature + prior)
+
+
+def update(
+    state: BBBState,
+    grad: Tensor,
+    hessian: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    prior: float,
+    damping: float = 0.0,
+    step: int = 1,
+    std_lr: float | None = None,
+    debias: bool = True,
+) -> BBBState:
+    """One update of one parameter; pure.
+
+    Args:
+        state: State before the update; s above -δ̃.
+        grad: ĝ, mean gradient of the negative log-likelihood, averaged over samples.
+        hessian: ĝ ε / σ, averaged over samples.
+        lr: α, Adam's learning rate of μ.
+        betas: (β₁, β₂) of Adam.
+        prior: δ̃ = τδ/Ñ.
+        damping: γ, added to ε.
+        step: Number of this update, from 1.
+        std_lr: α_σ, Adam's learning rate of log σ; None for α.
+        debias: Whether the averages of squares started at zero with a constant β₂.
+
+    Returns:
+        State after the update.
+    """
+    of_mean, of_log_std = pathwise_gradients(state, grad, hessian, prior)
+    momentum = average(state.momentum, of_mean, betas[0])
+    log_std_momentum = average(state.log_std_momentum, of_log_std, betas[0])
+    mean_square = average(state.mean_square, of_mean.square(), betas[1])
+    log_std_square = average(state.log_std_square, of_log_std.square(), betas[1])
+    bias1, bias2 = 1 - betas[0] ** step, 1 - betas[1] ** step if debias else 1.0
+    mean = state.mean - lr / bias1 * momentum / ((mean_square / bias2).sqrt() + (damping + EPSILON))
+    log_std_rate = (lr if std_lr is None else std_lr) / bias1
+    log_std_step = log_std_rate * log_std_momentum / ((log_std_square / bias2).sqrt() + EPSILON)
+    curvature = keep_positive((state.curvature + prior) * (2 * log_std_step).exp() - prior, prior)
+    return BBBState(mean, curvature, momentum, mean_square, log_std_momentum, log_std_square)
+
+
+@final
+class BBB(SignedCurvatureOptimizer):
+    """Bayes by Backprop as a `torch.optim.Optimizer`.
+
+    Args:
+        model: Any model; see `MeanFieldOptimizer`.
+        params: See there.
+        std_lr: Learning rate of log σ; None for ``lr``, also with the step rule ``"trust_region"``, which bounds the
+            mean's step alone.
+        **arguments: See `MeanFieldOptimizer`.
+
+    Raises:
+        HyperparameterError: If a value lies outside of its range.
+    """
+
+    noisy = True
+    measures = "reparameterised"
+    state_type = BBBState
+    natural_update = staticmethod(update)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None = None,
+        *,
+        std_lr: float | Schedule | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(model, params, own={"std_lr": std_lr}, **arguments)
+
+    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        arguments = super()._update_arguments(group, step)
+        if arguments["std_lr"] is None:
+            arguments["std_lr"] = arguments["lr"]
+        # A trust region takes running means of squares, which have no bias.
+        return {**arguments, "debias": group["step_rule"] == "natural"}

@@ -1,0 +1,150 @@
+"""Improved variational online Newton (IVON), Shen et al. 2024, Algorithm 1, https://arxiv.org/abs/2402.17641.
+
+In the package's one parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, Σ), Σ = (τ/Ñ) / (s + δ̃),
+δ̃ = τδ/Ñ:
+
+    ĥ = ĝ (θ - μ) / Σ                                                  E_q[ĥ] = E_q[diag ∇²f], Price's theorem
+    m ← β₁ m + (1-β₁) ĝ                                                without the prior's gradient
+    s ← β₂ s + (1-β₂) ĥ + ½ (1-β₂)² (s - ĥ)² / (s + δ̃)                 no bias correction
+    μ ← μ - α clip((m̂ + δ̃ μ) / (s + δ̃ + γ), ±ξ)                        m̂ = m / (1-β₁ᵗ)
+
+One backward pass of any layer is enough, but a single ĥ is very noisy and may be negative. The quadratic term, from Lin et
+al. 2020, keeps s + δ̃ above half of what it was, whatever ĥ: with x = (1-β₂)(ĥ - s) / (s + δ̃),
+
+    s_new + δ̃ = (s + δ̃)(1 + x + x²/2) = (s + δ̃)(1 + (1+x)²) / 2.
+
+Shen et al. write h for s, λ for Ñ/τ and δ for δ̃, their weight decay; β₂ is close to 1 (0.99999) to average the noise out.
+Their h₀ is s₀ = τ(P₀ - δ)/Ñ of ``init_precision`` P₀. Without one, the first batch's pass has no noise, so that s₀ = M ĝ²
+(M examples): the empirical Fisher if gradients were independent of mean zero, a heuristic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased
+from lightning_bayes.optim.diagonal.von import moved_curvature
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule
+from lightning_bayes.posteriors import group_arguments
+
+
+def update(
+    state: MeanFieldState,
+    grad: Tensor,
+    hessian: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    prior: float,
+    damping: float = 0.0,
+    step: int = 1,
+    clip_radius: float = math.inf,
+) -> MeanFieldState:
+    """One IVON update of one parameter; pure.
+
+    Args:
+        state: State before the update, with s + δ̃ > 0.
+        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
+        hessian: ĥ, estimate of the Hessian's diagonal; may be negative.
+        lr: α.
+        betas: (β₁, β₂), weights of the old momentum and the old curvature.
+        prior: δ̃ = τδ/Ñ, above 0.
+        damping: γ.
+        step: Number of this update, t, from 1.
+        clip_radius: ξ, bound of each component of the step before α.
+
+    Returns:
+        State after the update, with s + δ̃ > 0.
+    """
+    curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, "correction")
+    momentum = average(state.momentum, grad, betas[0])
+    gradient = torch.add(debiased(momentum, betas[0], step), state.mean, alpha=prior)
+    direction = gradient.div_(curvature + (prior + damping)).clamp_(-clip_radius, clip_radius)
+    return MeanFieldState(torch.add(state.mean, direction, alpha=-lr), curvature, momentum)
+
+
+def check_rescaling(values: Mapping[str, Any]) -> None:
+    """Require what a rescaled learning rate needs: the natural step, and an initial curvature.
+
+    Args:
+        values: Hyperparameters by name.
+
+    Raises:
+        HyperparameterError: If one is missing.
+    """
+    if values["rescale_lr"] and (values["init_precision"] is None or values["step_rule"] != "natural"):
+        raise HyperparameterError(
+            "rescale_lr=True multiplies the learning rate of the natural step by the initial curvature. Pass lr=... and "
+            "init_precision=..., or leave rescale_lr=False."
+        )
+
+
+@final
+class IVON(SignedCurvatureOptimizer):
+    """IVON as a `torch.optim.Optimizer`.
+
+    Args:
+        model: As in `MeanFieldOptimizer`.
+        params: As in `MeanFieldOptimizer`.
+        betas: (β₁, β₂); the paper's β₂ is close to 1 because ĥ is noisy.
+        clip_radius: ξ, bound of each component of the natural step before the learning rate.
+        rescale_lr: Multiply α by s₀ + δ̃ = τP₀/Ñ of the start, so that α compares with SGD's, as in the authors' code, where
+            it is the default. For ``step_rule="natural"`` with an `init_precision`.
+        **arguments: As in `MeanFieldOptimizer`.
+
+    Raises:
+        HyperparameterError: If a value lies outside of its range, or `rescale_lr` lacks what it needs.
+
+    Example:
+        >>> import torch
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1)
+        >>> opt = IVON(model, lr=0.1, num_data=100, prior_precision=1.0, init_precision=50.0, rescale_lr=True)
+        >>> for _ in range(3):
+        ...     with opt.sampled_params():
+        ...         torch.nn.functional.mse_loss(model(x), y).backward()
+        ...     opt.step()
+        >>> bool((opt.posterior().precision["weight"] > 0).all())
+        True
+    """
+
+    noisy = True
+    natural_update = staticmethod(update)
+    measures = "reparameterised"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None = None,
+        *,
+        betas: tuple[float, float] | BetaSchedule = (0.9, 0.99999),
+        clip_radius: float | Schedule = math.inf,
+        rescale_lr: bool = False,
+        **arguments: Any,
+    ) -> None:
+        own = {"clip_radius": clip_radius, "rescale_lr": rescale_lr}
+        super().__init__(model, params, betas=betas, own=own, **arguments)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, see `MeanFieldOptimizer`.
+
+        Args:
+            param_group: The group.
+        """
+        check_rescaling({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        arguments = super()._update_arguments(group, step)
+        if arguments.pop("rescale_lr"):
+            if "rate_factor" not in group:  # decided once: a warm-up of the KL weight is none of the learning rate
+                start = group_arguments(group)
+                group["rate_factor"] = group["init_precision"] * start["kl_weight"] / start["num_data"]
+            arguments["lr"] *= group["rate_factor"]
+        return arguments

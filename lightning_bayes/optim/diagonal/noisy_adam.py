@@ -1,0 +1,83 @@
+"""Noisy Adam, Zhang et al. 2018, Algorithm 1, https://arxiv.org/abs/1712.02390.
+
+In the package's one parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
+
+    m ← β₁ m + (1-β₁)(ĝ + δ̃ θ)                     the prior's gradient at the sample
+    s ← β₂ s + (1-β₂) ĥ                            without the prior's, no bias correction
+    μ ← μ - α m̂ / (s + δ̃ + γ)                      m̂ = m / (1-β₁ᵗ); no square root
+
+Zhang et al. climb log p and write f for s, λ for τ, η for 1/δ, γ_in for δ̃ and γ_ex for γ, which is in the preconditioner
+alone: so leave ``damping_in_noise=False``. They start from s₀ = 0, which is ``init_precision=prior_precision``. The prior's
+gradient has the same mean as VOGN's, δ̃ μ, but noise of its own. It is part of each pass's gradient here, so gradient
+clipping sees it.
+
+    `NoisyAdam`         ĥ = ĝ², as printed: the width depends on the batch size, see `optim.diagonal.gradient_magnitude`
+    `NoisyAdamFisher`   ĥ = mean_i diag J_iᵀ H_i J_i, the Fisher for labels of the model's own, as in released code of this
+                        family; exact for linear regression. Code draws one label for each example; this is the expectation.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import Capture
+from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.diagonal.vogn import update  # it adds δ̃ μ; the passes below add the rest of δ̃ θ
+from lightning_bayes.posteriors import group_arguments
+
+
+class _PriorAtTheSample(MeanFieldOptimizer):
+    """Adds δ̃ (θ - μ) to the gradient of each pass."""
+
+    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
+        curvature = super()._curvature_of_pass(captured, loss_scale, sample)
+        self._add_prior_gradient(loss_scale / captured.gradient_factor())
+        return curvature
+
+    def _add_prior_gradient(self, gradient_scale: float) -> None:
+        for group in self.param_groups:
+            now = group_arguments(group)
+            strength = now["prior_precision"] * now["kl_weight"] / now["num_data"]  # δ̃
+            for param in group["params"]:
+                mean = self.sampled_mean().get(param)
+                if mean is not None:
+                    noise = (param.detach() - mean).mul_(strength * gradient_scale)
+                    param.grad = noise if param.grad is None else param.grad.add_(noise)
+
+
+@final
+class NoisyAdam(_PriorAtTheSample, GradientMagnitudeOptimizer):
+    """Noisy Adam as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
+
+    Example:
+        >>> import torch
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1)
+        >>> opt = NoisyAdam(model, lr=0.1, num_data=100, damping=1e-3)
+        >>> for _ in range(3):
+        ...     with opt.sampled_params():
+        ...         torch.nn.functional.mse_loss(model(x), y).backward()
+        ...     opt.step()
+        >>> sorted(opt.posterior().mean)
+        ['bias', 'weight']
+    """
+
+    noisy = True
+    averages_curvature = True
+    natural_update = staticmethod(update)
+
+
+@final
+class NoisyAdamFisher(_PriorAtTheSample):
+    """Noisy Adam with the Fisher's diagonal, as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
+
+    BackPACK computes it (the argument ``engine`` has no effect) for models built from layers and losses that it knows;
+    others are refused by name before the first step.
+    """
+
+    noisy = True
+    averages_curvature = True
+    natural_update = staticmethod(update)
+    measures = "diag_ggn"

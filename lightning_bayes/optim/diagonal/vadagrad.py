@@ -1,0 +1,148 @@
+"""Variational AdaGrad (VadaGrad): from inference to optimization, Khan et al. 2018, §5, https://arxiv.org/abs/1806.04854.
+
+The bound with a temperature τ, E_q[Nf] + τ KL(q ‖ p), is variational inference at τ = 1 and variational *optimization* at
+τ = 0, where q is a search distribution that contracts and no posterior. The natural gradient of the precision P = 1/Σ is
+
+    P ← (1 - τβ) P + β (E_q[∇²Nf] + τδ)
+
+and, with P = Ñ (s + δ̃) and δ̃ = δ/Ñ as everywhere in this package, δ cancels: eq. 24, with β = 1-β₂ and ĝ² for the Hessian,
+
+    s ← (1 - τ(1-β₂)) s + (1-β₂) ĝ²                θ ~ N(μ, 1 / (Ñ (s + δ̃)))
+    m ← β₁ m + (1-β₁)(ĝ + τδ̃ μ)                    m̂ = m / (1-β₁ᵗ); β₁ = 0, the default, is the paper's
+    μ ← μ - α m̂ / (√(s + (1-τ)δ̃) + τδ̃ + γ)
+
+τ = 1 is Vprop with scaling="mean" (eq. 14; with β₁ > 0 it is Vadam without the bias correction of s). τ = 0 is VadaGrad
+(eq. 96), whose s is s + δ̃ = P/Ñ here: AdaGrad with the initial accumulator P₀/Ñ if β₂ = 0. There the prior has no part but
+in that number, so choose ``init_precision``. In between s → h/τ, so that P → Ñh/τ + δ is the exact tempered posterior; the
+paper's s + τδ̃ in place of s + δ̃ agrees at both ends only. Let `temperature` fall from 1 to 0 with the updates to anneal
+inference into optimization (App. L, Fig. 7).
+
+The temperature is the KL weight, but fades the old s too; so ``kl_weight`` stays 1. ĝ² is no Hessian: the width of q depends
+on the batch size, see `optim.diagonal.gradient_magnitude`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule
+
+
+def update(
+    state: MeanFieldState,
+    grad: Tensor,
+    squared_grad: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    prior: float,
+    damping: float = 0.0,
+    step: int = 1,
+    temperature: float = 1.0,
+    full_prior: float,
+) -> MeanFieldState:
+    """One VadaGrad update of one parameter; pure.
+
+    Args:
+        state: State before the update.
+        grad: ĝ, mean gradient of the negative log-likelihood at the sample, averaged over samples.
+        squared_grad: ĝ², averaged over samples.
+        lr: α.
+        betas: (β₁, β₂); β₁ is the weight of the old momentum, 1-β₂ the weight of ĝ².
+        prior: τδ̃, the prior's weight in the bound.
+        damping: γ.
+        step: Number of this update, t, from 1.
+        temperature: τ.
+        full_prior: δ̃ = δ/Ñ, its part of the precision.
+
+    Returns:
+        State after the update.
+    """
+    weight = 1 - betas[1]  # β
+    curvature = (1 - temperature * weight) * state.curvature + weight * squared_grad
+    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    scale = (curvature + (full_prior - prior)).sqrt_().add_(prior + damping)
+    mean = torch.addcdiv(state.mean, momentum, scale, value=-lr / (1 - betas[0] ** step))
+    return MeanFieldState(mean, curvature, momentum)
+
+
+def require_unit_kl_weight(values: Mapping[str, Any]) -> None:
+    """Require a KL weight of 1, without warm-up.
+
+    Args:
+        values: Hyperparameters by name.
+
+    Raises:
+        HyperparameterError: If it is another.
+    """
+    needed = {"kl_weight": 1, "kl_warmup_steps": 0}
+    wrong = [f"{name}={values[name]!r}" for name, value in needed.items() if values.get(name, value) != value]
+    if wrong:
+        raise HyperparameterError(
+            f"VadaGrad has {' and '.join(wrong)}, but its temperature is the weight of the KL term. Leave kl_weight=1 and "
+            "kl_warmup_steps=0, and pass temperature=..., a number or a function of the step."
+        )
+
+
+@final
+class VadaGrad(GradientMagnitudeOptimizer):
+    """VadaGrad as a `torch.optim.Optimizer`.
+
+    Args:
+        model: As in `MeanFieldOptimizer`.
+        params: As in `MeanFieldOptimizer`.
+        betas: (β₁, β₂); β₁ = 0 is the paper's method without momentum.
+        temperature: τ, from 1 (the variational bound) to 0 (variational optimization); may be a function of the updates.
+        **arguments: As in `MeanFieldOptimizer`; ``kl_weight`` must be 1.
+
+    Raises:
+        HyperparameterError: If a value lies outside of its range, or the KL weight is not 1.
+
+    Example:
+        >>> import torch
+        >>> from lightning_bayes.optim import LinearSchedule
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1)
+        >>> annealed = LinearSchedule(1.0, 0.0, steps=2)
+        >>> opt = VadaGrad(model, lr=0.1, num_data=100, init_precision=100.0, temperature=annealed)
+        >>> for _ in range(3):
+        ...     with opt.sampled_params():
+        ...         torch.nn.functional.mse_loss(model(x), y).backward()
+        ...     opt.step()
+        >>> opt.param_groups[0]["temperature"]
+        0.0
+    """
+
+    noisy = True
+    natural_update = staticmethod(update)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None = None,
+        *,
+        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
+        temperature: float | Schedule = 0.0,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(model, params, betas=betas, own={"temperature": temperature}, **arguments)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, see `MeanFieldOptimizer`.
+
+        Args:
+            param_group: The group; its KL weight must be 1.
+        """
+        require_unit_kl_weight({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        arguments = super()._update_arguments(group, step)
+        full_prior = arguments["prior"]
+        return {**arguments, "prior": group["temperature"] * full_prior, "full_prior": full_prior}

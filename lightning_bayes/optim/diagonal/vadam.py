@@ -1,0 +1,96 @@
+"""Variational Adam (Vadam), Khan et al. 2018, Fig. 1 and eqs. 88-93, https://arxiv.org/abs/1806.04854.
+
+In the package's one parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
+
+    m ← β₁ m + (1-β₁)(ĝ + δ̃ μ)                     the prior's gradient at the mean
+    s ← β₂ s + (1-β₂) ĝ²                           without the prior's
+    μ ← μ - α m̂ / (√ŝ + δ̃ + γ)                     m̂ = m / (1-β₁ᵗ);  ŝ = s / (1-β₂ᵗ) if s₀ = 0, else s
+
+Without noise and prior this is Adam with ε = γ. Khan et al. write γ₁, γ₂ for β₁, β₂ and λ̃ for δ̃; their eq. 93 has λ̃ under
+the root, their Fig. 1, eq. 86 and code outside, as here. Noise has the s of before the update, without bias correction.
+
+The paper starts from s₀ = 0, which is ``init_precision=prior_precision``: the first noise is as wide as the prior. From
+another start s holds more than its measurements, so ŝ = s; the authors' code divides by 1-β₂ᵗ all the same.
+
+ĝ² is no Hessian: the posterior's width depends on the batch size, see `optim.diagonal.gradient_magnitude`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.posteriors import group_arguments, initial_curvature
+
+
+def update(
+    state: MeanFieldState,
+    grad: Tensor,
+    squared_grad: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    prior: float,
+    damping: float = 0.0,
+    step: int = 1,
+    from_zero: bool = False,
+) -> MeanFieldState:
+    """One Vadam update of one parameter; pure.
+
+    Args:
+        state: State before the update.
+        grad: ĝ, mean gradient of the negative log-likelihood at the sample, averaged over samples.
+        squared_grad: ĝ², averaged over samples.
+        lr: α.
+        betas: (β₁, β₂), weights of the old momentum and the old curvature.
+        prior: δ̃ = τδ/Ñ.
+        damping: γ.
+        step: Number of this update, t, from 1.
+        from_zero: Whether s₀ = 0, so that s is debiased.
+
+    Returns:
+        State after the update.
+    """
+    curvature = average(state.curvature, squared_grad, betas[1])
+    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    total_weight = 1 - betas[1] ** step if from_zero else 1.0  # of the measurements in s
+    scale = (curvature / total_weight).sqrt_().add_(prior + damping)
+    mean = torch.addcdiv(state.mean, momentum, scale, value=-lr / (1 - betas[0] ** step))
+    return MeanFieldState(mean, curvature, momentum)
+
+
+@final
+class Vadam(GradientMagnitudeOptimizer):
+    """Vadam as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
+
+    Example:
+        >>> import torch
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1)
+        >>> opt = Vadam(model, lr=0.1, num_data=100, prior_precision=10.0, init_precision=10.0)
+        >>> for _ in range(3):
+        ...     with opt.sampled_params():
+        ...         torch.nn.functional.mse_loss(model(x), y).backward()
+        ...     opt.step()
+        >>> sorted(opt.posterior().mean)
+        ['bias', 'weight']
+    """
+
+    noisy = True
+    averages_curvature = True
+    natural_update = staticmethod(update)
+
+    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        if "from_zero" not in group:  # decided once: schedules of the prior do not change where s started
+            group["from_zero"] = _starts_at_zero(group)
+        return {**super()._update_arguments(group, step), "from_zero": group["from_zero"]}
+
+
+def _starts_at_zero(group: dict[str, Any]) -> bool:
+    # The trust region's s is a running mean from the first batch on, which has no bias.
+    if group["init_precision"] is None or group["step_rule"] != "natural":
+        return False
+    return initial_curvature(group["init_precision"], **group_arguments(group)) == 0

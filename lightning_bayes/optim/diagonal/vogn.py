@@ -1,0 +1,75 @@
+"""Variational online Gauss-Newton (VOGN), Khan et al. 2018, eqs. 10-11, https://arxiv.org/abs/1806.04854.
+
+In the package's one parametrisation, with ĝ = mean_i g_i and ĥ = mean_i g_i² at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
+
+    s ← β₂ s + (1-β₂) ĥ
+    m ← β₁ m + (1-β₁)(ĝ + δ̃ μ)                     momentum of Osawa et al. 2019; β₁ = 0 is Khan's VOGN
+    μ ← μ - α m̂ / (s + δ̃ + γ)                      m̂ = m / (1-β₁ᵗ); the new s, no square root
+
+Khan et al. write β for 1-β₂ and λ̃ for δ̃; β₂ here weights the old value, as in Adam. ĥ is the diagonal of the
+**empirical Fisher**, not of a generalised Gauss-Newton matrix, so the posterior precision is not exact even for linear
+regression: its fixed point is δ + Σ_i E_q[g_i²].
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+
+
+def update(
+    state: MeanFieldState,
+    grad: Tensor,
+    sq_grad: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    prior: float,
+    damping: float = 0.0,
+    step: int = 1,
+) -> MeanFieldState:
+    """One VOGN update of one parameter; pure.
+
+    Args:
+        state: State before the update.
+        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
+        sq_grad: ĥ, mean squared per-example gradient at the sample.
+        lr: α.
+        betas: (β₁, β₂), weights of the old momentum and the old curvature.
+        prior: δ̃ = τδ/Ñ.
+        damping: γ.
+        step: Number of this update, from 1.
+
+    Returns:
+        State after the update.
+    """
+    curvature = average(state.curvature, sq_grad, betas[1])
+    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    mean = torch.addcdiv(state.mean, momentum, curvature + (prior + damping), value=-lr / (1 - betas[0] ** step))
+    return MeanFieldState(mean, curvature, momentum)
+
+
+@final
+class VOGN(MeanFieldOptimizer):
+    """VOGN as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
+
+    Example:
+        >>> import torch
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1)
+        >>> opt = VOGN(model, lr=0.1, num_data=4)
+        >>> for _ in range(3):
+        ...     with opt.sampled_params():
+        ...         torch.nn.functional.mse_loss(model(x), y).backward()
+        ...     opt.step()
+        >>> sorted(opt.posterior().mean)
+        ['bias', 'weight']
+    """
+
+    noisy = True
+    averages_curvature = True
+    natural_update = staticmethod(update)

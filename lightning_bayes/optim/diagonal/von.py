@@ -1,0 +1,163 @@
+"""Variational online Newton (VON), Khan et al. 2018, eqs. 7-8 and App. D.1, https://arxiv.org/abs/1806.04854.
+
+In the package's one parametrisation, with ĝ the mean gradient at θ ~ N(μ, Σ), Σ = (τ/Ñ) / (s + δ̃), δ̃ = τδ/Ñ:
+
+    ĥ = mean_i diag ∇²ℓ_i(θ)                        `VON`: exact, through BackPACK
+    ĥ = ĝ (θ - μ) / Σ                               `ReparameterisedVON`: unbiased for E_q[diag ∇²f], but noisy
+    s ← s + β (ĥ - s)                               β = 1-β₂
+    m ← β₁ m + (1-β₁)(ĝ + δ̃ μ)
+    μ ← μ - α m̂ / (s + δ̃ + γ)                       m̂ = m / (1-β₁ᵗ)
+
+Khan et al. use one rate, α = β, and no momentum, β₁ = 0. With exact expectations the fixed point is the optimum of the
+mean-field bound: 1/Σ = (Ñ/τ) E_q[diag ∇²f] + δ. ĥ may be negative, and s + δ̃ has to stay positive:
+
+    "backtracking"   β = min(1-β₂, ½ (s + δ̃) / (s - ĥ)) where ĥ < s
+    "correction"     s ← s + β (ĥ - s) + ½ β² (ĥ - s)² / (s + δ̃)      Lin et al. 2020, https://arxiv.org/abs/2002.10060
+
+Under either one s + δ̃ at most halves. The back-tracking is that of App. D.1 with three repairs: the bound there, s/|ĥ|,
+is that of s + βĥ and not of (1-β)s + βĥ; what must stay positive is s + δ̃; and each weight has a rate of its own. It
+cuts negative moves only, so noise in ĥ leaves s too large; the correction's bias is of second order in β.
+
+The diagonal of the Hessian of a network of linear layers, ReLU and max-pooling is that of its Gauss-Newton matrix: the
+output is piecewise linear in each single weight. It is negative only with curved activations such as tanh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias, final, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer, keep_positive
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+
+Positivity: TypeAlias = Literal["backtracking", "correction"]
+
+
+def check_positivity(value: str) -> None:
+    """Require the name of a way to keep the precision positive.
+
+    Args:
+        value: The name.
+
+    Raises:
+        HyperparameterError: If there is no such way.
+    """
+    if value not in get_args(Positivity):
+        raise HyperparameterError(f"positivity={value!r} must be one of {', '.join(map(repr, get_args(Positivity)))}.")
+
+
+def moved_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: float, positivity: Positivity) -> Tensor:
+    """Move s towards ĥ while s + δ̃ stays positive; pure.
+
+    Args:
+        curvature: s. Where a first batch has started it at or below -δ̃, its magnitude takes its place.
+        hessian: ĥ, any sign.
+        rate: β = 1-β₂.
+        prior: δ̃.
+        positivity: How s + δ̃ is kept positive.
+
+    Returns:
+        The new s.
+
+    Example:
+        >>> s, h = torch.tensor([1.0]), torch.tensor([-9.0])
+        >>> moved_curvature(s, h, rate=0.5, prior=1.0, positivity="backtracking")  # s + δ̃ halves: 2 → 1
+        tensor([0.])
+    """
+    start = torch.where(curvature > -prior, curvature, curvature.abs())
+    gap, precision = hessian - start, start + prior
+    if positivity == "correction":
+        change = rate * gap
+        moved = start + change + change.square() / (2 * precision)
+    else:
+        largest = 0.5 * precision / gap.neg().clamp_min(torch.finfo(gap.dtype).tiny)
+        moved = start + gap * largest.clamp_max(rate)
+    return keep_positive(moved, prior)
+
+
+def update(
+    state: MeanFieldState,
+    grad: Tensor,
+    hessian: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    prior: float,
+    damping: float = 0.0,
+    step: int = 1,
+    positivity: Positivity = "backtracking",
+) -> MeanFieldState:
+    """One VON update of one parameter; pure.
+
+    Args:
+        state: State before the update.
+        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
+        hessian: ĥ, its Hessian's diagonal or an estimate.
+        lr: α.
+        betas: (β₁, β₂), weights of the old momentum and the old curvature.
+        prior: δ̃ = τδ/Ñ.
+        damping: γ.
+        step: Number of this update, from 1.
+        positivity: How s + δ̃ is kept positive.
+
+    Returns:
+        State after the update.
+    """
+    curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, positivity)
+    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    mean = torch.addcdiv(state.mean, momentum, curvature + (prior + damping), value=-lr / (1 - betas[0] ** step))
+    return MeanFieldState(mean, curvature, momentum)
+
+
+class NewtonOptimizer(SignedCurvatureOptimizer):
+    """A mean-field optimizer whose measured curvature may be negative; subclasses fill in the class attributes.
+
+    Args:
+        model: See `MeanFieldOptimizer`.
+        params: See there.
+        positivity: ``"backtracking"`` or ``"correction"``, see the head of this module.
+        **arguments: See `MeanFieldOptimizer`.
+
+    Raises:
+        HyperparameterError: If a value lies outside of its range.
+    """
+
+    noisy = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None = None,
+        *,
+        positivity: Positivity = "backtracking",
+        **arguments: Any,
+    ) -> None:
+        check_positivity(positivity)
+        super().__init__(model, params, own={"positivity": positivity}, **arguments)
+
+
+@final
+class VON(NewtonOptimizer):
+    """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonOptimizer`.
+
+    BackPACK computes it (the argument ``engine`` has no effect) for models built from layers, activations, pooling and
+    losses that it knows; others are refused by name before the first step.
+    """
+
+    measures = "diag_hessian"
+    natural_update = staticmethod(update)
+
+
+@final
+class ReparameterisedVON(NewtonOptimizer):
+    """VON with the Hessian's diagonal estimated from gradient and noise, for any model; arguments as in `VON`.
+
+    It costs what Adam costs. The estimate's noise grows as the posterior narrows: keep β₂ near 1.
+    """
+
+    measures = "reparameterised"
+    natural_update = staticmethod(update)

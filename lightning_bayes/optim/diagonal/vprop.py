@@ -1,0 +1,174 @@
+"""Variational RMSprop (Vprop): the workshop paper's and the conference paper's, which have different posteriors.
+
+    Khan et al. 2017, https://arxiv.org/abs/1712.01038      scaling="sum"
+    Khan et al. 2018, eq. 14, https://arxiv.org/abs/1806.04854      scaling="mean"
+
+In the package's one parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
+
+    mean:   ĥ = ĝ²              c = √s
+    sum:    ĥ = (Ñ/τ) ĝ²        c = s
+    m ← β₁ m + (1-β₁)(ĝ + δ̃ μ)
+    s ← β₂ s + (1-β₂) ĥ
+    μ ← μ - α m̂ / (c + δ̃ + γ)                      the new s; m̂ = m / (1-β₁ᵗ)
+
+β₁ = 0, the default, is the papers' Vprop; above it, eqs. 86-87 of the second. `Vprop` with K = `mc_samples` is Vprop-K;
+`Vprop0` takes its gradients at μ: RMSprop with ε = δ̃ + γ and the prior's gradient, in the mean form.
+
+The first paper works with the gradient G = Ñĝ of the **sum** and one rate, α = 1-β₂:
+s' ← β₂ s' + (1-β₂) G², μ ← μ - α (G + δμ) / (s' + δ), 1/Σ = s' + δ, which is the above with s = s'/Ñ (and, with a KL weight,
+for the likelihood to the power 1/τ). The fixed points of the precision are
+
+    mean:   1/Σ = δ + (Ñ/τ) E[ĝ²]           about right with batches of one example, too small with more
+    sum:    1/Σ = δ + (Ñ/τ)² E[ĝ²]          about right with all data in one batch, about N/M too large with M examples
+
+because E_q[G²] = E_q[∇²f] where q is the posterior itself; see `optim.diagonal.gradient_magnitude` for ĝ².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias, final, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.optim.schedules import BetaSchedule
+from lightning_bayes.posteriors import group_arguments
+
+Scaling: TypeAlias = Literal["mean", "sum"]
+
+
+def update(
+    state: MeanFieldState,
+    grad: Tensor,
+    curvature: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    prior: float,
+    damping: float = 0.0,
+    step: int = 1,
+    scaling: Scaling = "mean",
+) -> MeanFieldState:
+    """One Vprop update of one parameter; pure.
+
+    Args:
+        state: State before the update.
+        grad: ĝ, mean gradient of the negative log-likelihood at the sample, averaged over samples.
+        curvature: ĥ, which is ĝ² or (Ñ/τ) ĝ², averaged over samples.
+        lr: α.
+        betas: (β₁, β₂), weights of the old momentum and the old curvature.
+        prior: δ̃ = τδ/Ñ.
+        damping: γ.
+        step: Number of this update, t, from 1.
+        scaling: ``"mean"`` divides by √s, ``"sum"`` by s.
+
+    Returns:
+        State after the update.
+    """
+    new = average(state.curvature, curvature, betas[1])
+    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    scale = (new.sqrt() if scaling == "mean" else new) + (prior + damping)
+    mean = torch.addcdiv(state.mean, momentum, scale, value=-lr / (1 - betas[0] ** step))
+    return MeanFieldState(mean, new, momentum)
+
+
+def check_scaling(scaling: str) -> None:
+    """Require a scaling that exists.
+
+    Args:
+        scaling: Its name.
+
+    Raises:
+        HyperparameterError: If there is none of this name.
+    """
+    if scaling not in get_args(Scaling):
+        raise HyperparameterError(f"scaling={scaling!r} must be 'mean' or 'sum'.")
+
+
+class _VpropOptimizer(GradientMagnitudeOptimizer):
+    averages_curvature = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None = None,
+        *,
+        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
+        scaling: Scaling = "mean",
+        **arguments: Any,
+    ) -> None:
+        check_scaling(scaling)
+        super().__init__(model, params, betas=betas, own={"scaling": scaling}, **arguments)
+
+    def _update_cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
+        if group["scaling"] == "sum":
+            now = group_arguments(group)
+            squares = [self._passes.curvature[param] for param in params]
+            torch._foreach_mul_(squares, now["num_data"] / now["kl_weight"])
+        super()._update_cohort(params, group)
+
+    def _doubt(self, batch_size: float, group: dict[str, Any]) -> str:
+        if group["scaling"] == "mean":
+            return super()._doubt(batch_size, group)
+        if batch_size >= group["num_data"]:
+            return ""
+        return (
+            f"Vprop with scaling='sum' is made for all {group['num_data']} examples in one batch; with {batch_size:g} its "
+            f"posterior precision is about {group['num_data'] / batch_size:.0f} times too large. Use scaling='mean', or "
+            "VOGN."
+        )
+
+
+@final
+class Vprop(_VpropOptimizer):
+    """Vprop as a `torch.optim.Optimizer`.
+
+    Args:
+        model: As in `MeanFieldOptimizer`.
+        params: As in `MeanFieldOptimizer`.
+        betas: (β₁, β₂); β₁ = 0 is the papers' method without momentum.
+        scaling: ``"mean"`` or ``"sum"``.
+        **arguments: As in `MeanFieldOptimizer`.
+
+    Raises:
+        HyperparameterError: If a value lies outside of its range.
+
+    Example:
+        >>> import torch
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1)
+        >>> opt = Vprop(model, lr=0.1, num_data=100, mc_samples=2)  # Vprop-2
+        >>> def closure():
+        ...     opt.zero_grad()
+        ...     loss = torch.nn.functional.mse_loss(model(x), y)
+        ...     loss.backward()
+        ...     return loss
+        >>> bool(opt.step(closure) > 0), sorted(opt.posterior().mean)
+        (True, ['bias', 'weight'])
+    """
+
+    noisy = True
+    natural_update = staticmethod(update)
+
+
+@final
+class Vprop0(_VpropOptimizer):
+    """Vprop-0, without noise: gradients are taken at the mean. It leaves a point, no posterior.
+
+    Args:
+        model: As in `MeanFieldOptimizer`.
+        params: As in `MeanFieldOptimizer`.
+        betas: (β₁, β₂).
+        scaling: ``"mean"`` or ``"sum"``.
+        **arguments: As in `MeanFieldOptimizer`, those of the noise without effect.
+
+    Raises:
+        HyperparameterError: If a value lies outside of its range.
+    """
+
+    noisy = False
+    natural_update = staticmethod(update)
+    default_step = "trust_region"  # the user's own step would be all there is

@@ -1,0 +1,1 @@
+"""Matrix-variate posteriors: K-FAC, Noisy K-FAC and what they share."""

@@ -1,0 +1,336 @@
+"""What every noisy optimizer does: sampled passes and a guarded step.
+
+A pass is: weights ← a posterior sample; forward and backward under the curvature engine; weights ← the mean, bit for bit,
+also after an exception. A step is: average the passes, check that they are finite, update. Outside a pass the parameters
+**are** the posterior mean.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import AbstractEngine, Capture
+from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
+from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
+from lightning_bayes.optim.runtime.passes import PassCollector
+
+SMALL = 2**16  # elements; smaller tensors are joined before they are added up, for each call costs as much
+
+
+class NoisyOptimizer(torch.optim.Optimizer, ABC):
+    """Base of the family; subclasses fill in `_sample` and `_update_all`.
+
+    Args:
+        model: The model whose passes are measured.
+        engine: Measures the passes.
+        params: Parameters or parameter groups.
+        defaults: Hyperparameters of the groups, among them ``noise_seed`` and ``step``.
+        mc_samples: K, weight samples per ``step(closure)``.
+        max_nonfinite_steps: Updates in a row that may be skipped for a measurement that is not finite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: AbstractEngine,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        *,
+        mc_samples: int,
+        max_nonfinite_steps: int,
+    ) -> None:
+        self.model, self.engine = model, engine
+        self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
+        self.skipped_steps = self.skipped_in_a_row = 0
+        self.samples_in_closure = False  # True where the host's closure opens the passes itself
+        self._mean: dict[nn.Parameter, Tensor] | None = None
+        self._passes, self._opened, self._skip = PassCollector(engine.workspace), 0, False
+        self._shown = False  # whether a host has seen what was measured
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+        super().__init__(params, defaults)
+
+    @abstractmethod
+    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        """A posterior sample of the parameters that have noise now, in memory of its own, strided like they are."""
+
+    @abstractmethod
+    def _update_all(self) -> None:
+        """Update every parameter from ``param.grad`` and the collected curvature, and count the step."""
+
+    @property
+    def num_updates(self) -> int:
+        """Updates so far: the counter of the noise."""
+        return max(int(group["step"]) for group in self.param_groups)
+
+    def _trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
+        """Parameters that can be trained now, with their groups."""
+        return ((group, p) for group in self.param_groups for p in group["params"] if p.requires_grad)
+
+    def sampled_params(self, sample: int | None = None, *, loss_scale: float = 1.0) -> AbstractContextManager[None]:
+        """Inside, the weights are a posterior sample, and a backward pass is measured; outside, they are the mean.
+
+        Forward and backward belong inside. Passes opened before one `step` are averaged. Without gradients (under
+        ``torch.no_grad()``) it only samples.
+
+        Args:
+            sample: Number of the noise to use; equal numbers give equal noise until the next `step`. By default the
+                count of passes opened since.
+            loss_scale: ``scaler.get_scale()`` if the loss is scaled by a `torch.amp.GradScaler`.
+
+        Returns:
+            A context manager; the mean is back on exit, also after an exception.
+        """
+        return self.measured_pass(sample, loss_scale=loss_scale, capture=self.engine.watched_capture)
+
+    @contextmanager
+    def measured_pass(
+        self,
+        sample: int | None = None,
+        *,
+        loss_scale: float = 1.0,
+        capture: Callable[[], AbstractContextManager[Capture]] | None = None,
+    ) -> Iterator[Any]:
+        """As `sampled_params`, for hosts that show the loss to the capture themselves.
+
+        Args:
+            sample: Number of the noise.
+            loss_scale: Factor that multiplied the loss.
+            capture: Opens the capture, by default the engine's.
+
+        Yields:
+            The capture; call its `observe` with the loss before backward.
+
+        Raises:
+            UnsupportedTrainingError: If a pass is open already.
+        """
+        if self._mean is not None:
+            raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
+        index = self._opened if sample is None else sample
+        self._opened += 1
+        if not torch.is_grad_enabled():
+            with self._perturbed(index):
+                yield None
+            return
+        self._remember_buffers()
+        before = {param: param.grad for _, param in self._trained()}
+        try:
+            for param in before:
+                param.grad = None
+            self._prepare(index, loss_scale)
+            with self._perturbed(index):
+                with (capture or self.engine.capture)() as captured:
+                    yield captured
+                self._collect(captured, before, loss_scale, index)
+        except BaseException:
+            for param, grad in before.items():
+                param.grad = grad
+            raise
+
+    def _prepare(self, sample: int, loss_scale: float) -> None:
+        """Tell the engine what the next pass is asked for, where that is not always the same."""
+
+    def _label_seed(self, sample: int) -> int:
+        """Seed of the labels that a pass draws."""
+        return counter_seed(int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._opened)
+
+    @contextmanager
+    def _perturbed(self, index: int) -> Iterator[None]:
+        mean: dict[nn.Parameter, Tensor] = {}
+        self._mean = mean
+        try:
+            with torch.no_grad():
+                key = int(self.param_groups[0]["noise_seed"]), self.num_updates, index
+                sample = self._sample(CounterNoise(*key))
+            mean.update((param, param.data) for param in sample)
+            for param, values in sample.items():
+                param.data = values  # a copy would read and write every weight twice more
+            yield
+        finally:
+            for param, values in mean.items():
+                param.data = values
+            self._mean = None
+
+    def _remember_buffers(self) -> None:
+        """Keep BatchNorm's statistics, which a batch that is not finite would ruin."""
+        if not self._passes.examples:
+            self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+
+    @torch.no_grad()
+    def _collect(
+        self, captured: Capture, before: dict[nn.Parameter, Tensor | None], loss_scale: float, sample: int
+    ) -> None:
+        if not captured.squares and all(param.grad is None for param in before):  # sampled, not differentiated
+            for param, grad in before.items():
+                param.grad = grad
+            return
+        self.engine.check_reached(captured)
+        self._passes.add(captured, before, self._curvature_of_pass(captured, loss_scale, sample))
+
+    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
+        """ĥ of the pass that has just ended, while the weights are still its sample and ``.grad`` its own gradient."""
+        squares = captured.mean_curvature()
+        if loss_scale != 1:
+            torch._foreach_div_(list(squares.values()), loss_scale**2)
+        return squares
+
+    def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
+        """What the open update has measured, for hosts that average it over processes before `step`.
+
+        Args:
+            add_ranks: Replaces tensors by their sums over the processes that share this one's weight samples, for what is
+                not linear in their gradients; None if no two processes do.
+
+        Returns:
+            The loss, ĝ and ĥ of every trained parameter, as tensors to be written to; and the number of examples.
+        """
+        self._shown = True
+        if add_ranks is not None:
+            self._join_ranks(add_ranks)
+        return self._measured(), self._passes.examples
+
+    def _join_ranks(self, add_ranks: Callable[[list[Tensor]], None]) -> None:
+        """Add up what is not linear in the passes of one weight sample."""
+
+    def _measured(self) -> list[Tensor]:
+        return self._passes.tensors(param for _, param in self._trained())
+
+    def _require_reduction(self) -> None:
+        if not self._shown and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise UnsupportedTrainingError(
+                f"{dist.get_world_size()} processes train together, and nothing has averaged what they measured: they would "
+                "drift apart. Before opt.step(), call lightning_bayes.strategies.all_reduce_mean_(*opt.measured()), and run "
+                "the passes under `with ddp_model.no_sync(), opt.sampled_params(rank):`."
+            )
+
+    def sampled_mean(self) -> dict[nn.Parameter, Tensor]:
+        """The means while a pass is open; empty otherwise."""
+        return self._mean or {}
+
+    def discard_passes(self) -> None:
+        """Forget the passes of the open update, and let the next `step` do nothing."""
+        self.zero_grad()
+        self._skip = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; outside a pass also forget the passes of the open update.
+
+        Args:
+            set_to_none: As in `torch.optim.Optimizer`.
+        """
+        super().zero_grad(set_to_none)
+        if self._mean is None:
+            self._forget_passes()
+            self._skip = False
+
+    def _forget_passes(self) -> None:
+        self._passes.clear()
+        self._opened, self._shown = 0, False
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the posterior from the passes since the last step.
+
+        Args:
+            closure: Clears the gradients, computes the loss, calls backward and returns the loss, as `torch.optim` asks
+                for; it runs under `mc_samples` weight samples.
+
+        Returns:
+            The closure's loss, averaged over samples; None without closure.
+
+        Raises:
+            NoMeasurementError: If no pass was measured.
+        """
+        loss = self._run(closure) if closure is not None else None
+        self._opt_called = True  # what LR schedulers ask for
+        if self._skip:
+            self._skip = False
+            return loss
+        if not self._passes.examples:
+            raise NoMeasurementError(
+                f"{type(self).__name__}.step() was called without measured gradients. Run forward and backward inside "
+                "`with opt.sampled_params():` first, or pass a closure."
+            )
+        self._require_reduction()
+        if self._is_finite():
+            self.skipped_in_a_row = 0
+            self._update_all()
+        else:
+            self._skip_update()
+        self._forget_passes()
+        return loss
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def _run(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            # A host's closure opens the passes itself, or (Lightning's manual optimization) is empty, after passes.
+            if self.samples_in_closure or self._passes.examples:
+                return closure()
+            self.zero_grad()
+            losses = []
+            for sample in range(self.mc_samples):
+                with self.sampled_params(sample):
+                    losses.append(torch.as_tensor(closure()).detach())
+            return torch.stack(losses).mean()
+
+    def _is_finite(self) -> bool:
+        measured = self._measured()
+        small = [t.reshape(-1) for t in measured if t.numel() <= SMALL]
+        large = [t for t in measured if t.numel() > SMALL]
+        return bool(torch.stack([t.sum() for t in (torch.cat(small), *large)]).isfinite().all())
+
+    def require_finite(self) -> None:
+        """Require finite weights and state: an update can overflow although all that it was made of was finite.
+
+        This waits for the device, so hosts call it where they wait anyhow, such as before they write a checkpoint.
+
+        Raises:
+            NonFiniteError: Naming the parameters.
+        """
+        names = {param: name for name, param in self.model.named_parameters()}
+        mean, finite = self.sampled_mean(), {}
+        for param in (param for group in self.param_groups for param in group["params"]):
+            kept = [value for value in self.state.get(param, {}).values() if isinstance(value, Tensor)]
+            finite[names[param]] = torch.stack(
+                [value.isfinite().all() for value in (mean.get(param, param), *kept)]
+            ).all()
+        if bool(torch.stack(list(finite.values())).all()):
+            return
+        culprits = [name for name, is_finite in finite.items() if not is_finite]
+        group = self.param_groups[0]
+        raise NonFiniteError(
+            f"Update {self.num_updates} or one before left numbers that are not finite in the weights or the state of "
+            f"{_first_three(culprits)}, although its gradients were finite: it was too large for its precision. Go on from "
+            f"an earlier checkpoint, with a smaller lr ({group['lr']}), kl_weight ({group['kl_weight']}) or prior_precision "
+            f"({group['prior_precision']})."
+        )
+
+    def _skip_update(self) -> None:
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+        self.require_finite()
+        self.skipped_steps += 1
+        self.skipped_in_a_row += 1
+        culprits = [
+            name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
+        ]
+        text = (
+            f"Update {self.num_updates + 1} has a gradient or curvature that is not finite (gradients of "
+            f"{_first_three(culprits)}); it is skipped, the posterior is unchanged "
+            f"({self.skipped_in_a_row} in a row). Look for NaN in the batch, or lower the learning rate."
+        )
+        if self.skipped_in_a_row >= self.max_nonfinite_steps:
+            raise NonFiniteError(text + f" Stopped at max_nonfinite_steps={self.max_nonfinite_steps}.")
+        warnings.warn(text, stacklevel=3)
+
+
+def _first_three(names: Sequence[str]) -> str:
+    return (", ".join(names[:3]) or "none") + (" and others" if names[3:] else "")

@@ -1,0 +1,146 @@
+"""The block-tridiagonal update against dense linear algebra: noise, step, intervals, and its special cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from random_matrices import F64, chain, dense_damped, normal, seeded
+
+from lightning_bayes.linalg import KroneckerProduct, pi_damped
+from lightning_bayes.optim.dense.block_tridiagonal import (
+    ChainCurvature,
+    average_curvature,
+    initial_state,
+    refresh,
+    sample,
+    update,
+)
+from lightning_bayes.optim.kronecker import noisy_kfac
+from lightning_bayes.posteriors import BlockTridiagonal
+
+SIDES = [(4, 3), (2, 5)]
+PRIOR, DAMPING, N, TAU = 0.02, 0.05, 30.0, 0.5
+
+
+def curvature(seed, sides=SIDES):
+    return ChainCurvature(*(tuple(KroneckerProduct(*p) for p in pairs) for pairs in chain(sides, seeded(seed))))
+
+
+def matrices(seed, sides=SIDES):
+    generator = seeded(seed)
+    return [normal(*side, generator=generator) for side in sides]
+
+
+def state(in_noise=False, sides=SIDES):
+    return initial_state(
+        matrices(1, sides), curvature(0, sides), prior=PRIOR, damping=DAMPING, damping_in_noise=in_noise
+    )
+
+
+def flat(values):
+    return torch.cat([v.flatten() for v in values])
+
+
+def parts(vector, sides=SIDES):
+    pieces = torch.split(vector, [rows * columns for rows, columns in sides])
+    return [piece.view(side) for piece, side in zip(pieces, sides, strict=True)]
+
+
+def dense(measured, damping):
+    """For two layers F̂ is exact: the damped diagonal blocks and the undamped link."""
+    blocks, link = [dense_damped(block, damping) for block in measured.blocks], torch.kron(*measured.links[0])
+    return torch.cat([torch.cat([blocks[0], link], 1), torch.cat([link.T, blocks[1]], 1)])
+
+
+@pytest.mark.parametrize("in_noise", [False, True])
+def test_the_noise_has_the_dense_covariance(in_noise):
+    """E18: T Tᵀ = (τ/Ñ) F̂⁻¹; damping outside the noise or inside."""
+    at = state(in_noise)
+    basis = torch.eye(22, dtype=F64)
+    root = torch.stack([flat(sample(at, parts(e), num_data=N, kl_weight=TAU)) - flat(at.means) for e in basis], 1)
+    truth = TAU / N * torch.linalg.inv(dense(at.curvature, PRIOR + (DAMPING if in_noise else 0.0)))
+    torch.testing.assert_close(root @ root.T, truth)
+
+
+def test_the_step_solves_with_the_dense_curvature():
+    at, grads = state(), matrices(5)
+    new = update(at, grads, lr=0.3, prior=PRIOR)
+    step = torch.linalg.solve(dense(at.curvature, PRIOR + DAMPING), flat(grads) + PRIOR * flat(at.means))
+    torch.testing.assert_close(flat(new.means), flat(at.means) - 0.3 * step)
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1e3])
+def test_the_clip_bounds_the_fisher_norm(bound):
+    at, grads = state(), matrices(5)
+    curved = dense(at.curvature, PRIOR + DAMPING)
+    clipped, free = (
+        flat(update(at, grads, lr=0.1, prior=PRIOR, kl_clip=c).means) - flat(at.means) for c in (bound, None)
+    )
+    assert (clipped @ curved @ clipped).item() == pytest.approx(min(bound, (free @ curved @ free).item()))
+
+
+def test_momentum_is_a_corrected_average():
+    at, total = state(), torch.zeros(22, dtype=F64)
+    for step in range(1, 4):
+        grads = matrices(10 + step)
+        total = 0.9 * total + 0.1 * (flat(grads) + PRIOR * flat(at.means))
+        expected = flat(at.means) - 0.1 * flat(at.inverse.matvec(parts(total / (1 - 0.9**step))))
+        at = update(at, grads, lr=0.1, beta=0.9, prior=PRIOR, step=step)
+        torch.testing.assert_close(flat(at.means), expected)
+
+
+def test_one_layer_is_noisy_kfac():
+    sides = SIDES[:1]
+    at, grad, noise = state(sides=sides), normal(4, 3, generator=seeded(5)), normal(4, 3, generator=seeded(6))
+    single = noisy_kfac.initial_state(at.means[0], at.curvature.blocks[0], prior=PRIOR, damping=DAMPING)
+    chained = update(at, [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
+    (alone,) = noisy_kfac.update([single], [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
+    torch.testing.assert_close(chained.means[0], alone.layer.mean)
+    found, truth = sample(at, [noise], num_data=N)[0], noisy_kfac.sample(single, noise, num_data=N)
+    torch.testing.assert_close(found, truth)
+
+
+def test_without_links_layers_are_noisy_kfac_each():
+    measured = curvature(0)
+    apart = ChainCurvature(measured.blocks, (KroneckerProduct(*(0 * f for f in measured.links[0])),))
+    at, grads = initial_state(matrices(1), apart, prior=PRIOR), matrices(5)
+    new = update(at, grads, lr=0.1, prior=PRIOR)
+    for mean, block, grad, found in zip(at.means, apart.blocks, grads, new.means, strict=True):
+        (alone,) = noisy_kfac.update([noisy_kfac.initial_state(mean, block, prior=PRIOR)], [grad], lr=0.1, prior=PRIOR)
+        torch.testing.assert_close(found, alone.layer.mean)
+
+
+def test_measurements_wait_for_the_inversion():
+    at, measured, noise = state(), curvature(9), matrices(7)
+    averaged = average_curvature(at, measured, beta=0.75)
+    for old, new, found in zip(at.curvature, measured, averaged.curvature, strict=True):
+        for a, b, c in zip(flat_pairs(old), flat_pairs(new), flat_pairs(found), strict=True):
+            torch.testing.assert_close(c, 0.75 * a + 0.25 * b)
+    before, after = (sample(s, noise, num_data=N) for s in (at, averaged))
+    assert all(map(torch.equal, before, after))
+    fresh = refresh(averaged, prior=PRIOR, damping=DAMPING)
+    expected = initial_state(at.means, averaged.curvature, prior=PRIOR, damping=DAMPING)
+    torch.testing.assert_close(sample(fresh, noise, num_data=N), sample(expected, noise, num_data=N))
+    torch.testing.assert_close(fresh.inverse.matvec(noise), expected.inverse.matvec(noise))
+
+
+def flat_pairs(products):
+    return [factor for product in products for factor in product]
+
+
+def test_its_noise_is_the_posteriors():
+    """Damped blocks and links, the scale Ñ/τ in the left factors, give the `BlockTridiagonal` of a checkpoint."""
+    at, scale = state(in_noise=True), N / TAU
+    blocks = [pi_damped(block, PRIOR + DAMPING) for block in at.curvature.blocks]
+    factors = {n: (b.left * scale, b.right) for n, b in zip("ab", blocks, strict=True)}
+    link = at.curvature.links[0]
+    means = dict(zip("ab", at.means, strict=True))
+    q = BlockTridiagonal(means, factors, {"a": (link.left * scale, link.right)}, {}, {"a": 1.0, "b": 1.0}, N)
+    roots = []
+    for draw in (
+        lambda noise: q.transform(dict(zip("ab", noise, strict=True))).values(),
+        lambda noise: sample(at, noise, num_data=N, kl_weight=TAU),
+    ):
+        columns = [flat(draw(parts(e))) - flat(at.means) for e in torch.eye(22, dtype=F64)]
+        roots.append(torch.stack(columns, 1))
+    torch.testing.assert_close(roots[0] @ roots[0].T, roots[1] @ roots[1].T)  # eigenvectors may differ in sign

@@ -1,0 +1,131 @@
+"""K-FAC's pure update, its damping, step length and intervals against dense linear algebra and hand values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from random_matrices import F64, dense_damped, normal, seeded, spd
+
+from lightning_bayes.errors import HyperparameterError, NotPositiveDefiniteError
+from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.kronecker import kfac
+from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due
+from lightning_bayes.optim.kronecker.kl_clip import clip_bound, clipped_lr, fisher_norm
+
+PRIOR, DAMPING = 0.02, 0.05
+
+
+def curvature(generator, *batch):
+    return KroneckerProduct(spd(2, *batch, generator=generator), spd(3, *batch, generator=generator))
+
+
+def state(seed, *batch):
+    generator = seeded(seed)
+    mean = normal(*batch, 2, 3, generator=generator)
+    return kfac.initial_state(mean, curvature(generator, *batch), prior=PRIOR, damping=DAMPING)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_step_solves_with_the_product_of_damped_factors(seed):
+    old, grad = state(seed), normal(2, 3, generator=seeded(10 + seed))
+    (new,) = kfac.update([old], [grad], lr=0.3, prior=PRIOR)
+    dense = dense_damped(old.curvature, PRIOR + DAMPING)
+    step = torch.linalg.solve(dense, (grad + PRIOR * old.mean).flatten())
+    torch.testing.assert_close(new.mean.flatten(), old.mean.flatten() - 0.3 * step)
+    assert not torch.allclose(dense, torch.kron(*old.curvature) + (PRIOR + DAMPING) * torch.eye(6, dtype=F64))
+
+
+def test_groups_are_updated_each_on_its_own():
+    old, grad = state(0, 2), normal(2, 2, 3, generator=seeded(1))
+    (new,) = kfac.update([old], [grad], lr=0.3, prior=PRIOR)
+    for g in range(2):
+        one = kfac.initial_state(
+            old.mean[g], KroneckerProduct(*(f[g] for f in old.curvature)), prior=PRIOR, damping=DAMPING
+        )
+        torch.testing.assert_close(kfac.update([one], [grad[g]], lr=0.3, prior=PRIOR)[0].mean, new.mean[g])
+
+
+def test_momentum_is_a_corrected_average_of_gradients_with_the_prior():
+    at, total = state(0), torch.zeros(2, 3, dtype=F64)
+    for step in range(1, 5):
+        grad = normal(2, 3, generator=seeded(step))
+        total = 0.9 * total + 0.1 * (grad + PRIOR * at.mean)
+        expected = at.mean - 0.1 * at.inverse.matvec(total / (1 - 0.9**step))
+        (at,) = kfac.update([at], [grad], lr=0.1, beta=0.9, prior=PRIOR, step=step)
+        torch.testing.assert_close(at.mean, expected)
+
+
+def test_the_update_is_pure():
+    old, grad = state(0), normal(2, 3, generator=seeded(1))
+    before = [t.clone() for t in (old.mean, old.momentum, *old.curvature, *old.inverse)]
+    kfac.update([old], [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
+    assert all(map(torch.equal, before, (old.mean, old.momentum, *old.curvature, *old.inverse)))
+
+
+def test_factors_are_averaged_each_on_its_own():
+    old, new = curvature(seeded(0)), curvature(seeded(1))
+    only_left = kfac.average_factors(old, beta=0.75, output_factor=new.left)
+    torch.testing.assert_close(only_left.left, 0.75 * old.left + 0.25 * new.left)
+    assert only_left.right is old.right
+    only_right = kfac.average_factors(old, beta=0.75, input_factor=new.right)
+    torch.testing.assert_close(only_right.right, 0.75 * old.right + 0.25 * new.right)
+    assert only_right.left is old.left
+
+
+def test_a_singular_factor_without_prior_and_damping_names_layer_and_factor():
+    dead = KroneckerProduct(torch.zeros(2, 2), torch.eye(3))
+    with pytest.raises(NotPositiveDefiniteError, match=r"left factor S of layer 'fc1'.*larger damping or prior_precis"):
+        kfac.initial_state(torch.zeros(2, 3), dead, prior=0.0, name="fc1")
+    kfac.initial_state(torch.zeros(2, 3), dead, prior=1e-4, name="fc1")
+
+
+# -- KL clip: Zhang et al. 2018, eq. 26 --
+
+
+def test_the_clip_by_hand():
+    """vᵀFv = 1·3 + 2·0.5 = 4: √(0.01/4) = 0.05."""
+    norm = fisher_norm([torch.tensor([[1.0]]), torch.tensor([[2.0]])], [torch.tensor([[3.0]]), torch.tensor([[0.5]])])
+    torch.testing.assert_close(norm, torch.tensor(4.0))
+    torch.testing.assert_close(clipped_lr(0.2, norm, 0.01), torch.tensor(0.05))
+    torch.testing.assert_close(clipped_lr(0.02, norm, 0.01), torch.tensor(0.02))
+    assert clipped_lr(0.02, torch.tensor(0.0), 0.01) == pytest.approx(0.02)
+
+
+def test_the_clip_decays_with_the_epochs():
+    assert [clip_bound(0.01, k) for k in (0, 1, 10)] == pytest.approx([0.01, 0.0095, 0.01 * 0.95**10])
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1e-3, 1e3])
+def test_the_clipped_step_has_the_bound_as_its_fisher_norm_or_the_learning_rate(bound):
+    """Over all layers together, with F the dense damped curvature; it never increases the rate."""
+    olds, grads = [state(0), state(1)], [normal(2, 3, generator=seeded(s)) for s in (2, 3)]
+    news = kfac.update(olds, grads, lr=0.1, prior=PRIOR, kl_clip=bound)
+    free = kfac.update(olds, grads, lr=0.1, prior=PRIOR)
+    norms = []
+    for moved in (news, free):
+        steps = [(new.mean - old.mean).flatten() for new, old in zip(moved, olds, strict=True)]
+        dense = [dense_damped(old.curvature, PRIOR + DAMPING) for old in olds]
+        norms.append(sum(v @ f @ v for v, f in zip(steps, dense, strict=True)).item())
+    assert norms[0] == pytest.approx(min(bound, norms[1]))
+
+
+# -- intervals --
+
+
+def test_two_refresh_intervals_with_layers_taking_turns():
+    due = {offset: [step for step in range(1, 10) if is_due(step, 4, offset)] for offset in range(4)}
+    assert due == {0: [1, 5, 9], 1: [1, 2, 6], 2: [1, 3, 7], 3: [1, 4, 8]}
+
+
+@pytest.mark.parametrize(
+    ("stats", "inverse", "message"),
+    [
+        (0, 5, r"^stats_interval=0 must be a whole number of at least 1\.$"),
+        (1.5, -2, r"^stats_interval=1\.5 must .*; inverse_interval=-2 must be a whole number of at least 1\.$"),
+        (10, 5, r"inverse_interval=5 is below stats_interval=10: .*Use inverse_interval=10 or more"),
+    ],
+)
+def test_intervals_that_make_no_sense_are_refused(stats, inverse, message):
+    with pytest.raises(HyperparameterError, match=message):
+        check_intervals(stats, inverse)
+    check_intervals(10, 100)

@@ -1,0 +1,127 @@
+"""Hyperparameters: what is refused in words, and numbers that checkpoints can hold."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim import VOGN, VONG
+from lightning_bayes.optim.hyperparameters import check
+
+PLAIN = {
+    "lr": 0.0625,
+    "betas": (0.5, 0.75),
+    "prior_precision": 0.5,
+    "kl_weight": 0.25,
+    "num_data": 24,
+    "damping_in_noise": True,
+    "seed": 3,
+}
+OTHERS = {
+    "doubles": {"lr": np.float64(0.0625), "prior_precision": np.float64(0.5), "kl_weight": np.float64(0.25)},
+    "of other widths": {
+        "lr": np.float32(0.0625),
+        "num_data": np.int64(24),
+        "damping_in_noise": np.True_,
+        "seed": np.int32(3),
+    },
+    "tensors": {"lr": torch.tensor(0.0625), "num_data": torch.tensor(24), "prior_precision": np.array(0.5)},
+    "betas": {"betas": [np.float64(0.5), torch.tensor(0.75)]},
+    "an array of betas": {"betas": np.array([0.5, 0.75])},
+    "functions": {"kl_weight": lambda t: np.float64(0.25), "betas": lambda t: np.array([0.5, 0.75])},
+}
+
+
+def trained(optimizer=VOGN, **arguments):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    opt = optimizer(model, **arguments)
+    x, y = torch.ones(8, 3), torch.arange(8) % 2
+    for _ in range(3):
+        with opt.sampled_params():
+            F.cross_entropy(model(x), y).backward()
+        opt.step()
+    return model, opt
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
+def test_numbers_of_numpy_and_tensors_train_like_python_s_and_are_saved_as_such(others):
+    model, opt = trained(**{**PLAIN, **others})
+    expected, _ = trained(**PLAIN)
+    assert torch.equal(model.weight, expected.weight)
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    (group,) = torch.load(file, weights_only=True)["param_groups"]
+    wanted = {"noise_seed" if name == "seed" else name: value for name, value in PLAIN.items()}
+    assert {name: group[name] for name in wanted} == wanted
+    assert all(type(group[name]) is type(value) for name, value in wanted.items())
+
+
+def test_a_posterior_over_all_weights_takes_them_too():
+    numbers = {"lr": np.float64(0.0625), "num_data": np.int64(24), "betas": [np.float64(0.5), 0.75]}
+    _, opt = trained(VONG, **numbers)
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    (group,) = torch.load(file, weights_only=True)["param_groups"]
+    assert (group["lr"], group["num_data"], group["betas"]) == (0.0625, 24, (0.5, 0.75))
+
+
+@pytest.mark.parametrize("build", [VOGN, VONG])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr": None}, "lr=None must be at least 0"),
+        ({"prior_precision": None}, "prior_precision=None must be above 0"),
+        ({"betas": 0.9}, r"betas=0\.9 must be two numbers of at least 0 and below 1"),
+        ({"betas": None}, "betas=None must be two numbers"),
+        ({"seed": "a"}, "seed='a' must be a whole number"),
+        ({"num_data": np.int64(-3)}, "num_data=-3 must be above 0"),
+        (
+            {"num_data": lambda t: 10, "init_precision": lambda t: 1.0},
+            "init_precision, num_data cannot be a function of",
+        ),
+    ],
+)
+def test_an_optimizer_needs_numbers(build, arguments, message):
+    with pytest.raises(HyperparameterError, match=message):
+        build(nn.Linear(2, 2), **arguments)
+
+
+def test_a_callback_may_leave_some_open_but_not_a_function():
+    check({"lr": None, "prior_precision": None, "data_augmentation_factor": None, "num_data": None})
+    check({"prior_precision": 1.0, "data_augmentation_factor": None, "num_data": 10, "kl_weight": 1.0})
+    with pytest.raises(HyperparameterError, match=r"^lr=None must be at least 0\.$"):
+        check({"lr": lambda t: None, "prior_precision": None})
+    with pytest.raises(HyperparameterError, match="eval_samples cannot be a function of the step"):
+        check({"eval_samples": lambda t: 2})
+    with pytest.raises(HyperparameterError, match="mc_samples=None must be a whole number"):
+        check({"mc_samples": None})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step_rule": "Natural"}, "step_rule='Natural' must be 'natural' or 'trust_region' or 'user'"),
+        ({"radius": "foo"}, "radius='foo' must be 'adam' or 'sgd'"),
+        ({"prior_mean": ["zero"]}, r"prior_mean=\['zero'\] must be 'zero' or 'initial'"),
+        ({"step_rule": "user"}, r"step_rule='user' and base=None do not fit: .* Pass that one as base=\.\.\."),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused(arguments, message):
+    with pytest.raises(HyperparameterError, match=message):
+        VOGN(nn.Linear(2, 1), **arguments)
+
+
+def test_a_group_has_the_step_rule_of_the_optimizer_that_moves_it():
+    model = nn.Linear(2, 1)
+    opt = VOGN(model, base=torch.optim.SGD([model.weight], lr=0.1))
+    with pytest.raises(HyperparameterError, match="step_rule='natural' and base=SGD do not fit"):
+        opt.add_param_group({"params": [model.bias], "step_rule": "natural"})
