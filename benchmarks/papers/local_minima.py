@@ -6,8 +6,8 @@ The landscape is F = 1 - h with h(x, y) = exp{-(x sin 20y + y sin 20x)² - (x co
 Fig. 5.2). It is 0 along the line x = 0, near 0 in many narrow valleys, and flat round the origin alone. Gradient descent and
 AdaGrad are compared with the paper's "Vadam to VadaGrad", which is `optim.diagonal.vadagrad` with Vadam's momentum and a
 temperature that falls from 1 (inference) to 0 (optimization), and with the same without noise, from random starts in
-[-1, 1]². The figure shows four starts. The table has F where they end, and the mean of F under noise of standard deviation 0.1 there,
-which is small in the flat minimum only.
+[-1, 1]². The figure shows four starts. The table has F where they end, and the mean of F under noise of standard deviation
+0.1 there, which is small in the flat minimum only.
 """
 
 from __future__ import annotations
