@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.loss import BackwardWatch, LossReduction, LossScale, read_loss_scale
+from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.curvature.uses import count_uses
@@ -151,16 +150,6 @@ class AbstractEngine(ABC):
     def capture(self) -> AbstractContextManager[Capture]:
         """Measure the forward and backward passes inside the context; leave the model as it was."""
 
-    @contextmanager
-    def watched_capture(self) -> Iterator[Capture]:
-        """`capture` for loops that call ``loss.backward()`` themselves and show the loss to nobody.
-
-        Yields:
-            The capture, which observes each loss on its own.
-        """
-        with self.capture() as captured, BackwardWatch(captured.observe):
-            yield captured
-
     def check_reached(self, captured: Capture) -> None:
         """Require squares for each parameter that has a gradient.
 
@@ -189,8 +178,8 @@ class AbstractEngine(ABC):
                 "backward inside the pass, on the model the engine was built for."
             )
 
-    def detaches(self, unit: Unit) -> bool:
-        """Whether calls of `unit` run on detached weights, so that none of them is a use in the loss's graph."""
+    def detaches(self, unit: Unit, captured: Capture) -> bool:
+        """Whether calls of `unit` run on detached weights and so are no uses in the loss's graph."""
         return False
 
     def _used_beside_layers(self, captured: Capture) -> set[Tensor]:
@@ -199,6 +188,6 @@ class AbstractEngine(ABC):
             return set()
         calls: Counter[Tensor] = Counter()
         for unit in find_units(self.model):
-            if not self.detaches(unit):
+            if not self.detaches(unit, captured):
                 calls.update(dict.fromkeys(unit.module.parameters(), captured.calls_of[unit.label]))
         return {param for param, count in captured.uses.items() if count > calls[param]}

@@ -45,14 +45,20 @@ class FusedEngine(AbstractEngine):
         # Generic calls whose sum was compared with the batch gradient: the module, and how its inputs split.
         self.checked: set[tuple[nn.Module, tuple[int | None, ...]]] = set()
 
+    def capture(self) -> AbstractContextManager[Capture]:
+        """Measure the passes inside the context; see `AbstractEngine.capture`."""
+        return self.run(FusedCapture(self.loss_reduction, self.checked, self.workspace))
+
     @contextmanager
-    def capture(self) -> Iterator[Capture]:
-        """Measure the passes inside the context; forwards are wrapped on entry and unwrapped on exit.
+    def run(self, captured: FusedCapture) -> Iterator[Capture]:
+        """Let `captured` measure the passes inside the context; forwards are wrapped on entry and unwrapped on exit.
+
+        Args:
+            captured: An empty capture.
 
         Yields:
             The capture; its squares are complete on exit.
         """
-        captured = self.new_capture()
         units = find_units(self.model)
         # A compiler must not trace into the identity below: it would compile away what its backward does.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
@@ -68,13 +74,9 @@ class FusedEngine(AbstractEngine):
                 _unwrap(module)
         captured.finish()
 
-    def detaches(self, unit: Unit) -> bool:
+    def detaches(self, unit: Unit, captured: Capture) -> bool:
         """Every unit."""
         return True
-
-    def new_capture(self) -> FusedCapture:
-        """An empty capture."""
-        return FusedCapture(self.loss_reduction, self.checked, self.workspace)
 
 
 class _Wrapped(partial[Any]):

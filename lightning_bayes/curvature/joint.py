@@ -28,15 +28,14 @@ class LayerRows(NamedTuple):
 
 
 class RowsEngine(KroneckerEngine):
-    """Keeps the rows of the layers that its request names; arguments as in `AbstractEngine`.
+    """Keeps the rows of the layers that a request names; arguments as in `AbstractEngine`.
 
     They take the memory of all inputs and output gradients of a batch, in all layers.
     """
 
-    def new_capture(self) -> RowsCapture:
-        """A capture for the request."""
-        assert self.request is not None
-        return RowsCapture(self, self.request)
+    def new_capture(self, request: Request) -> RowsCapture:
+        """An empty capture for `request`."""
+        return RowsCapture(self, request)
 
 
 class RowsCapture(KroneckerCapture):

@@ -2,7 +2,7 @@
 
 Layers with factors (`factors.has_factors`) keep PyTorch's own gradient: an identity behind their output looks on while
 backward passes, and adds up the second moments of what came in and of what goes back. All other layers are measured by
-their squares, as in the fused engine. A pass that is asked for nothing runs as plain training does.
+their squares, as in the fused engine. A pass without a request runs as plain training does.
 
 With a likelihood the labels are drawn from it, for the Fisher: before the loss's own backward, a second backward from the
 model's outputs measures, which leaves every gradient alone. Without one the loss's own backward measures, for the
@@ -12,7 +12,7 @@ empirical Fisher. A layer that is called several times in a pass has its calls f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,47 +50,42 @@ class Request:
 
 
 class KroneckerEngine(FusedEngine):
-    """Measures what `request` says; arguments as in `AbstractEngine`.
-
-    Attributes:
-        request: What the next passes are asked for; None for their gradient only.
-    """
+    """Measures the factors of layers on request; arguments as in `AbstractEngine`."""
 
     def __init__(
         self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
-        self.request: Request | None = None
         self._plain = GradientEngine(model, loss_reduction)
 
-    @contextmanager
-    def capture(self) -> Iterator[Capture]:
+    def capture(self, request: Request | None = None) -> AbstractContextManager[Capture]:
         """Measure the passes inside the context.
 
-        Yields:
-            The capture; a `KroneckerCapture` if there is a request.
+        Args:
+            request: What to measure; None for the gradient only.
+
+        Returns:
+            A context manager that yields the capture: a `KroneckerCapture` if there is a request.
         """
-        if self.request is None:
-            with self._plain.capture() as plain:
-                yield plain
-            return
-        with super().capture() as captured:
-            assert isinstance(captured, KroneckerCapture)
-            hook = self.model.register_forward_hook(captured.keep_outputs)
-            try:
+        return self._plain.capture() if request is None else self._outputs_kept(self.new_capture(request))
+
+    @contextmanager
+    def _outputs_kept(self, captured: KroneckerCapture) -> Iterator[Capture]:
+        hook = self.model.register_forward_hook(captured.keep_outputs)
+        try:
+            with self.run(captured):
                 yield captured
-            finally:
-                hook.remove()
-                captured.forget_graph()
+        finally:
+            hook.remove()
+            captured.forget_graph()
 
-    def new_capture(self) -> FusedCapture:
-        """A capture for the request."""
-        assert self.request is not None
-        return KroneckerCapture(self, self.request)
+    def new_capture(self, request: Request) -> KroneckerCapture:
+        """An empty capture for `request`."""
+        return KroneckerCapture(self, request)
 
-    def detaches(self, unit: Unit) -> bool:
+    def detaches(self, unit: Unit, captured: Capture) -> bool:
         """Every unit but the layers with factors."""
-        return self.request is None or unit.module not in self.request.layers
+        return not isinstance(captured, KroneckerCapture) or unit.module not in captured.request.layers
 
     def check_reached(self, captured: Capture) -> None:
         """Require a measurement of each parameter that has a gradient; errors as in `AbstractEngine.check_reached`.

@@ -43,7 +43,7 @@ def make_engine(
         loss_reduction: ``"auto"`` reads from the loss's graph how it reduces its examples; or declare it.
         workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
         quantity: What passes are asked for, see `measure`; ``"gradient"`` for no curvature, which needs no rules;
-            ``"kronecker"`` for what `KroneckerEngine.request` says.
+            ``"kronecker"`` for Kronecker factors, see `KroneckerEngine.capture`.
         mc_samples: As in `measure`.
 
     Returns:

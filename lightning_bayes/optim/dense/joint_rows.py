@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 
-from lightning_bayes.curvature import Likelihood, LossReduction
+from lightning_bayes.curvature import Capture, Likelihood, LossReduction
 from lightning_bayes.curvature.joint import LayerRows, RowsCapture, RowsEngine
 from lightning_bayes.curvature.kronecker import Request
 from lightning_bayes.optim.dense.joint import JointOptimizer
@@ -44,10 +45,10 @@ class RowsOptimizer(JointOptimizer, ABC):
         super().__init__(model, self._rows, trainable(model), **arguments)
         self._layers = require_matrix_layers(model, self.param_groups, type(self).__name__)
 
-    def _prepare(self, sample: int, loss_scale: float) -> None:
+    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         labels = label_source(self.fisher, self._likelihood, self.model)
         layers = {layer.module: layer.has_bias for layer in self._layers}
-        self._rows.request = Request(layers, labels, self._label_seed(sample), loss_scale)
+        return self._rows.capture(Request(layers, labels, self._label_seed(sample), loss_scale))
 
     def _layer_rows(self, captured: Any) -> list[LayerRows]:
         """What a finished pass has seen in each layer."""

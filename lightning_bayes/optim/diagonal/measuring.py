@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -28,12 +29,13 @@ class MeasuringOptimizer(NoisyOptimizer, ABC):
         self._batch_squares = BatchSquares()
         super().__init__(*args, **arguments)
 
-    def _prepare(self, sample: int, loss_scale: float) -> None:
+    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         if loss_scale != 1 and self.measures.startswith("diag_"):
             raise UnsupportedTrainingError(
                 f"{type(self).__name__} measures {self.measures} through BackPACK, which takes no scaled loss, such as "
                 "that of a torch.amp.GradScaler or of precision='16-mixed'. Train without, in precision='32-true'."
             )
+        return super()._open_capture(sample, loss_scale)
 
     def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
         if self.measures == "squared_gradients":

@@ -13,6 +13,7 @@ which keeps every weight's standard deviation below κ r_l, because the π-split
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -154,13 +155,13 @@ class MatrixOptimizer(MeanFieldOptimizer):
         is_new = any(self._state(param, group)["measurements"] == 0 for group, param in self._trained())
         return is_new or is_due(self.num_updates + 1, self.stats_interval)
 
-    def _prepare(self, sample: int, loss_scale: float) -> None:
+    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         assert isinstance(self.engine, KroneckerEngine)
-        self.engine.request = None
-        if self._measures_now():
-            layers = {layer.module: layer.has_bias for layer in self._layers()}
-            labels = label_source(self.fisher, self._likelihood, self.model)
-            self.engine.request = Request(layers, labels, self._label_seed(sample), loss_scale)
+        if not self._measures_now():
+            return self.engine.capture()
+        layers = {layer.module: layer.has_bias for layer in self._layers()}
+        labels = label_source(self.fisher, self._likelihood, self.model)
+        return self.engine.capture(Request(layers, labels, self._label_seed(sample), loss_scale))
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         sample = super()._sample(noise)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture
+from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import PassCollector
@@ -88,22 +89,18 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Returns:
             A context manager; the mean is back on exit, also after an exception.
         """
-        return self.measured_pass(sample, loss_scale=loss_scale, capture=self.engine.watched_capture)
+        return self.measured_pass(sample, loss_scale=loss_scale, watch_backward=True)
 
     @contextmanager
     def measured_pass(
-        self,
-        sample: int | None = None,
-        *,
-        loss_scale: float = 1.0,
-        capture: Callable[[], AbstractContextManager[Capture]] | None = None,
+        self, sample: int | None = None, *, loss_scale: float = 1.0, watch_backward: bool = False
     ) -> Iterator[Any]:
         """As `sampled_params`, for hosts that show the loss to the capture themselves.
 
         Args:
             sample: Number of the noise.
             loss_scale: Factor that multiplied the loss.
-            capture: Opens the capture, by default the engine's.
+            watch_backward: Let the capture observe each loss whose ``backward`` is called, for loops that show it to nobody.
 
         Yields:
             The capture; call its `observe` with the loss before backward.
@@ -124,9 +121,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         try:
             for param in before:
                 param.grad = None
-            self._prepare(index, loss_scale)
+            opened = self._open_capture(index, loss_scale)
             with self._perturbed(index):
-                with (capture or self.engine.capture)() as captured:
+                with opened as captured, BackwardWatch(captured.observe) if watch_backward else nullcontext():
                     yield captured
                 self._collect(captured, before, loss_scale, index)
         except BaseException:
@@ -134,8 +131,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 param.grad = grad
             raise
 
-    def _prepare(self, sample: int, loss_scale: float) -> None:
-        """Tell the engine what the next pass is asked for, where that is not always the same."""
+    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        """The engine's capture of one pass, with a request where passes are not all measured alike."""
+        return self.engine.capture()
 
     def _label_seed(self, sample: int) -> int:
         """Seed of the labels that a pass draws."""
