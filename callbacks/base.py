@@ -26,7 +26,7 @@ from lightning_bayes.curvature import EngineName, LossReduction, check_names
 from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim import hyperparameters as hyper
 from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
-from lightning_bayes.posteriors import CALLBACK_KEY, group_arguments
+from lightning_bayes.posteriors import CALLBACK_KEY
 from lightning_bayes.predictive import Link
 from lightning_bayes.strategies import BayesDDPStrategy
 
@@ -261,15 +261,13 @@ class VariationalCallback(EvaluatingCallback):
     def _take_prior_from_penalty(self, group: dict[str, Any]) -> None:
         if self.prior_precision is None and group.get("l2_penalty"):
             now = {name: value_at(value, group["step"]) for name, value in group.items()}  # defaults may hold functions
-            group["prior_precision"] = (
-                group["l2_penalty"] * group_arguments(now)["num_data"] / now["kl_weight"]
-            )  # δ̃ = wd
+            group["prior_precision"] = group["l2_penalty"] * hyper.effective(now).num_data / now["kl_weight"]  # δ̃ = wd
 
     def _warn_of_strong_prior(self, groups: list[dict[str, Any]]) -> None:
         strongest = max(groups, key=lambda group: float(group["prior_precision"]))
         if self.prior_precision is None and strongest["prior_precision"] > _LARGE_PRIOR:
             rank_zero_warn(
-                f"weight_decay={strongest['l2_penalty']:g} over {group_arguments(strongest)['num_data']:g} examples is the "
+                f"weight_decay={strongest['l2_penalty']:g} over {hyper.effective(strongest).num_data:g} examples is the "
                 f"prior precision {strongest['prior_precision']:.4g}, which is strong. Pass prior_precision=1.0 to choose "
                 "another prior."
             )

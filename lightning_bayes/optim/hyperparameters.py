@@ -4,9 +4,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from lightning_bayes.errors import HyperparameterError
+
+
+class Effective(NamedTuple):
+    """What a parameter group's hyperparameters amount to at its current step; see `effective`."""
+
+    num_data: float  # Ñ = ρN
+    kl_weight: float  # τ, warm-up included
+    prior_precision: float  # δ
+    prior: float  # δ̃ = τδ/Ñ
+    damping: float  # γ
+    noise_damping: float  # γ where it counts in the noise, else 0
+    relative_noise: float | None  # κ
+
+    @property
+    def scale(self) -> float:
+        """Ñ/τ, from curvature per example to posterior precision."""
+        return self.num_data / self.kl_weight
+
+    @property
+    def precision_arguments(self) -> dict[str, float]:
+        """The arguments of `posteriors.precision` and `posteriors.initial_curvature`."""
+        return {
+            "num_data": self.num_data,
+            "prior_precision": self.prior_precision,
+            "kl_weight": self.kl_weight,
+            "damping": self.noise_damping,
+        }
+
+
+def effective(group: Mapping[str, Any]) -> Effective:
+    """Compute Ñ, τ, δ̃ and γ of a parameter group at its current step; the only place where they are computed.
+
+    τ grows linearly from ``kl_warmup_init``·τ to τ over ``kl_warmup_steps``.
+
+    Args:
+        group: A parameter group of a noisy optimizer, live or from a checkpoint.
+
+    Returns:
+        The effective values.
+
+    Raises:
+        HyperparameterError: If ``num_data`` is not set.
+
+    Example:
+        >>> group = {"num_data": 50, "data_augmentation_factor": 2.0, "prior_precision": 10.0, "kl_weight": 0.5,
+        ...          "kl_warmup_steps": 0, "kl_warmup_init": 0.1, "damping": 0.1, "damping_in_noise": False, "step": 0}
+        >>> effective(group).prior  # 0.5 · 10 / (2 · 50)
+        0.05
+    """
+    if group["num_data"] is None:
+        raise HyperparameterError("num_data is not set. Pass num_data=len(training_set).")
+    num_data = group["num_data"] * group["data_augmentation_factor"]
+    steps, start = group["kl_warmup_steps"], group["kl_warmup_init"]
+    done = min(1.0, group["step"] / steps) if steps else 1.0
+    kl_weight = float(group["kl_weight"] * (start + (1 - start) * done))
+    prior_precision = group["prior_precision"]
+    return Effective(
+        num_data=num_data,
+        kl_weight=kl_weight,
+        prior_precision=prior_precision,
+        prior=prior_precision * kl_weight / num_data,
+        damping=group["damping"],
+        noise_damping=group["damping"] if group["damping_in_noise"] else 0.0,
+        relative_noise=group.get("relative_noise"),
+    )
+
 
 PriorMean: TypeAlias = Literal["zero", "initial"]
 StepRule: TypeAlias = Literal["natural", "trust_region", "user"]

@@ -18,7 +18,8 @@ from lightning_bayes.curvature import Softmax
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.diagonal.vogn import update
-from lightning_bayes.posteriors import kl_weight_now, precision
+from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.posteriors import precision
 
 OSAWA = {  # lr, weight of the new curvature, prior variance, damping, augmentation: the numbers of the released files
     "osawa2019-cifar10-lenet": (1e-4, 0.999, 0.01, 1e-3, 1),
@@ -126,8 +127,8 @@ def test_the_warm_up_starts_where_it_says():
     fit(Classifier(), callback)
     (group,) = callback.optimizer.param_groups
     assert group["step"] == 6
-    assert kl_weight_now(group) == pytest.approx(0.8 * (0.25 + 0.75 * 6 / 12))
-    assert kl_weight_now({**group, "step": 0}) == pytest.approx(0.8 * 0.25)
+    assert effective(group).kl_weight == pytest.approx(0.8 * (0.25 + 0.75 * 6 / 12))
+    assert effective({**group, "step": 0}).kl_weight == pytest.approx(0.8 * 0.25)
 
 
 def test_the_first_precision_of_lenet_with_batchnorm_is_that_of_its_first_curvature():

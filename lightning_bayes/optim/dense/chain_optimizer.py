@@ -85,8 +85,9 @@ class BlockTridiagonalKFAC(RowsOptimizer):
 
     def _start(self) -> ChainCurvature:
         """Multiples c I with (Ñ/τ)(c + √(δ̃+γ))² = ``init_precision``, as π-damping makes it, and nothing between layers."""
-        now = self._arguments()
-        start, least = initial_curvature(self._group["init_precision"], **now), self._prior() + now["damping"]
+        now = self._effective()
+        start = initial_curvature(self._group["init_precision"], **now.precision_arguments)
+        least = now.prior + now.noise_damping
         size = (start + least) ** 0.5 - least**0.5
         like = self._layers[0].weight
         blocks = [
@@ -127,15 +128,15 @@ class BlockTridiagonalKFAC(RowsOptimizer):
     # -- noise, step and posterior --
 
     def _draw(self, noise: list[Tensor]) -> list[Tensor]:
-        now, curvature = self._arguments(), self._curvature()
-        covariance = self._inverse(curvature, self._prior() + now["damping"])
+        now, curvature = self._effective(), self._curvature()
+        covariance = self._inverse(curvature, now.prior + now.noise_damping)
         means = self._matrices({param: param for param in self._params})
         state = self._chain_state(means, means, curvature, covariance)  # momenta do not enter
         matrices = self._matrices(dict(zip(self._params, noise, strict=True)))
-        return self._in_order(chain.sample(state, matrices, num_data=now["num_data"], kl_weight=now["kl_weight"]))
+        return self._in_order(chain.sample(state, matrices, num_data=now.num_data, kl_weight=now.kl_weight))
 
     def _update_all(self) -> None:
-        self._arguments()  # N must be known
+        now = self._effective()
         measured = self._measured_curvature()
         if not self._has_curvature():
             self._put(measured)
@@ -144,13 +145,13 @@ class BlockTridiagonalKFAC(RowsOptimizer):
         grads = self._matrices({param: param.grad for param in self._params if param.grad is not None})
         old = self._chain_state(means, momenta, self._curvature(), None)
         curvature = chain.average_curvature(old, measured, beta=self._group["betas"][1]).curvature
-        inverse = self._inverse(curvature, self._prior() + self._group["damping"])
+        inverse = self._inverse(curvature, now.prior + now.damping)
         new = chain.update(
             self._chain_state(means, momenta, curvature, inverse),
             grads,
             lr=self._group["lr"],
             beta=self._group["betas"][0],
-            prior=self._prior(),
+            prior=now.prior,
             step=self._group["step"] + 1,
             kl_clip=self.kl_clip,
         )
@@ -188,8 +189,8 @@ class BlockTridiagonalKFAC(RowsOptimizer):
         """
         if not self._has_curvature():
             raise PosteriorError(f"{type(self).__name__} has no posterior before its first update, or init_precision.")
-        now, curvature = self._arguments(), self._curvature()
-        scale, shift = now["num_data"] / now["kl_weight"], self._prior() + now["damping"]
+        now, curvature = self._effective(), self._curvature()
+        scale, shift = now.scale, now.prior + now.noise_damping
         names = {param: name for name, param in self.model.named_parameters()}
         blocks = [pi_damped(block, shift) for block in curvature.blocks]
         return BlockTridiagonal(

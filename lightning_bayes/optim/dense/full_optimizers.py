@@ -43,7 +43,7 @@ class FullOptimizer(JointOptimizer, ABC):
 
     def _has_curvature(self) -> bool:
         if "joint_curvature" not in self._kept and self._group["init_precision"] is not None:
-            start = initial_curvature(self._group["init_precision"], **self._arguments())
+            start = initial_curvature(self._group["init_precision"], **self._effective().precision_arguments)
             mean = self._flat(list(self._params))
             self._kept["joint_curvature"] = start * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
         return "joint_curvature" in self._kept
@@ -53,19 +53,19 @@ class FullOptimizer(JointOptimizer, ABC):
         return FullState(self._flat(list(self._params)), self._kept["joint_curvature"], self._flat(momenta))
 
     def _draw(self, noise: list[Tensor]) -> list[Tensor]:
-        now = self._arguments()
+        now = self._effective()
         drawn = sample(
             self._state_now(),
             self._flat(noise),
-            num_data=now["num_data"],
-            prior=self._prior(),
-            kl_weight=now["kl_weight"],
-            damping=now["damping"],
+            num_data=now.num_data,
+            prior=now.prior,
+            kl_weight=now.kl_weight,
+            damping=now.noise_damping,
         )
         return self._parts(drawn)
 
     def _update_all(self) -> None:
-        self._arguments()  # N must be known
+        now = self._effective()
         (measured,) = self._passes.moments
         if not self._has_curvature():
             self._kept["joint_curvature"] = measured
@@ -75,8 +75,8 @@ class FullOptimizer(JointOptimizer, ABC):
             measured,
             lr=self._group["lr"],
             betas=self._group["betas"],
-            prior=self._prior(),
-            damping=self._group["damping"],
+            prior=now.prior,
+            damping=now.damping,
             step=self._group["step"] + 1,
         )
         self._kept["joint_curvature"] = new.curvature
@@ -94,13 +94,13 @@ class FullOptimizer(JointOptimizer, ABC):
         """
         if not self._has_curvature():
             raise PosteriorError(f"{type(self).__name__} has no posterior before its first update, or init_precision.")
-        now, curvature = self._arguments(), self._kept["joint_curvature"]
-        shift = now["damping"] + self._prior()
+        now, curvature = self._effective(), self._kept["joint_curvature"]
+        shift = now.noise_damping + now.prior
         identity = torch.eye(len(curvature), dtype=curvature.dtype, device=curvature.device)
         names = {param: name for name, param in self.model.named_parameters()}
         return FullGaussian(
             {names[param]: param.detach().clone() for param in self._params},
-            (curvature + shift * identity) * (now["num_data"] / now["kl_weight"]),
+            (curvature + shift * identity) * now.scale,
             {names[param]: self._group["prior_precision"] for param in self._params},
             self._group["num_data"],
             self._constants(),

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture, Workspace
-from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim import hyperparameters as hyper
+from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import require_sizes
 from lightning_bayes.optim.runtime.passes import PassCollector
-from lightning_bayes.posteriors import group_arguments
 
 
 class JointPasses(PassCollector):
@@ -151,16 +151,9 @@ class JointOptimizer(NoisyOptimizer, ABC):
         params: list[nn.Parameter] = self._group["params"]
         return params
 
-    def _arguments(self) -> dict[str, float]:
-        """Ñ, δ, τ, and γ where it is part of the noise; a `HyperparameterError` if N is not known."""
-        if self._group["num_data"] is None:
-            raise HyperparameterError("num_data is not set. Pass num_data=len(training_set).")
-        return group_arguments(self._group)
-
-    def _prior(self) -> float:
-        """δ̃ = τδ/Ñ."""
-        now = self._arguments()
-        return now["prior_precision"] * now["kl_weight"] / now["num_data"]
+    def _effective(self) -> Effective:
+        """Ñ, τ, δ̃ and γ now; a `HyperparameterError` if N is not known."""
+        return effective(self._group)
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         if not self._has_curvature():

@@ -31,8 +31,8 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased
 from lightning_bayes.optim.diagonal.von import moved_curvature
+from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.schedules import BetaSchedule, Schedule
-from lightning_bayes.posteriors import group_arguments
 
 
 def update(
@@ -144,7 +144,7 @@ class IVON(SignedCurvatureOptimizer):
         arguments = super()._update_arguments(group, step)
         if arguments.pop("rescale_lr"):
             if "rate_factor" not in group:  # decided once: a warm-up of the KL weight is none of the learning rate
-                start = group_arguments(group)
-                group["rate_factor"] = group["init_precision"] * start["kl_weight"] / start["num_data"]
+                start = effective(group)
+                group["rate_factor"] = group["init_precision"] * start.kl_weight / start.num_data
             arguments["lr"] *= group["rate_factor"]
         return arguments

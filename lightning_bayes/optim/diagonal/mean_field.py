@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction, make_engine
-from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import hyperparameters as hyper
 from lightning_bayes.optim.diagonal.measures import engine_quantity
 from lightning_bayes.optim.diagonal.measuring import MeasuringOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, debiased
-from lightning_bayes.optim.hyperparameters import PriorMean, RadiusRule, StepRule
+from lightning_bayes.optim.hyperparameters import PriorMean, RadiusRule, StepRule, effective
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
@@ -35,7 +34,6 @@ from lightning_bayes.optim.steps.base_optimizer import UserStep, add_prior_gradi
 from lightning_bayes.posteriors import (
     Entry,
     WeightPosterior,
-    group_arguments,
     initial_curvature,
     noise_floor,
     posterior_of,
@@ -220,7 +218,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
                 means, scales = [param.detach() for param in params], [self.state[param]["scale"] for param in params]
                 floors = noise_floor(group, tensor_sizes(means, scales))
                 for block in blocks(params):
-                    inverse_variance = precision(block.join(curvatures), **group_arguments(group))
+                    inverse_variance = precision(block.join(curvatures), **effective(group).precision_arguments)
                     std = inverse_variance.add_(block.spread(floors, params)).rsqrt_()
                     draws = block.join(drawn)
                     block.write_(drawn, torch.addcmul(block.join(means), draws, std, out=draws))
@@ -230,7 +228,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
     def _noisy_cohorts(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
         """Cohorts of the parameters that have noise now, their curvature started."""
         if group["noisy"]:
-            self._require_num_data(group)
+            effective(group)  # N must be known
             for cohort in self._cohorts(group):
                 params = [param for param in cohort if self.state[param]["noisy"]]
                 if params and self._start_curvature(params, group):
@@ -257,19 +255,14 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             return True
         if group["init_precision"] is None:
             return False
-        start = initial_curvature(group["init_precision"], **group_arguments(group))
+        start = initial_curvature(group["init_precision"], **effective(group).precision_arguments)
         for param in params:
             self.state[param]["curvature"].fill_(start)
         return True
 
-    @staticmethod
-    def _require_num_data(group: dict[str, Any]) -> None:
-        if group["num_data"] is None:
-            raise HyperparameterError("num_data is not set. Pass num_data=len(training_set).")
-
     def _update_all(self) -> None:
         for group in self.param_groups:
-            self._require_num_data(group)
+            effective(group)  # N must be known
             for params in self._cohorts(group):
                 self._update_cohort(params, group)
         if self.user_step is not None:
@@ -300,12 +293,12 @@ class MeanFieldOptimizer(MeasuringOptimizer):
 
     def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         """Keyword arguments of `natural_update`; subclasses may add what depends on the group."""
-        prior = group_arguments(group)
+        now = effective(group)
         return {
             "lr": float(group["lr"]),
             "betas": group["betas"],
-            "prior": prior["prior_precision"] * prior["kl_weight"] / prior["num_data"],  # δ̃
-            "damping": group["damping"],
+            "prior": now.prior,
+            "damping": now.damping,
             "step": step,
             **{name: group[name] for name in self._own},
         }
@@ -402,4 +395,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
                 state = self.state[param]
                 if state["step"] and state["noisy"]:
                     floor = noise_floor(group, tensor_sizes([param.detach()], [state["scale"]]))[0]
-                    yield (precision(state["curvature"], **group_arguments(group)) < floor).sum(), param.numel()
+                    yield (
+                        (precision(state["curvature"], **effective(group).precision_arguments) < floor).sum(),
+                        param.numel(),
+                    )

@@ -26,7 +26,7 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.vogn import update  # it adds δ̃ μ; the passes below add the rest of δ̃ θ
-from lightning_bayes.posteriors import group_arguments
+from lightning_bayes.optim.hyperparameters import effective
 
 
 class _PriorAtTheSample(MeanFieldOptimizer):
@@ -39,8 +39,7 @@ class _PriorAtTheSample(MeanFieldOptimizer):
 
     def _add_prior_gradient(self, gradient_scale: float) -> None:
         for group in self.param_groups:
-            now = group_arguments(group)
-            strength = now["prior_precision"] * now["kl_weight"] / now["num_data"]  # δ̃
+            strength = effective(group).prior
             for param in group["params"]:
                 mean = self.sampled_mean().get(param)
                 if mean is not None:

@@ -6,13 +6,11 @@ An update takes care of what it measures. What is left is rounding, after many m
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-from lightning_bayes.posteriors import group_arguments
+from lightning_bayes.optim.hyperparameters import effective
 
 _LEAST_PRECISION = 1e-3  # of the prior's: no std grows past 32 times the prior's
 
@@ -38,16 +36,10 @@ class SignedCurvatureOptimizer(MeanFieldOptimizer):
     """A mean-field optimizer whose s may be negative, above -δ̃; subclasses fill in the class attributes."""
 
     def _count_update(self) -> None:
-        before = [_prior(group) for group in self.param_groups]
+        before = [effective(group).prior for group in self.param_groups]
         super()._count_update()
         for group, old in zip(self.param_groups, before, strict=True):
-            now = _prior(group)
+            now = effective(group).prior
             if now < old:
                 curvatures = [self.state[param]["curvature"] for param in group["params"]]
                 torch._foreach_copy_(curvatures, [keep_positive(curvature, now) for curvature in curvatures])
-
-
-def _prior(group: dict[str, Any]) -> float:
-    """Return δ̃."""
-    now = group_arguments(group)
-    return now["prior_precision"] * now["kl_weight"] / now["num_data"]

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
-from lightning_bayes.posteriors import group_arguments, initial_curvature
+from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.posteriors import initial_curvature
 
 
 def update(
@@ -93,4 +94,4 @@ def _starts_at_zero(group: dict[str, Any]) -> bool:
     # The trust region's s is a running mean from the first batch on, which has no bias.
     if group["init_precision"] is None or group["step_rule"] != "natural":
         return False
-    return initial_curvature(group["init_precision"], **group_arguments(group)) == 0
+    return initial_curvature(group["init_precision"], **effective(group).precision_arguments) == 0

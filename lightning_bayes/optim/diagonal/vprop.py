@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.schedules import BetaSchedule
-from lightning_bayes.posteriors import group_arguments
 
 Scaling: TypeAlias = Literal["mean", "sum"]
 
@@ -106,9 +106,8 @@ class _VpropOptimizer(GradientMagnitudeOptimizer):
 
     def _update_cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
         if group["scaling"] == "sum":
-            now = group_arguments(group)
             squares = [self._passes.curvature[param] for param in params]
-            torch._foreach_mul_(squares, now["num_data"] / now["kl_weight"])
+            torch._foreach_mul_(squares, effective(group).scale)
         super()._update_cohort(params, group)
 
     def _doubt(self, batch_size: float, group: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from lightning_bayes.curvature import Capture, Likelihood
 from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, Request
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
+from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.kronecker import matrix_state
 from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due, is_power_of_two
 from lightning_bayes.optim.kronecker.kronecker_passes import KroneckerPasses
@@ -180,7 +181,7 @@ class MatrixOptimizer(MeanFieldOptimizer):
             state, group = self.state[layer.weight], layer.group
             if not (group["noisy"] and state["noisy"]):
                 continue
-            self._require_num_data(group)
+            effective(group)  # N must be known
             if "input_factor" not in state and group["init_precision"] is not None:
                 matrix_state.start_at_precision(state, layer)
                 matrix_state.invert(state, layer, self._inverted(layer))

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.kronecker import kfac, noisy_kfac
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.posteriors import group_arguments, initial_curvature, layer_noise_damping
+from lightning_bayes.posteriors import initial_curvature, layer_noise_damping
 
 State: TypeAlias = dict[str, Any]
 _KINDS = ("factor", "inverse", "root")
@@ -83,9 +84,9 @@ def start_at_precision(state: State, layer: MatrixLayer) -> None:
         state: The state of the layer's weight.
         layer: The layer.
     """
-    group, arguments = layer.group, group_arguments(layer.group)
-    start = initial_curvature(group["init_precision"], **arguments)
-    least = arguments["prior_precision"] * arguments["kl_weight"] / arguments["num_data"] + arguments["damping"]
+    now = effective(layer.group)
+    start = initial_curvature(layer.group["init_precision"], **now.precision_arguments)
+    least = now.prior + now.noise_damping
     size = math.sqrt(start + least) - math.sqrt(least)
     groups, *sides = layer.shape
     eyes = [size * torch.eye(side, dtype=layer.weight.dtype, device=layer.weight.device) for side in sides]
@@ -119,18 +120,12 @@ def invert(state: State, layer: MatrixLayer, kinds: Sequence[str]) -> None:
     """
     factor = get(state, "factor")
     assert factor is not None
-    prior = prior_per_example(layer.group)
+    now = effective(layer.group)
     if "inverse" in kinds:
-        put(state, "inverse", kfac.damped_inverse(factor, prior=prior, damping=layer.group["damping"], name=layer.name))
+        put(state, "inverse", kfac.damped_inverse(factor, prior=now.prior, damping=now.damping, name=layer.name))
     if "root" in kinds:
         damping = layer_noise_damping(layer.group, state, layer.weight.detach())
-        put(state, "root", noisy_kfac.noise_root(factor, prior=prior, damping=damping, name=layer.name))
-
-
-def prior_per_example(group: dict[str, Any]) -> float:
-    """δ̃ = τδ/Ñ of a parameter group."""
-    arguments = group_arguments(group)
-    return arguments["prior_precision"] * arguments["kl_weight"] / arguments["num_data"]
+        put(state, "root", noisy_kfac.noise_root(factor, prior=now.prior, damping=damping, name=layer.name))
 
 
 def move(
@@ -171,5 +166,5 @@ def draw(state: State, mean: Tensor, noise: Tensor, group: dict[str, Any]) -> Te
     """
     root = get(state, "root")
     assert root is not None
-    arguments = group_arguments(group)
-    return noisy_kfac.draw(mean, root, noise, num_data=arguments["num_data"], kl_weight=arguments["kl_weight"])
+    now = effective(group)
+    return noisy_kfac.draw(mean, root, noise, num_data=now.num_data, kl_weight=now.kl_weight)

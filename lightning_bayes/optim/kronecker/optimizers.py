@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
+from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.kronecker import matrix_state
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
@@ -38,7 +39,7 @@ class KroneckerOptimizer(MatrixOptimizer):
 
     def _update_all(self) -> None:
         for group in self.param_groups:
-            self._require_num_data(group)
+            effective(group)  # N must be known
         measures, layers = self._measures_now(), self._layers()
         if measures:
             for layer in layers:
@@ -71,7 +72,7 @@ class KroneckerOptimizer(MatrixOptimizer):
                 if measures:
                     self._average_squares(params, group)
         for params, group in every:
-            prior = matrix_state.prior_per_example(group) * group["prior_on_mean"]
+            prior = effective(group).prior * group["prior_on_mean"]
             add_prior_gradient_(params, self._prior_means(params), prior)
             for param in params:
                 self.state[param]["step"] += 1
@@ -99,7 +100,7 @@ class KroneckerOptimizer(MatrixOptimizer):
             layer.matrix([state["momentum"] for state in states]),
             layer.matrix([param.grad for param in layer.params if param.grad is not None]),
             beta=layer.group["betas"][0],
-            prior=matrix_state.prior_per_example(layer.group),
+            prior=effective(layer.group).prior,
             step=step,
         )
         norms = layer.tensors(direction * corrected)
