@@ -1,0 +1,114 @@
+"""Uses of names that Lightning, torch and BackPACK keep private.
+
+A name that starts with one underscore counts as foreign where nothing in the package defines it: as an attribute
+(``node._saved_dim``), as a string (``getattr(node, "_saved_dim")``), or imported from another library. Excepted are the
+``torch._foreach_*`` functions, which have no public name, and Python's own, such as ``NamedTuple._replace``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from benchmarks.house.sources import PACKAGE, SourceFile
+
+_PRIVATE = re.compile(r"_[A-Za-z0-9]\w*")
+_PYTHONS = {"_fields", "_asdict", "_replace", "_make", "_field_defaults", "_getframe", "_value_", "_name_", "_missing_"}
+_TEXT_METHODS = {
+    "startswith",
+    "endswith",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "split",
+    "partition",
+    "rpartition",
+}
+
+
+class PrivateUse(NamedTuple):
+    """One use of a foreign private name."""
+
+    name: str
+    file: str
+    line: int
+
+
+def private_uses(files: list[SourceFile]) -> list[PrivateUse]:
+    """Find every use of a private name that the package does not define.
+
+    Args:
+        files: The source files of the whole package.
+
+    Returns:
+        The uses by file and line.
+    """
+    own = {name for file in files for name in _defined(file.tree)}
+    own |= {f"{name}Backward" for name in own}  # autograd's name for the graph node of an own Function
+    found = {
+        PrivateUse(name, file.name, line)
+        for file in files
+        for name, line in _mentioned(file.tree)
+        if name not in own and name not in _PYTHONS and not name.startswith("_foreach_")
+    }
+    return sorted(found, key=lambda use: (use.file, use.line, use.name))
+
+
+def is_table(file_name: str) -> bool:
+    """Say whether a file is a guarded table of private symbols.
+
+    Args:
+        file_name: The file's path from the root of the tree.
+
+    Returns:
+        True for files called ``private_*.py`` or ``*_private.py``.
+
+    Example:
+        >>> is_table("callbacks/private_lightning.py"), is_table("callbacks/seam.py")
+        (True, False)
+    """
+    stem = file_name.rpartition("/")[2].removesuffix(".py")
+    return stem.startswith("private_") or stem.endswith("_private") or stem == "private"
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own_object(node.value):
+            yield node.attr
+
+
+def _is_own_object(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in {"self", "cls"}
+
+
+def _mentioned(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    text = {id(argument) for node in ast.walk(tree) for argument in _text_arguments(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _PRIVATE.fullmatch(node.attr):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in text:
+            if _PRIVATE.fullmatch(node.value):
+                yield node.value, node.lineno
+        elif isinstance(node, ast.ImportFrom) and not node.level and not (node.module or "").startswith(PACKAGE):
+            parts = (node.module or "").split(".")
+            names = [*parts, *(alias.name for alias in node.names)]
+            yield from ((name, node.lineno) for name in names if _PRIVATE.fullmatch(name))
+        elif isinstance(node, ast.Import):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+            yield from ((name, node.lineno) for name in names if _PRIVATE.fullmatch(name))
+
+
+def _text_arguments(node: ast.AST) -> list[ast.expr]:
+    """Arguments of ``name.endswith("_imagenet")`` and the like, which name no attribute."""
+    called = node.func if isinstance(node, ast.Call) else None
+    if isinstance(node, ast.Call) and isinstance(called, ast.Attribute) and called.attr in _TEXT_METHODS:
+        return node.args
+    return []
