@@ -24,6 +24,7 @@ from lightning_bayes.zoo.data import (
 from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, LeNet5, ResNet18
 from lightning_bayes.zoo.posterior_file import SavedPosterior, load, save_posterior
 from lightning_bayes.zoo.posterior_folder import posterior_folder
+from lightning_bayes.zoo.registry import register_data, register_model
 from lightning_bayes.zoo.tasks import BayesClassifier, BayesRegressor
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -54,5 +55,7 @@ __all__ = [
     "list_models",
     "load",
     "posterior_folder",
+    "register_data",
+    "register_model",
     "save_posterior",
 ]

@@ -79,9 +79,15 @@ def test_a_pattern_selects_names():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet19", {}, r"There is no model 'resnet19'; there are alexnet, .*vgg16_imagenet, and timm/NAME"),
+        (
+            "resnet19",
+            {},
+            r"There is no model 'resnet19'; there are alexnet, .*vgg16_imagenet, and timm/NAME and torch",
+        ),
         ("lenet5", {"stem": "cifar", "width": 2}, r"lenet5 takes no argument stem, width; it takes image_size, norm"),
         ("timm/resnet19", {}, r"timm has no model 'resnet19'"),
+        ("torchvision/resnet19", {}, r"torchvision has no classifier 'resnet19'"),
+        ("torchvision/resnet18", {"in_channels": 1}, r"torchvision/resnet18 takes images with 3 channels"),
     ],
 )
 def test_unknown_names_and_arguments_are_refused(name, arguments, message):
@@ -109,6 +115,17 @@ def test_timm_models_are_built_by_name(generator):
     images = torch.randn(2, 1, 32, 32, generator=generator)
     with torch.no_grad():
         assert torch.equal(model(images), reference(images))
+
+
+def test_torchvision_models_are_built_by_name(generator):
+    model = create_model("torchvision/resnet18", num_classes=4).eval()
+    reference = torchvision.models.resnet18(num_classes=4).eval()
+    reference.load_state_dict(model.state_dict())
+    images = torch.randn(2, 3, 32, 32, generator=generator)
+    with torch.no_grad():
+        assert torch.equal(model(images), reference(images))
+    assert architecture(model).name == "torchvision/resnet18"
+    assert "torchvision/resnet18" in list_models("torchvision/resnet*")
 
 
 # -- pretrained -------------------------------------------------------------------------------------------------------

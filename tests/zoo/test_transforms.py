@@ -10,8 +10,8 @@ from torchvision.models import AlexNet_Weights, ResNet18_Weights, VGG16_Weights
 from torchvision.transforms.v2 import functional
 
 from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
+from lightning_bayes.zoo.sources.torchvision_models import torchvision_transform
 from lightning_bayes.zoo.transforms import ImageTransform, as_tensor, imagenet_transform, with_channels
-from lightning_bayes.zoo.weights.published import torchvision_transform
 
 
 def bytes_image(*shape, seed=0):

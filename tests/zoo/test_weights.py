@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, WeightsError
-from lightning_bayes.zoo.weights import fetch, head_name, load_weights, published_weights, read_weights, timm_weights
-from lightning_bayes.zoo.weights.published import from_timm, timm_model, timm_transform
+from lightning_bayes.zoo import create_model, input_transform
+from lightning_bayes.zoo.models.vgg16 import from_timm
+from lightning_bayes.zoo.sources.timm_models import timm_model, timm_transform, timm_weights
+from lightning_bayes.zoo.weights import fetch, head_name, load_weights, read_weights
 
 
 def network(classes=3, width=4):
@@ -240,17 +242,18 @@ def test_without_network_the_file_to_put_in_place_is_named(hub, name):
         f"put it in place as {hub / URLS[name]}, or pass the path of the file: pretrained='.../{URLS[name]}'"
     )
     with pytest.raises(WeightsError, match=rf"https://download\.pytorch\.org/models/{URLS[name]} could not.*{where}"):
-        published_weights(name, True)
+        create_model(name, num_classes=1000, pretrained=True)
 
 
+@pytest.mark.parametrize("model", ["resnet18_imagenet", "torchvision/resnet18"])
 @pytest.mark.parametrize("name", ["IMAGENET1K_V1", "DEFAULT", True])
-def test_a_file_in_place_is_used(hub, name):
+def test_a_file_in_place_is_used(hub, name, model):
     hub.mkdir()
     theirs = torchvision.models.get_model("resnet18", num_classes=2).state_dict()
     torch.save(theirs, hub / URLS["resnet18_imagenet"])
-    found = published_weights("resnet18_imagenet", name)
-    assert same(found.state, theirs)
-    assert found.transform.image_size == 224
+    found = create_model(model, num_classes=2, pretrained=name)
+    assert same(found.state_dict(), theirs)
+    assert input_transform(found).image_size == 224
 
 
 def test_a_download_lies_in_the_cache_afterwards(hub, monkeypatch):
@@ -269,7 +272,7 @@ def test_unknown_weights_are_refused_with_the_known_ones(hub):
     with pytest.raises(
         WeightsError, match=r"'IMAGENET22K' is neither a file .* which are IMAGENET1K_V1, DEFAULT, and timm/"
     ):
-        published_weights("resnet18_imagenet", "IMAGENET22K")
+        create_model("resnet18_imagenet", pretrained="IMAGENET22K")
 
 
 @pytest.mark.parametrize("name", ["resnet18", "lenet5"])
@@ -277,7 +280,7 @@ def test_small_image_forms_have_no_published_weights(name):
     with pytest.raises(
         WeightsError, match=rf"no published weights for {name}, only for alexnet_imagenet, resnet18_imagenet,"
     ):
-        published_weights(name, True)
+        create_model(name, num_classes=1000, pretrained=True)
 
 
 # -- timm -------------------------------------------------------------------------------------------------------------

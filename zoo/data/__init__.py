@@ -1,6 +1,12 @@
-"""LightningDataModules, one per source; validation data always comes out of the training set."""
+"""LightningDataModules, one per source. Validation data always comes out of the training set.
+
+Every file of this folder is imported, so that it can register itself.
+"""
 
 from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from lightning_bayes.zoo.data.cifar10 import CIFAR10DataModule
 from lightning_bayes.zoo.data.cifar100 import CIFAR100DataModule
@@ -27,3 +33,6 @@ __all__ = [
     "UCIDataModule",
     "corruption_kinds",
 ]
+
+for _file in iter_modules(__path__, f"{__name__}."):
+    import_module(_file.name)

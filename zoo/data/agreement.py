@@ -1,4 +1,4 @@
-"""What data and model agree on before anything is trained or tested: the classes, and what images go through."""
+"""Checks that data and model agree on the classes, and passes the input transform from one to the other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_classes(trainer: Any, num_classes: int, class_names: Sequence[str], so
 
 
 def hand_over_transform(trainer: Any, transform: ImageTransform) -> None:
-    """Tell the models of a fit what their images go through, for `save_posterior`; say so if their weights had another.
+    """Store the input transform in the models of a fit, for `save_posterior`; report it if their weights had another.
 
     Args:
         trainer: The data module's; without one nothing happens, as with models that `create_model` has not built.

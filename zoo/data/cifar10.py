@@ -10,8 +10,10 @@ from typing import final
 from torchvision import datasets
 
 from lightning_bayes.zoo.data.vision import VisionDataModule
+from lightning_bayes.zoo.registry import register_data
 
 
+@register_data("cifar10")
 @final
 class CIFAR10DataModule(VisionDataModule):
     """CIFAR-10 through torchvision; images ``[batch, 3, 32, 32]``, ten classes, below ``cifar-10-batches-py``.

@@ -10,6 +10,7 @@ from typing import Final, final
 from torchvision import datasets
 
 from lightning_bayes.zoo.data.vision import VisionDataModule
+from lightning_bayes.zoo.registry import register_data
 
 _CLASSES: Final = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
@@ -23,6 +24,7 @@ _CLASSES: Final = (
 )
 
 
+@register_data("cifar100")
 @final
 class CIFAR100DataModule(VisionDataModule):
     """CIFAR-100 through torchvision; images ``[batch, 3, 32, 32]``, the hundred fine classes, below ``cifar-100-python``.

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes.errors import DatasetError
 from lightning_bayes.zoo.data.agreement import check_classes
+from lightning_bayes.zoo.registry import register_data
 
 NUM_TEST: Final = 400
 NUM_VAL: Final = 300
@@ -31,6 +32,7 @@ _SIZE: Final = 8
 _SEED: Final = 0  # of the split and of the shuffled pixels; a constant, so that all results are about the same data
 
 
+@register_data("digits")
 @final
 class DigitsDataModule(LightningDataModule):
     """Handwritten digits, 8 × 8 pixels, with two sets out of distribution.

@@ -10,8 +10,10 @@ from typing import final
 from torchvision import datasets
 
 from lightning_bayes.zoo.data.vision import VisionDataModule
+from lightning_bayes.zoo.registry import register_data
 
 
+@register_data("fashion_mnist")
 @final
 class FashionMNISTDataModule(VisionDataModule):
     """FashionMNIST through torchvision; images ``[batch, 1, 28, 28]``, ten kinds of clothing, below ``FashionMNIST/raw``.

@@ -23,12 +23,14 @@ from lightning_bayes.zoo.data.base import ImageDataModule
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
 from lightning_bayes.zoo.data.images import Augmentation, TransformedImages
 from lightning_bayes.zoo.data.splits import few_shots, stratified_split
+from lightning_bayes.zoo.registry import register_data
 from lightning_bayes.zoo.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform, with_channels
 
 _TRAIN, _VAL, _TEST = "train", "val", "test"
 _Samples: TypeAlias = list[tuple[str, int]]  # path and class
 
 
+@register_data("image_folder")
 @final
 class ImageFolderDataModule(ImageDataModule):
     """Images in class folders; the defaults are the input of torchvision's weights for ImageNet.

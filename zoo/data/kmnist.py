@@ -11,8 +11,10 @@ from typing import final
 from torchvision import datasets
 
 from lightning_bayes.zoo.data.vision import VisionDataModule
+from lightning_bayes.zoo.registry import register_data
 
 
+@register_data("kmnist")
 @final
 class KMNISTDataModule(VisionDataModule):
     """KMNIST through torchvision; images ``[batch, 1, 28, 28]``, ten characters, below ``KMNIST/raw``.

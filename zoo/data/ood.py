@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
 
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lightning_bayes.errors import DatasetError, HyperparameterError
 from lightning_bayes.zoo.data.images import TransformedImages, image_files, read_image
+from lightning_bayes.zoo.registry import DATA
 from lightning_bayes.zoo.transforms import ImageTransform
 
-TEST_SETS: Final[dict[str, Callable[[str], Tensor]]] = {}  # by name: from the root folder to the test images' bytes
+
+def named_sets() -> dict[str, Callable[[str], Tensor]]:
+    """The registered sets that can be named as out of distribution.
+
+    Returns:
+        By name without underscores, a function from the root folder to the bytes of the test images.
+    """
+    return {_plain(name): module.test_images for name, module in sorted(DATA.items()) if hasattr(module, "test_images")}
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "")
 
 
 def ood_names(entries: Iterable[str], own: str) -> tuple[str, ...]:
-    """What sets out of distribution are called in results.
+    """The names of sets out of distribution in results.
 
     Args:
         entries: Names of sets or folders.
@@ -34,7 +45,7 @@ def ood_names(entries: Iterable[str], own: str) -> tuple[str, ...]:
         ('svhn', 'letters')
     """
     names = tuple(Path(entry).name for entry in entries)
-    if len(set(names)) < len(names) or own in names:
+    if len(set(names)) < len(names) or _plain(own) in map(_plain, names):
         raise HyperparameterError(
             f"ood={list(entries)} must name sets other than {own}, each of another name. Rename a folder, or leave one out."
         )
@@ -55,13 +66,14 @@ def ood_set(entry: str, root: str, transform: ImageTransform) -> TransformedImag
     Raises:
         DatasetError: If there is neither such a set nor a folder with images.
     """
-    if entry in TEST_SETS:
-        images: Tensor | list[Path] = TEST_SETS[entry](root)
+    known = named_sets()
+    if _plain(entry) in known:
+        images: Tensor | list[Path] = known[_plain(entry)](root)
     else:
         images = image_files(entry)
     if len(images) == 0:
         raise DatasetError(
-            f"ood: {entry} is neither a known set ({', '.join(sorted(TEST_SETS))}) nor a folder with images. Looked for "
+            f"ood: {entry} is neither a known set ({', '.join(known)}) nor a folder with images. Looked for "
             f"images below {Path(entry).absolute()}."
         )
     first = images[0] if isinstance(images, Tensor) else read_image(images[0])

@@ -11,8 +11,10 @@ from typing import Any, final
 from torchvision import datasets
 
 from lightning_bayes.zoo.data.vision import VisionDataModule
+from lightning_bayes.zoo.registry import register_data
 
 
+@register_data("svhn")
 @final
 class SVHNDataModule(VisionDataModule):
     """SVHN through torchvision; images ``[batch, 3, 32, 32]``, ten digits; two files of MATLAB below the root.

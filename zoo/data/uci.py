@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes.errors import DatasetError, HyperparameterError
+from lightning_bayes.zoo.registry import register_data
 
 UCI_SETS: Final = {  # short name: name of the files
     "boston": "bostonHousing",
@@ -134,6 +135,7 @@ def _positions(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.atleast_1d(values).astype(np.int64)
 
 
+@register_data("uci")
 @final
 class UCIDataModule(LightningDataModule):
     """One split of a UCI set; batches are ``(inputs [batch, D], targets [batch])``, standardised.

@@ -21,7 +21,6 @@ from lightning_bayes.zoo.data.agreement import check_classes, hand_over_transfor
 from lightning_bayes.zoo.data.base import ImageDataModule
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
 from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, TransformedImages
-from lightning_bayes.zoo.data.ood import TEST_SETS
 from lightning_bayes.zoo.data.splits import few_shots, split_indices
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -71,11 +70,6 @@ class VisionDataModule(ImageDataModule, abc.ABC):
     mirrors: ClassVar[bool] = False  # whether a mirrored image still shows its class
     published_augmentation_factor: ClassVar[float] = 10.0  # Osawa et al. 2019, on CIFAR-10
     test_set: NormalizedImages
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Make the set known by name as one out of distribution for others."""
-        super().__init_subclass__(**kwargs)
-        TEST_SETS[_name_of(cls)] = lambda root: cls.read(root, train=False)[0]
 
     def __init__(
         self,
@@ -187,6 +181,18 @@ class VisionDataModule(ImageDataModule, abc.ABC):
                 "to another set; fetch them again."
             )
         return images, targets
+
+    @classmethod
+    def test_images(cls, root: str) -> Tensor:
+        """The test images, for other sets to be compared with.
+
+        Args:
+            root: Folder below which the set lies.
+
+        Returns:
+            Bytes ``[N, channels, height, width]``.
+        """
+        return cls.read(root, train=False)[0]
 
     @classmethod
     def _faults(cls, images: Tensor, targets: Tensor) -> Iterator[str]:

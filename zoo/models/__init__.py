@@ -1,6 +1,9 @@
-"""Plain ``nn.Module`` architectures, one per file."""
+"""Plain ``nn.Module`` architectures, one per file. Every file of this folder is imported, so that it can register itself."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from lightning_bayes.zoo.models.alexnet import AlexNet
 from lightning_bayes.zoo.models.lenet import LeNet5
@@ -9,3 +12,6 @@ from lightning_bayes.zoo.models.resnet18 import ResNet18
 from lightning_bayes.zoo.models.vgg16 import VGG16
 
 __all__ = ["MLP", "VGG16", "AlexNet", "LeNet5", "ResNet18"]
+
+for _file in iter_modules(__path__, f"{__name__}."):
+    import_module(_file.name)

@@ -16,8 +16,11 @@ from typing import final
 from torch import Tensor, nn
 
 from lightning_bayes.zoo.models.images import require_counts, require_images, require_size
+from lightning_bayes.zoo.registry import register_model
 
 
+@register_model("alexnet")
+@register_model("alexnet_imagenet", torchvision="alexnet", image_size=224)
 @final
 class AlexNet(nn.Module):
     """AlexNet: images ``[batch, in_channels, image_size, image_size]`` to logits.

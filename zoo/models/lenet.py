@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.zoo.models.images import require_counts, require_images, require_size
 from lightning_bayes.zoo.models.norms import NormName, make_norm
+from lightning_bayes.zoo.registry import register_model
 
 
 class _Geometry(NamedTuple):
@@ -30,6 +31,7 @@ class _Geometry(NamedTuple):
 _GEOMETRIES: Final = {8: _Geometry(2, 2, 64), 28: _Geometry(2, 0, 400), 32: _Geometry(0, 0, 400)}
 
 
+@register_model("lenet5")
 @final
 class LeNet5(nn.Module):
     """LeNet-5 with ReLU and max-pooling: images ``[batch, in_channels, image_size, image_size]`` to logits.

@@ -12,6 +12,7 @@ from typing import Final, Literal, final
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.zoo.registry import register_model
 
 _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
     "relu": nn.ReLU,
@@ -70,3 +71,26 @@ class MLP(nn.Module):
         """
         outputs: Tensor = self.layers(inputs)
         return outputs
+
+
+@register_model("mlp")
+def mlp_for_images(
+    num_classes: int,
+    in_channels: int,
+    image_size: int = 28,
+    hidden: tuple[int, ...] = (50,),
+    activation: Literal["relu", "tanh", "sigmoid", "gelu"] = "relu",
+) -> MLP:
+    """An `MLP` for square images.
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        image_size: Height and width of the images in pixels.
+        hidden: As for `MLP`.
+        activation: As for `MLP`.
+
+    Returns:
+        The network.
+    """
+    return MLP(in_channels * image_size**2, num_classes, hidden, activation)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.zoo.models.images import require_counts, require_images
 from lightning_bayes.zoo.models.norms import NormName, make_norm
+from lightning_bayes.zoo.registry import register_model
 
 
 def _convolution(in_channels: int, out_channels: int, kernel: int, stride: int, norm: NormName) -> nn.Conv2d:
@@ -45,6 +46,8 @@ class _BasicBlock(nn.Module):
         return F.relu(self.downsample(x) + self.bn2(self.conv2(hidden)))
 
 
+@register_model("resnet18")
+@register_model("resnet18_imagenet", torchvision="resnet18", stem="imagenet")
 @final
 class ResNet18(nn.Module):
     """ResNet-18: images ``[batch, in_channels, height, width]`` of any size to logits.

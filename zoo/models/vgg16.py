@@ -12,7 +12,7 @@ the filters, ``train_norm=False``, for they keep scale and shift of BatchNorm at
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final, Literal, final
 
@@ -21,10 +21,44 @@ from torch import Tensor, nn
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.zoo.models.images import require_counts, require_images, require_size
 from lightning_bayes.zoo.models.norms import NormName, make_norm
+from lightning_bayes.zoo.registry import register_model
 
 _STAGES: Final = ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3)  # a max-pool ends each
 
+_TIMM_LAYERS: Final = {  # timm has two convolutions where torchvision has linear layers
+    "pre_logits.fc1": "classifier.0",
+    "pre_logits.fc2": "classifier.3",
+    "head.fc": "classifier.6",
+}
 
+
+def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of timm's VGG16 under torchvision's names.
+
+    Args:
+        state: timm's state dict.
+
+    Returns:
+        The same tensors; the two hidden layers, convolutions in timm, are flattened to linear ones.
+
+    Example:
+        >>> import torch
+        >>> {name: list(w.shape) for name, w in from_timm({"pre_logits.fc1.weight": torch.zeros(5, 2, 7, 7)}).items()}
+        {'classifier.0.weight': [5, 98]}
+    """
+    renamed = {}
+    for name, value in state.items():
+        layer, _, parameter = name.rpartition(".")
+        flat = value.flatten(1) if layer.startswith("pre_logits.") and value.ndim == 4 else value
+        renamed[f"{_TIMM_LAYERS.get(layer, layer)}.{parameter}"] = flat
+    return renamed
+
+
+@register_model("vgg16")
+@register_model("vgg16_bn", norm="batch")
+@register_model("vgg16_half", norm="batch", width=0.5)
+@register_model("vgg16_imagenet", torchvision="vgg16", from_timm=from_timm, image_size=224)
+@register_model("vgg16_bn_imagenet", torchvision="vgg16_bn", from_timm=from_timm, image_size=224, norm="batch")
 @final
 class VGG16(nn.Module):
     """VGG16: images ``[batch, in_channels, image_size, image_size]`` to logits.

@@ -3,25 +3,7 @@
 from __future__ import annotations
 
 from lightning_bayes.zoo.weights.fitting import head_name, load_weights
-from lightning_bayes.zoo.weights.published import (
-    PublishedWeights,
-    fetch,
-    published_weights,
-    timm_model,
-    timm_transform,
-    timm_weights,
-)
+from lightning_bayes.zoo.weights.published import PublishedWeights, fetch
 from lightning_bayes.zoo.weights.reading import read_weights, unwrapped
 
-__all__ = [
-    "PublishedWeights",
-    "fetch",
-    "head_name",
-    "load_weights",
-    "published_weights",
-    "read_weights",
-    "timm_model",
-    "timm_transform",
-    "timm_weights",
-    "unwrapped",
-]
+__all__ = ["PublishedWeights", "fetch", "head_name", "load_weights", "read_weights", "unwrapped"]
