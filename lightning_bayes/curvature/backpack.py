@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from backpack import backpack
@@ -23,6 +24,7 @@ from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.fused import in_full_precision
 from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.hooks import (
     calls_checked,
@@ -38,12 +40,11 @@ from lightning_bayes.curvature.hooks import (
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.modes import in_modes
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
-from lightning_bayes.curvature.rules.registry import sums
+from lightning_bayes.curvature.rules.registry import Inputs, LayerRule
 from lightning_bayes.curvature.units import Unit, find_units, refuse_scripted
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 
-_HALF = {torch.float16, torch.bfloat16}
 _FUSED_INSTEAD = "Use engine='fused', which measures it."
 
 
@@ -68,7 +69,7 @@ class BackpackEngine(AbstractEngine):
         super().__init__(model, loss_reduction, workspace_mib)
         refuse_scripted(model)
         self.own_rules = own_rules
-        self._modes: dict[nn.Module, bool] = {}  # of the last forward with gradients
+        self._calls: dict[nn.Module, _Call] = {}
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
@@ -87,27 +88,32 @@ class BackpackEngine(AbstractEngine):
                 undo.enter_context(out_of_place(self.model))
                 undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
                 for unit in units:
-                    undo.callback(unit.module.register_forward_pre_hook(self._note_mode).remove)
+                    hook = unit.module.register_forward_pre_hook(partial(self._note, unit), with_kwargs=True)
+                    undo.callback(hook.remove)
                 undo.enter_context(extended([unit.module for unit in units]))
                 undo.enter_context(backpack(extension))
                 undo.enter_context(in_place_refused(_FUSED_INSTEAD, captured))
                 yield captured
         finally:
+            self._calls.clear()
             captured.squares.update(collect(units, extension.savefield))
 
     def _has_rule(self, unit: Unit) -> bool:
-        return self.own_rules and unit.kind is not None
+        return self.own_rules and unit.rule is not None
 
-    def _note_mode(self, module: nn.Module, _: Any) -> None:
-        if torch.is_grad_enabled():
-            self._modes[module] = module.training
+    def _note(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook of every unit."""
+        if torch.is_grad_enabled() and unit.rule is not None:
+            inputs = unit.rule.bind(module, args, kwargs)
+            detached = (x.detach() if isinstance(x, Tensor) else x for x in inputs)
+            self._calls[module] = _Call([(part, part.training) for part in module.modules()], tuple(detached))
 
     def _extension(self, units: list[Unit]) -> SumGradSquared:
         extension = SumGradSquared()
         for unit in units:
-            if self._has_rule(unit):
+            if self.own_rules and unit.rule is not None:
                 extension.set_module_extension(
-                    type(unit.module), _RuleExtension(unit.kind, self.workspace, self._modes), overwrite=True
+                    type(unit.module), _RuleExtension(unit.rule, self.workspace, self._calls), overwrite=True
                 )
         return extension
 
@@ -124,24 +130,31 @@ class BackpackEngine(AbstractEngine):
         )
 
 
+class _Call(NamedTuple):
+    """One forward of a layer with gradients on."""
+
+    modes: list[tuple[nn.Module, bool]]
+    inputs: Inputs
+
+
 class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
     """Hands what BackPACK's hooks saw to the rule of a layer type, once for all parameters of the layer."""
 
-    def __init__(self, kind: type[nn.Module] | None, workspace: Workspace, modes: dict[nn.Module, bool]) -> None:
+    def __init__(self, rule: LayerRule, workspace: Workspace, calls: dict[nn.Module, _Call]) -> None:
         super().__init__()
-        self.kind, self.workspace, self.modes = kind, workspace, modes
+        self.rule, self.workspace, self.calls = rule, workspace, calls
 
     def __call__(self, extension: SumGradSquared, module: Any, g_inp: Any, g_out: tuple[Tensor, ...]) -> None:
-        assert self.kind is not None
         if not hasattr(module, "input0"):  # the first backward of a pass uses BackPACK's record of the forward up
             raise UnsupportedTrainingError(
                 f"A second backward reached a {type(module).__name__}, whose input BackPACK has dropped. Add the losses and "
                 "call backward once, or open one pass for each backward."
             )
-        # Half precision cannot hold squares of gradients.
-        x, delta = (t.float() if t.dtype in _HALF else t for t in (module.input0.detach(), g_out[0]))
-        with in_modes([(module, self.modes[module])]):
-            totals = sums(self.kind, module, x, delta, self.workspace)
-        for name, param in module.named_parameters(recurse=False):
+        modes, inputs = self.calls.pop(module)
+        inputs, grads = (tuple(map(in_full_precision, values)) for values in (inputs, g_out))
+        delta = grads[0] if len(grads) == 1 else grads
+        with in_modes(modes):
+            totals = self.rule.sums(module, inputs, delta, self.workspace)
+        for name, param in module.named_parameters():
             if param.requires_grad:
                 setattr(param, extension.savefield, totals[name][1])

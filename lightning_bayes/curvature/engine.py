@@ -86,8 +86,8 @@ class Capture:
         """The parameters that were measured."""
         return set(self.squares)
 
-    def saw(self, label: str, size: int) -> None:
-        """Note that the unit `label` was called with `size` examples."""
+    def note_call(self, label: str, size: int) -> None:
+        """Note that the module `label` was called with `size` examples."""
         self.calls_of[label] += 1
         self.sizes.setdefault(label, set()).add(size)
 

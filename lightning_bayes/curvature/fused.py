@@ -25,9 +25,9 @@ from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.modes import in_modes
-from lightning_bayes.curvature.rules.generic import Call
-from lightning_bayes.curvature.rules.nests import differentiable
-from lightning_bayes.curvature.rules.registry import Sums, memory_of, per_example, sums
+from lightning_bayes.curvature.rules.generic import ReplayedCall
+from lightning_bayes.curvature.rules.pytree import differentiable
+from lightning_bayes.curvature.rules.registry import LayerRule, Sums
 from lightning_bayes.curvature.units import Unit, find_units, refuse_scripted, refuse_sequence_first
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
@@ -138,9 +138,9 @@ class FusedCapture(Capture):
             self.calls.update(params.values())
         return self.record(unit, params).run(forward, args, kwargs) if is_measured else forward(*args, **kwargs)
 
-    def record(self, unit: Unit, params: dict[str, nn.Parameter]) -> Record:
-        """Who stands in for a call of `unit`."""
-        return (Record if unit.kind is not None else _GenericRecord)(self, unit, params)
+    def record(self, unit: Unit, params: dict[str, nn.Parameter]) -> LayerCall:
+        """The object that measures one call of `unit`."""
+        return (LayerCall if unit.rule is not None else _GenericCall)(self, unit, params)
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         """Whether the running backward accumulates into parameters; ``autograd.grad`` of the loss by its inputs does not."""
@@ -180,33 +180,45 @@ def _in_reentrant_checkpoint() -> bool:
     return frame is not None
 
 
-class Record:
+class LayerCall:
     """One call of a unit that has a rule."""
 
     def __init__(self, captured: FusedCapture, unit: Unit, params: dict[str, nn.Parameter]) -> None:
         self.captured, self.unit, self.params = captured, unit, params
-        self.modes = [(unit.module, unit.module.training)]  # those of the forward, for the backward
+        modules = unit.module.modules() if unit.module._modules else [unit.module]
+        self.modes = [(module, module.training) for module in modules]  # those of the forward, for the backward
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The unit's output, watched."""
-        x = args[0] if args else kwargs["input"]
-        self.unit.require_examples(x)
-        self.captured.saw(self.unit.label, len(x))
+        """The unit's output, measured in the backward pass."""
         module = self.unit.module
-        own: dict[str, Any] = dict(module._parameters)
-        try:
-            module._parameters.update({name: p if p is None else p.detach() for name, p in own.items()})
+        inputs = self.note_inputs(args, kwargs)
+        with _detached_parameters(module):
             output = forward(*args, **kwargs)
-        finally:
-            module._parameters.update(own)
-        assert self.unit.kind is not None
-        self.memory = memory_of(self.unit.kind, module, output)
-        return self.watched(x, output, list(self.params.values()))
+        self.saved = self.rule.saved(module, output)
+        return self.watched(inputs, output, list(self.params.values()))
 
-    def watched(self, x: Tensor, output: Tensor, leaves: list[Any]) -> Any:
+    @property
+    def rule(self) -> LayerRule:
+        """The unit's rule."""
+        assert self.unit.rule is not None
+        return self.unit.rule
+
+    def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The rule's inputs, whose number of examples is noted."""
+        inputs = self.rule.bind(self.unit.module, args, kwargs)
+        self.unit.require_examples(inputs[0])
+        self.captured.note_call(self.unit.label, self.rule.num_examples(self.unit.module, inputs))
+        return list(inputs)
+
+    def watched(self, inputs: list[Any], output: Any, leaves: list[Any]) -> Any:
         """`output` with an identity behind it, whose backward asks `backward` for the gradients of `leaves`."""
-        # A view may not be marked as changed in place by a custom function.
-        return _Measured.apply(self, [x], 1, output.clone() if output._is_view() else output, *leaves)
+        if isinstance(output, Tensor):
+            # A view may not be marked as changed in place by a custom function.
+            return _Measured.apply(self, inputs, 1, output.clone() if output._is_view() else output, *leaves)
+        tensors, rebuild = differentiable(output)
+        outputs = [t.clone() for t in tensors]  # outputs may be views of one another
+        measured = _Measured.apply(self, inputs, len(outputs), *outputs, *leaves)
+        return rebuild([measured] if isinstance(measured, Tensor) else list(measured))
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         """Whether the running backward asks for `backward`; `accumulators` are the graph's nodes of the leaves."""
@@ -214,13 +226,13 @@ class Record:
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         """Measure the call; returns the leaves' gradients."""
-        x, grad_output = (in_full_precision(t) for t in (inputs[0], grads[0]))
-        kind, module = self.unit.kind, self.unit.module
-        assert kind is not None
+        module, call = self.unit.module, tuple(in_full_precision(value) for value in inputs)
+        each = tuple(in_full_precision(grad) for grad in grads)
+        grad_output = each[0] if len(each) == 1 else each
         if all(self.captured.calls[p] == 1 for p in self.params.values()):
-            totals = sums(kind, module, x, grad_output, self.captured.workspace, self.memory)
+            totals = self.rule.sums(module, call, grad_output, self.captured.workspace, self.saved)
             return [self._keep(p, *totals[name]) for name, p in self.params.items()]
-        contributions = per_example(kind, module, x, grad_output)
+        contributions = self.rule(module, call, grad_output)
         return [self._share(p, contributions[name]) for name, p in self.params.items()]
 
     def _keep(self, param: nn.Parameter, grad: Tensor, square: Tensor) -> Tensor:
@@ -233,25 +245,18 @@ class Record:
         return grad
 
 
-class _GenericRecord(Record):
+class _GenericCall(LayerCall):
     """One call of a unit without a rule, and of everything below it."""
 
-    def __init__(self, captured: FusedCapture, unit: Unit, params: dict[str, nn.Parameter]) -> None:
-        super().__init__(captured, unit, params)
-        self.modes = [(module, module.training) for module in unit.module.modules()]
-
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.one_call = Call(self.unit.module, args, kwargs, self.captured.workspace)
+        self.one_call = ReplayedCall(self.unit.module, args, kwargs, self.captured.workspace)
         self.detached = {name: p.detach() for name, p in self.unit.module.named_parameters()}
         with self._alone():
             output = self.one_call.forward(self.detached, self._is_checked)
-        self.captured.saw(self.unit.label, self.one_call.batch_size)
-        tensors, rebuild = differentiable(output)
+        self.captured.note_call(self.unit.label, self.one_call.batch_size)
         if not self._is_checked():
-            self.one_call.remember(tensors)
-        outputs = [t.clone() for t in tensors]  # outputs may be views of one another
-        measured = _Measured.apply(self, self.one_call.leaves, len(outputs), *outputs, *self.params.values())
-        return rebuild([measured] if isinstance(measured, Tensor) else list(measured))
+            self.one_call.remember(differentiable(output)[0])
+        return self.watched(self.one_call.leaves, output, list(self.params.values()))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -294,11 +299,25 @@ class _GenericRecord(Record):
                 self.captured.checked.add(self._key)
 
 
+@contextmanager
+def _detached_parameters(module: nn.Module) -> Iterator[None]:
+    """Let `module` and its children compute with detached parameters."""
+    holders = [module] if not module._modules else [m for m in module.modules() if m._parameters]
+    own: list[dict[str, Any]] = [dict(holder._parameters) for holder in holders]
+    try:
+        for holder, params in zip(holders, own, strict=True):
+            holder._parameters.update({name: p if p is None else p.detach() for name, p in params.items()})
+        yield
+    finally:
+        for holder, params in zip(holders, own, strict=True):
+            holder._parameters.update(params)
+
+
 class _Measured(torch.autograd.Function):
-    """The identity on a unit's outputs, whose backward asks the unit's record for the parameters' gradients."""
+    """The identity on a unit's outputs, whose backward asks the unit's call for the parameters' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, record: Record, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, record: LayerCall, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
         ctx.record, ctx.num_params = record, len(tensors) - num_outputs
         ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]

@@ -66,4 +66,4 @@ class GradientCapture(Capture):
             return
         batched = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
         if batched:
-            self.saw(label, len(batched[0]))
+            self.note_call(label, len(batched[0]))

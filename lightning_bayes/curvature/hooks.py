@@ -35,18 +35,19 @@ def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Attach BackPACK's hooks to `modules` and take them, and what they store on the modules, off again.
 
     Args:
-        modules: Layers without children.
+        modules: Layers.
 
     Yields:
         Nothing; the hooks are on inside the context.
     """
-    before = [(module, dict(vars(module))) for module in modules]
+    modules = list(modules)
+    before = [(part, dict(vars(part))) for module in modules for part in module.modules()]
     num_handles = len(CTX.hook_handles)
     try:
         with warnings.catch_warnings():
             # BackPACK needs no input gradients; torch tells it that there are none.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            for module, _ in before:
+            for module in modules:
                 extend(module)
             yield
     finally:
@@ -111,7 +112,9 @@ def calls_checked(units: Iterable[Unit], captured: Capture, advice: str) -> Iter
             handle.remove()
 
 
-def _check_call(unit: Unit, captured: Capture, advice: str, module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
+def _check_call(
+    unit: Unit, captured: Capture, advice: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     if not torch.is_grad_enabled():
         return
     if not args:
@@ -126,7 +129,8 @@ def _check_call(unit: Unit, captured: Capture, advice: str, module: nn.Module, a
     if torch.is_autocast_enabled(x.device.type):
         raise UnsupportedTrainingError("BackPACK cannot run under autocast. Train in 32-true.")
     unit.require_examples(x)
-    captured.saw(unit.label, len(x))
+    size = len(x) if unit.rule is None else unit.rule.num_examples(module, unit.rule.bind(module, args, kwargs))
+    captured.note_call(unit.label, size)
 
 
 @contextmanager
@@ -181,7 +185,7 @@ def tied_parameters(units: Iterable[Unit]) -> list[str]:
     """Parameters that several units hold, each as ``embed.weight = out.weight``."""
     owners: dict[nn.Parameter, list[str]] = {}
     for unit in units:
-        for name, param in unit.module.named_parameters(prefix=unit.name, recurse=False, remove_duplicate=False):
+        for name, param in unit.module.named_parameters(prefix=unit.name, remove_duplicate=False):
             owners.setdefault(param, []).append(name)
     return [" = ".join(names) for names in owners.values() if names[1:]]
 

@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.engine import Capture
 from lightning_bayes.curvature.factors import input_factor, output_rows
-from lightning_bayes.curvature.fused import FusedCapture, FusedEngine, Record, in_full_precision
+from lightning_bayes.curvature.fused import FusedCapture, FusedEngine, LayerCall, in_full_precision
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
@@ -165,9 +165,9 @@ class KroneckerCapture(FusedCapture):
 
     # -- the passes ---------------------------------------------------------------------------------------------------
 
-    def record(self, unit: Unit, params: dict[str, nn.Parameter]) -> Record:
-        """Who stands in for a call of `unit`."""
-        return _FactorRecord(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
+    def record(self, unit: Unit, params: dict[str, nn.Parameter]) -> LayerCall:
+        """The object that measures one call of `unit`."""
+        return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         """Whether the running backward is asked for anything."""
@@ -268,18 +268,16 @@ class KroneckerCapture(FusedCapture):
         return next(iter(set().union(*self.sizes.values())))
 
 
-class _FactorRecord(Record):
+class _FactorCall(LayerCall):
     """One call of a layer with factors."""
 
     captured: KroneckerCapture
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x = args[0] if args else kwargs["input"]
-        self.unit.require_examples(x)
-        self.captured.saw(self.unit.label, len(x))
+        inputs = self.note_inputs(args, kwargs)
         self.accumulators = [get_gradient_edge(param).node for param in self.params.values()]
         self.is_done = False
-        return self.watched(x, forward(*args, **kwargs), [self.captured.probe])
+        return self.watched(inputs, forward(*args, **kwargs), [self.captured.probe])
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         return self.captured.measures and self.captured.is_asked(self.accumulators)

@@ -31,7 +31,7 @@ from lightning_bayes.curvature.hooks import (
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import KroneckerFactors, SecondOrderQuantity
 from lightning_bayes.curvature.modules import AsModules
-from lightning_bayes.curvature.rules import rule_type
+from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
@@ -149,7 +149,7 @@ def _is_known(unit: Unit, known: set[type[nn.Module]]) -> bool:
 def _layers(model: nn.Module, known: set[type[nn.Module]]) -> list[Unit]:
     """Every layer that curvature can pass through, frozen ones too; operations without parameters are functions."""
     # A frozen layer that is left out here is noticed by its successor, if curvature has to pass.
-    layers = [Unit(name, module, rule_type(module)) for name, module in model.named_modules()]
+    layers = [Unit(name, module, rule_for(module)) for name, module in model.named_modules()]
     return [layer for layer in layers if _is_known(layer, known) and not uses_batch_statistics(layer.module)]
 
 

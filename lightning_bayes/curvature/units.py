@@ -13,8 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules import rule_type
-from lightning_bayes.curvature.rules.registry import input_dims
+from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
 
@@ -25,12 +24,12 @@ class Unit:
     Attributes:
         name: Qualified name of the module in the model; empty for the model itself.
         module: The module.
-        kind: The layer type whose rule holds, or None for the generic rule.
+        rule: The layer's rule, or None for the generic rule.
     """
 
     name: str
     module: nn.Module
-    kind: type[nn.Module] | None
+    rule: LayerRule | None
 
     @cached_property
     def label(self) -> str:
@@ -38,8 +37,8 @@ class Unit:
         return f"{self.name or 'the model itself'} ({type(self.module).__name__})"
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """The module's parameters by name; a layer with a rule has no children, so no walk through them is needed."""
-        if self.kind is None:
+        """The module's parameters by name; a layer without children needs no walk through them."""
+        if self.module._modules:
             return self.module.named_parameters()
         return [(name, p) for name, p in self.module._parameters.items() if p is not None]
 
@@ -52,7 +51,7 @@ class Unit:
         Raises:
             ExampleDimensionError: If it lacks a dimension for them.
         """
-        if self.kind is not None and x.dim() < input_dims(self.kind, self.module):
+        if self.rule is not None and x.dim() < self.rule.least_dims(self.module):
             raise ExampleDimensionError(
                 f"{self.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
                 "dimension 0, or freeze the layer."
@@ -123,8 +122,10 @@ def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Unit]
     if module in seen:
         return
     seen.add(module)
-    if any(param is not None and param.requires_grad for param in module._parameters.values()):
-        yield Unit(name, module, rule_type(module))
+    rule = rule_for(module)
+    params = module.parameters() if rule is not None else (p for p in module._parameters.values() if p is not None)
+    if any(param.requires_grad for param in params):
+        yield Unit(name, module, rule)
         return
     for child_name, child in module.named_children():
         yield from _units(f"{name}.{child_name}" if name else child_name, child, seen)

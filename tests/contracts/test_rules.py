@@ -1,4 +1,4 @@
-"""What every layer rule promises, against its slower twin, the generic rule."""
+"""What every layer rule promises, on the cases that stand in its file; the truth is a loop over examples."""
 
 from __future__ import annotations
 
@@ -7,104 +7,64 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_bayes.curvature.rules import conv, conv_pointwise, linear, products, rule_type
-from lightning_bayes.curvature.rules.generic import Call
-from lightning_bayes.curvature.rules.registry import _RULES, input_dims, per_example, sums
+from lightning_bayes.curvature.rules import conv, linear, products, registered_rules, rule_for
+from lightning_bayes.curvature.rules.conv import pairs, pointwise
+from lightning_bayes.curvature.rules.conv.plan import STRATEGIES, plan
+from lightning_bayes.curvature.rules.conv.shape import conv_shape
+from lightning_bayes.curvature.rules.registry import draws
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import HyperparameterError
 
-VARIANTS = [  # (how to build the layer, shape of its input)
-    (lambda: nn.Linear(4, 3), (5, 4)),
-    (lambda: nn.Linear(4, 3, bias=False), (5, 6, 4)),
-    (lambda: nn.Linear(4, 3), (5, 2, 6, 4)),
-    (lambda: nn.Conv1d(4, 6, 3), (5, 4, 9)),
-    (lambda: nn.Conv1d(4, 6, 4, padding="same", dilation=2, bias=False), (5, 4, 9)),
-    (lambda: nn.Conv1d(4, 4, 5, stride=3, padding=2, groups=4, padding_mode="reflect"), (5, 4, 9)),
-    (lambda: nn.Conv1d(4, 6, 7, groups=2), (5, 4, 9)),  # three positions
-    (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1), (5, 4, 7, 7)),
-    (lambda: nn.Conv2d(4, 6, (3, 5), stride=(2, 1), padding=(0, 2), bias=False), (5, 4, 7, 8)),
-    (lambda: nn.Conv2d(4, 8, 3, dilation=(2, 1), groups=4, padding="valid"), (5, 4, 7, 7)),
-    (lambda: nn.Conv2d(4, 6, (3, 4), padding="same", dilation=(1, 2)), (5, 4, 7, 7)),
-    (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=(2, 1), padding_mode="circular"), (5, 4, 7, 7)),
-    (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="replicate"), (5, 4, 7, 7)),
-    (lambda: nn.Conv2d(4, 6, 3, stride=2, groups=2), (5, 4, 5, 5)),  # four positions
-    (lambda: nn.Conv2d(2, 6, 5), (5, 2, 8, 8)),  # ten columns, padded to sixteen
-    (lambda: nn.Conv2d(6, 4, (3, 4), groups=2), (5, 6, 7, 8)),
-    (lambda: nn.Conv2d(3, 6, 3, stride=2), (5, 3, 9, 9)),
-    (lambda: nn.Conv2d(2, 16, 3, padding=1), (5, 2, 5, 6)),  # sixteen rows, so products are transposed
-    (lambda: nn.Conv2d(4, 32, 3, groups=2, stride=2), (5, 4, 7, 7)),
-    (lambda: nn.Conv2d(4, 6, 3, padding=1), (5, 4, 1, 1)),  # one position
-    (lambda: nn.Conv3d(4, 6, (1, 2, 3), padding=(0, 1, 2), groups=2), (5, 4, 3, 4, 5)),
-    (lambda: nn.Conv3d(4, 4, 2, stride=(1, 2, 3), dilation=(2, 1, 1), groups=4, bias=False), (5, 4, 3, 4, 5)),
-    (lambda: nn.Conv3d(4, 3, (2, 3, 2), padding="same", padding_mode="circular"), (5, 4, 3, 4, 5)),
-    (lambda: nn.Conv3d(4, 3, (3, 4, 4)), (5, 4, 3, 4, 5)),  # two positions
-    (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1, groups=2), (5, 4, 5)),
-    (lambda: nn.ConvTranspose1d(4, 6, 3, padding=2, dilation=2, bias=False), (5, 4, 5)),
-    (lambda: nn.ConvTranspose2d(4, 6, 3), (5, 4, 3, 5)),
-    (lambda: nn.ConvTranspose2d(4, 6, (3, 2), stride=(2, 3), padding=(1, 0), output_padding=(1, 2)), (5, 4, 3, 5)),
-    (lambda: nn.ConvTranspose2d(4, 8, 3, stride=2, padding=1, dilation=2, groups=4), (5, 4, 3, 5)),
-    (lambda: nn.ConvTranspose2d(4, 6, 1, stride=3), (5, 4, 3, 5)),  # outputs that no input reaches
-    (lambda: nn.ConvTranspose3d(4, 6, (2, 3, 1), stride=(2, 1, 1), padding=(0, 1, 0), groups=2), (5, 4, 2, 3, 4)),
-    (lambda: nn.BatchNorm1d(4).eval(), (5, 4)),
-    (lambda: nn.BatchNorm1d(4).eval(), (5, 4, 6)),
-    (lambda: nn.BatchNorm2d(4).eval(), (5, 4, 3, 3)),
-    (lambda: nn.BatchNorm3d(4).eval(), (5, 4, 2, 3, 3)),
-    (lambda: nn.InstanceNorm1d(4, affine=True), (5, 4, 6)),
-    (lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True), (5, 4, 3, 3)),
-    (lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True).eval(), (5, 4, 3, 3)),
-    (lambda: nn.InstanceNorm3d(4, affine=True).eval(), (5, 4, 2, 3, 3)),
-    (lambda: nn.LayerNorm(4), (5, 4)),
-    (lambda: nn.LayerNorm((3, 4)), (5, 2, 3, 4)),
-    (lambda: nn.LayerNorm(4, bias=False), (5, 2, 3, 4)),
-    (lambda: nn.RMSNorm(4), (5, 4)),
-    (lambda: nn.RMSNorm((3, 4), eps=1e-3), (5, 2, 3, 4)),
-    (lambda: nn.GroupNorm(2, 4), (5, 4)),
-    (lambda: nn.GroupNorm(1, 4), (5, 4, 3, 3)),
-    (lambda: nn.PReLU(), (5, 4, 3)),
-    (lambda: nn.PReLU(), (5,)),
-    (lambda: nn.PReLU(4), (5, 4)),
-    (lambda: nn.PReLU(4), (5, 4, 3, 3)),
-    (lambda: nn.Embedding(7, 3), (5,)),
-    (lambda: nn.Embedding(7, 3, padding_idx=2), (5, 6)),
-]
+BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
+TYPES = dict.fromkeys(registered_rules().values())
+CASES = [(rule, case) for rule in TYPES for case in rule.cases]
 
 
-def build_case(variant, generator):
-    """A layer with running statistics and parameters away from their defaults, an input, a gradient of its output."""
-    build, shape = variant
+def build_case(case, generator):
+    """A layer with running statistics and parameters away from their defaults, its inputs, a gradient of its output."""
+    build, inputs = case
     layer = build().double()
     for param in layer.parameters():
         nn.init.normal_(param, generator=generator)
     if getattr(layer, "running_mean", None) is not None:
         layer.running_mean.normal_(generator=generator)
         layer.running_var.uniform_(0.5, 2, generator=generator)
-    x = torch.randn(shape, generator=generator, dtype=torch.float64)
-    if isinstance(layer, nn.Embedding):
-        x = torch.randint(0, layer.num_embeddings, shape, generator=generator)
-    delta = torch.randn(layer(x).shape, generator=generator, dtype=torch.float64)
-    return rule_type(layer), layer, x, delta
+    inputs = (inputs if callable(inputs) else draws(inputs))(generator)
+    rule, inputs = rule_for(layer), rule_for(layer).bind(layer, inputs, {})
+    delta = torch.randn(layer(*inputs).shape, generator=generator, dtype=torch.float64)
+    return rule, layer, inputs, delta
 
 
-def _label(variant):
-    return f"{variant[0]()}-{variant[1]}"
+def _label(case):
+    build, inputs = case[1]
+    return f"{build()}-{'drawn' if callable(inputs) else inputs}"
 
 
-@pytest.fixture(params=VARIANTS, ids=_label)
+@pytest.fixture(params=CASES, ids=_label)
 def case(request, generator):
-    return build_case(request.param, generator)
+    rule, case = request.param
+    built = build_case(case, generator)
+    assert built[0] is rule
+    return built
 
 
-def test_every_registered_type_has_a_variant():
-    assert {type(build()) for build, _ in VARIANTS} == set(_RULES)
+@pytest.mark.parametrize(("kind", "rule"), registered_rules().items(), ids=str)
+def test_every_registered_type_has_a_case(kind, rule):
+    def name(layer):
+        return f"{type(layer).__module__}.{type(layer).__qualname__}"
+
+    assert kind in {of(build()) for build, _ in rule.cases for of in (type, name)}
 
 
-def test_rule_equals_the_generic_rule(case):
-    kind, layer, x, delta = case
-    params = {name: p.detach() for name, p in layer.named_parameters()}
-    twin = Call(layer, (x,), {}).per_example(params, [delta])
-    found = per_example(kind, layer, x, delta)
-    for name, truth in twin.items():
-        torch.testing.assert_close(found[name], truth, rtol=1e-10, atol=1e-12)
+def test_rule_equals_a_loop_over_examples(case):
+    rule, layer, inputs, delta = case
+    found = rule(layer, inputs, delta)
+    for i in range(rule.num_examples(layer, inputs)):
+        one, gradient = rule.select(layer, inputs, delta, i, 1)
+        named = dict(layer.named_parameters())
+        truth = torch.autograd.grad(layer(*one), list(named.values()), gradient)
+        for name, value in zip(named, truth, strict=True):
+            torch.testing.assert_close(found[name][i], value, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
@@ -121,41 +81,78 @@ def test_uneven_parts_of_a_batch_are_summed_alike(examples, generator, monkeypat
 
 
 def assert_sums_fit(case, workspace):
-    kind, layer, x, delta = case
-    each = per_example(kind, layer, x, delta)
-    for name, (grad, square) in sums(kind, layer, x, delta, workspace).items():
+    rule, layer, inputs, delta = case
+    each = rule(layer, inputs, delta)
+    for name, (grad, square) in rule.sums(layer, inputs, delta, workspace).items():
         torch.testing.assert_close(grad, each[name].sum(0), rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(square, each[name].square().sum(0), rtol=1e-10, atol=1e-12)
+
+
+def assert_weight_sums_fit(case, strategy, workspace):
+    rule, layer, inputs, delta = case
+    each = rule(layer, inputs, delta)["weight"]
+    found = strategy.sums(layer, *inputs, delta, workspace)
+    for total, truth in zip(found, (each.sum(0), each.square().sum(0)), strict=True):
+        torch.testing.assert_close(total, truth, rtol=1e-10, atol=1e-12)
+
+
+@pytest.fixture(params=conv.conv.cases, ids=lambda case: f"{case[0]()}-{case[1]}")
+def conv_case(request, generator):
+    return build_case(request.param, generator)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
+def test_every_strategy_computes_any_convolution(strategy, limit_mib, conv_case):
+    if conv_case[1].groups > 1 and strategy.name != "patches":
+        return
+    assert_weight_sums_fit(conv_case, strategy, Workspace(limit_mib))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 100])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
-def test_sums_in_blocks_are_those_of_the_contributions(case, rows, threads, limit_mib, monkeypatch):
+def test_sums_in_blocks_are_those_of_the_contributions(conv_case, rows, threads, limit_mib, monkeypatch):
     """As if the weight were too large for one batched product."""
-    if not isinstance(case[1], nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return
-    monkeypatch.setattr(conv, "MAX_BATCHED_ELEMENTS", 0)
-    monkeypatch.setattr(linear, "MAX_BATCHED_ELEMENTS", 0)
-    monkeypatch.setattr(conv, "MAX_PAIRS", 0)
-    monkeypatch.setattr(products, "BLOCK_ELEMENTS", rows * case[1].weight[0].numel())
+    monkeypatch.setattr(products, "BLOCK_ELEMENTS", rows * conv_case[1].weight[0].numel())
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert_sums_fit(case, Workspace(limit_mib))
+    if conv_case[1].groups == 1:
+        assert_weight_sums_fit(conv_case, BY_NAME["blocks"], Workspace(limit_mib))
 
 
-@pytest.mark.parametrize("own_positions", [0, 2**20], ids=["torch's own gradients", "pointwise convolutions"])
-@pytest.mark.parametrize(("elements", "limit_mib"), [(2**20, DEFAULT_MIB), (64, 1e-9)], ids=["whole", "in parts"])
-def test_sums_by_convolutions_are_those_of_the_contributions(own_positions, elements, limit_mib, case, monkeypatch):
-    """As if every layer were large enough, and its products were cut into parts."""
-    if not isinstance(case[1], nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return
-    monkeypatch.setattr(conv, "OWN_POSITIONS", own_positions)
-    monkeypatch.setattr(conv, "POINTWISE_POSITIONS", 0)
-    monkeypatch.setattr(conv, "MIN_OPERATIONS", 0)
-    monkeypatch.setattr(conv, "FAST_TYPES", (torch.float64,))
-    monkeypatch.setattr(conv, "MAX_PAIRS", 0)
-    monkeypatch.setattr(conv_pointwise, "BLOCK_ELEMENTS", elements)
-    assert_sums_fit(case, Workspace(limit_mib))
+@pytest.mark.parametrize("rows", [1, 2, 100])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(5, 6, 4), (5, 2, 6, 4)], ids=str)
+def test_linear_sums_in_blocks_are_those_of_the_contributions(shape, rows, threads, generator, monkeypatch):
+    monkeypatch.setattr(linear, "MAX_BATCHED_ELEMENTS", 0)
+    monkeypatch.setattr(products, "BLOCK_ELEMENTS", rows * 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert_sums_fit(build_case((lambda: nn.Linear(4, 3), shape), generator), Workspace())
+
+
+@pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
+def test_pointwise_convolutions_in_parts_give_the_same_sums(limit_mib, conv_case, monkeypatch):
+    """As if products were cut into parts."""
+    monkeypatch.setattr(pointwise, "BLOCK_ELEMENTS", 64)
+    if conv_case[1].groups == 1:
+        assert_weight_sums_fit(conv_case, BY_NAME["pointwise"], Workspace(limit_mib))
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "name"),
+    [
+        (nn.Conv2d(16, 16, 3, padding=1), 2, "pairs"),
+        (nn.Conv2d(16, 64, 3, padding=1), 40, "examples"),
+        (nn.Conv2d(64, 64, 3, padding=1), 16, "pointwise"),
+        (nn.Conv2d(64, 64, 3, padding=1).double(), 16, "blocks"),
+        (nn.Conv2d(3, 16, 3, padding=1), 16, "patches"),
+        (nn.Conv2d(64, 64, 3, padding=1, groups=2), 16, "patches"),
+    ],
+)
+def test_plan_names_the_strategy(layer, size, name):
+    x = torch.zeros(2, layer.in_channels, size, size, dtype=layer.weight.dtype)
+    assert plan(conv_shape(layer, x, layer(x)), x.device).name == name
+    assert plan(conv_shape(layer, x, layer(x)), torch.device("cuda")).name in {"pairs", "patches"}
 
 
 def test_workspace_is_reused_and_keeps_results_apart(generator):
@@ -165,9 +162,9 @@ def test_workspace_is_reused_and_keeps_results_apart(generator):
         [(lambda: nn.Conv2d(4, 6, 3), (5, 4, 7, 7)), (lambda: nn.Conv2d(3, 9, 3), (5, 3, 6, 6))],
     )
     first, second = (build_case(variant, generator) for variant in variants)
-    found = sums(*first, workspace)
+    found = first[0].sums(*first[1:], workspace)
     kept = {name: (grad.clone(), square.clone()) for name, (grad, square) in found.items()}
-    sums(*second, workspace)
+    second[0].sums(*second[1:], workspace)
     assert all(torch.equal(new, old) for name in kept for new, old in zip(found[name], kept[name], strict=True))
 
 
@@ -189,13 +186,12 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("batch", [8, 64])
 def test_pairs_of_positions_keep_the_limit(batch, padding, generator):
     size = 4 - 2 * padding
-    kind, layer, x, delta = build_case(
-        (lambda: nn.Conv2d(32, 6, 3, padding=padding), (batch, 32, size, size)), generator
-    )
-    assert conv.pairs_per_offset(layer, x, delta) <= conv.MAX_PAIRS
+    case = (lambda: nn.Conv2d(32, 6, 3, padding=padding), (batch, 32, size, size))
+    rule, layer, inputs, delta = build_case(case, generator)
+    assert pairs.suits(conv_shape(layer, *inputs, delta), delta.device)
     workspace = Workspace(0.1)  # one to six examples
     with Largest() as found:
-        sums(kind, layer, x, delta, workspace)
+        rule.sums(layer, inputs, delta, workspace)
     assert found.elements <= workspace.elements
     assert sum(buffer.numel() for buffer in workspace._buffers.values()) <= workspace.elements
 
@@ -215,7 +211,7 @@ def test_pairs_of_positions_keep_the_limit(batch, padding, generator):
 )
 def test_pairs_are_counted_where_the_kernel_lies_on_pixels(layer, size, pairs):
     x = torch.zeros(1, 1, *size)
-    assert conv.pairs_per_offset(layer, x, layer(x)) == pytest.approx(pairs)
+    assert conv_shape(layer, x, layer(x)).pairs_per_offset == pytest.approx(pairs)
 
 
 @pytest.mark.parametrize("limit_mib", [0, -1.0, float("nan")])
@@ -225,32 +221,33 @@ def test_workspace_without_room_is_refused(limit_mib):
 
 
 def test_rule_leaves_its_arguments_alone(case):
-    kind, layer, x, delta = case
+    rule, layer, inputs, delta = case
     state = {name: value.clone() for name, value in layer.state_dict().items()}
-    kept = x.clone(), delta.clone()
-    sums(kind, layer, x, delta, Workspace())
-    assert torch.equal(x, kept[0])
+    kept = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs], delta.clone()
+    rule.sums(layer, inputs, delta, Workspace())
+    assert all(torch.equal(x, y) for x, y in zip(inputs, kept[0], strict=True) if isinstance(x, torch.Tensor))
     assert torch.equal(delta, kept[1])
     assert all(torch.equal(value, state[name]) for name, value in layer.state_dict().items())
 
 
 def test_no_example_contributes_nothing(case):
-    kind, layer, x, delta = case
-    for name, (grad, square) in sums(kind, layer, x[:0], delta[:0], Workspace()).items():
+    rule, layer, inputs, delta = case
+    inputs, delta = rule.select(layer, inputs, delta, 0, 0)
+    for name, (grad, square) in rule.sums(layer, inputs, delta, Workspace()).items():
         assert not grad.any()
         assert not square.any()
-        assert per_example(kind, layer, x[:0], delta[:0])[name].shape == (0, *grad.shape)
+        assert rule(layer, inputs, delta)[name].shape == (0, *grad.shape)
 
 
 def test_input_of_a_batch_has_the_least_dimensions_or_more(case):
-    kind, layer, x, _ = case
-    assert input_dims(kind, layer) <= x.dim()
+    rule, layer, inputs, _ = case
+    assert rule.least_dims(layer) <= inputs[0].dim()
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_convolutions_take_any_memory_format(memory_format, generator):
-    kind, layer, x, delta = build_case((lambda: nn.Conv2d(4, 6, 3, padding=1), (5, 4, 7, 7)), generator)
-    truth = per_example(kind, layer, x, delta)
-    found = per_example(kind, layer, x.to(memory_format=memory_format), delta.to(memory_format=memory_format))
+    rule, layer, (x,), delta = build_case((lambda: nn.Conv2d(4, 6, 3, padding=1), (5, 4, 7, 7)), generator)
+    truth = rule(layer, (x,), delta)
+    found = rule(layer, (x.to(memory_format=memory_format),), delta.to(memory_format=memory_format))
     for name, value in truth.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_bayes.curvature import make_engine, measure
+from lightning_bayes.curvature.rules import LayerRule
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.vogn import VOGN
 
@@ -117,7 +118,7 @@ def test_calls_without_gradients_and_repeated_ones_cost_no_memory(build, generat
                 layer(torch.ones(2, layer.in_features).double() if isinstance(layer, nn.Linear) else x)
         return model(x).square().mean()
 
-    monkeypatch.setattr("lightning_bayes.curvature.fused.per_example", cannot)
+    monkeypatch.setattr(LayerRule, "__call__", cannot)
     measured = measure(model, loss)
     assert relative_error(measured.grad, grad) < 1e-10
     assert relative_error(measured.curvature, square) < 1e-10
@@ -162,7 +163,7 @@ def test_a_copy_keeps_the_rules(monkeypatch, generator):
     engine = make_engine("fused", model)
     with engine.capture():
         copied = copy.deepcopy(model)
-    monkeypatch.setattr("lightning_bayes.curvature.fused._GenericRecord.run", cannot)
+    monkeypatch.setattr("lightning_bayes.curvature.fused._GenericCall.run", cannot)
     assert_equals_loop(copied, x)
 
 

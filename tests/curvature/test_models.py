@@ -133,7 +133,7 @@ def test_library_model_with_backpack_equals_the_loop_or_is_refused(case, generat
 
 @pytest.mark.parametrize(("build", "shape"), LIBRARIES)
 def test_only_modules_that_hold_parameters_of_their_own_fall_to_the_generic_rule(build, shape):
-    generic = {type(unit.module).__name__ for unit in find_units(build()) if unit.kind is None}
+    generic = {type(unit.module).__name__ for unit in find_units(build()) if unit.rule is None}
     assert generic <= OWN_PARAMETERS
 
 

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.factors.rows import input_rows, output_rows
-from lightning_bayes.curvature.rules.registry import rule_type
+from lightning_bayes.curvature.rules.conv import conv
+from lightning_bayes.curvature.rules.linear import linear
+from lightning_bayes.curvature.rules.registry import rule_for
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import ShapeError
 
 MIN_BLOCKED_SIDE, BLOCKS = 256, 4
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
 
 def has_factors(layer: nn.Module) -> bool:
     """Whether the layer has Kronecker factors: it computes what ``nn.Linear`` or a convolution computes."""
-    return rule_type(layer) in _LAYERS
+    return rule_for(layer) in {linear, conv}
 
 
 def input_factor(layer: nn.Module, x: Tensor, *, bias: bool = True, workspace: Workspace | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.patches import Conv, input_patches, padded
+from lightning_bayes.curvature.rules.conv.windows import Conv, input_patches, padded
 from lightning_bayes.curvature.workspace import Workspace
 
 Rows: TypeAlias = Callable[[Any, Tensor], Tensor]

@@ -1,33 +1,11 @@
-"""One file, one small pure function per layer type. Importing this package registers them all."""
+"""One file, one small pure function per layer type. Importing this package imports every file in it."""
 
-from lightning_bayes.curvature.rules import (
-    batch_norm,
-    conv,
-    conv_transpose,
-    embedding,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    linear,
-    prelu,
-    rms_norm,
-)
-from lightning_bayes.curvature.rules.registry import per_example, per_example_rule, rule_type, square_rule, sums
+import pkgutil
+from importlib import import_module
 
-__all__ = [
-    "batch_norm",
-    "conv",
-    "conv_transpose",
-    "embedding",
-    "group_norm",
-    "instance_norm",
-    "layer_norm",
-    "linear",
-    "per_example",
-    "per_example_rule",
-    "prelu",
-    "rms_norm",
-    "rule_type",
-    "square_rule",
-    "sums",
-]
+from lightning_bayes.curvature.rules.registry import LayerRule, layer_rule, registered_rules, rule_for
+
+__all__ = ["LayerRule", "layer_rule", "registered_rules", "rule_for"]
+
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    import_module(_module.name)

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.registry import (
+    Inputs,
     PerExample,
     Sums,
     add_sums,
-    per_example_rule,
-    remembered,
-    square_rule,
+    layer_rule,
 )
 from lightning_bayes.curvature.workspace import Workspace
 
@@ -28,27 +27,40 @@ BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Statistics: TypeAlias = tuple[Tensor, Tensor]  # mean and 1/√(var + eps), each [C]
 
 
-@per_example_rule(nn.BatchNorm1d)
-@per_example_rule(nn.BatchNorm2d, input_dims=4)
-@per_example_rule(nn.BatchNorm3d, input_dims=5)
-def batch_norm(layer: BatchNorm, x: Tensor, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``x`` and ``grad_output`` are ``[B, C, …]``."""
+_INPUT_DIMS = {nn.BatchNorm1d: 2, nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
+
+
+@layer_rule(
+    *_INPUT_DIMS,
+    parameters=("weight", "bias"),
+    input_dims=lambda layer: next(dims for kind, dims in _INPUT_DIMS.items() if isinstance(layer, kind)),
+    cases=[
+        (lambda: nn.BatchNorm1d(4).eval(), (5, 4)),
+        (lambda: nn.BatchNorm1d(4).eval(), (5, 4, 6)),
+        (lambda: nn.BatchNorm2d(4).eval(), (5, 4, 3, 3)),
+        (lambda: nn.BatchNorm3d(4).eval(), (5, 4, 2, 3, 3)),
+    ],
+)
+def batch_norm(layer: BatchNorm, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input and ``grad_output`` are ``[B, C, …]``."""
+    (x,) = inputs
     return _terms(x, grad_output, _statistics(layer, x), torch.empty_like(x))
 
 
-@square_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+@batch_norm.fast_sums
 def batch_norm_sums(
-    layer: BatchNorm, x: Tensor, grad_output: Tensor, workspace: Workspace, memory: Statistics | None = None
+    layer: BatchNorm, inputs: Inputs, grad_output: Tensor, workspace: Workspace, saved: Statistics | None = None
 ) -> Sums:
     """Sums over the whole batch at once: parts would each see statistics of their own."""
+    (x,) = inputs
     total: Sums = {}
     products = workspace.empty("products", x.shape, x)
-    for name, part in _terms(x, grad_output, memory or _statistics(layer, x), products).items():
+    for name, part in _terms(x, grad_output, saved or _statistics(layer, x), products).items():
         add_sums(total, name, part)
     return total
 
 
-@remembered(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+@batch_norm.saved_from_forward
 def batch_statistics(layer: BatchNorm, output: Tensor) -> Statistics | None:
     """The statistics that the forward has computed and autograd has saved; None if it has not, or in half precision."""
     mean = getattr(output.grad_fn, "_saved_result1", None)

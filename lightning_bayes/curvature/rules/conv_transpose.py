@@ -11,17 +11,31 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.patches import input_patches
-from lightning_bayes.curvature.rules.registry import PerExample, per_example_rule
+from lightning_bayes.curvature.rules.conv.windows import input_patches
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_rule
 
 ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
-@per_example_rule(nn.ConvTranspose1d, input_dims=3)
-@per_example_rule(nn.ConvTranspose2d, input_dims=4)
-@per_example_rule(nn.ConvTranspose3d, input_dims=5)
-def conv_transpose(layer: ConvTranspose, x: Tensor, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``x [B, Cin, *in]``, ``grad_output [B, Cout, *out]``."""
+@layer_rule(
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    parameters=("weight", "bias"),
+    input_dims=lambda layer: layer.weight.dim(),
+    cases=[
+        (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1, groups=2), (5, 4, 5)),
+        (lambda: nn.ConvTranspose1d(4, 6, 3, padding=2, dilation=2, bias=False), (5, 4, 5)),
+        (lambda: nn.ConvTranspose2d(4, 6, 3), (5, 4, 3, 5)),
+        (lambda: nn.ConvTranspose2d(4, 6, (3, 2), stride=(2, 3), padding=(1, 0), output_padding=(1, 2)), (5, 4, 3, 5)),
+        (lambda: nn.ConvTranspose2d(4, 8, 3, stride=2, padding=1, dilation=2, groups=4), (5, 4, 3, 5)),
+        (lambda: nn.ConvTranspose2d(4, 6, 1, stride=3), (5, 4, 3, 5)),  # outputs that no input reaches
+        (lambda: nn.ConvTranspose3d(4, 6, (2, 3, 1), stride=(2, 1, 1), padding=(0, 1, 0), groups=2), (5, 4, 2, 3, 4)),
+    ],
+)
+def conv_transpose(layer: ConvTranspose, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input is ``[B, Cin, *in]``, ``grad_output [B, Cout, *out]``."""
+    x = inputs[0]  # the output's size is that of its gradient
     both_sides = [amount for axis in reversed(range(x.dim() - 2)) for amount in 2 * [int(layer.padding[axis])]]
     delta = input_patches(layer, F.pad(grad_output, both_sides), x.shape[2:])
     positions = x.reshape(len(x), layer.groups, layer.in_channels // layer.groups, -1)

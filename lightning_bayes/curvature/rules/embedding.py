@@ -7,26 +7,41 @@ An example touches few rows of W, so the sums of squares run over (example, row)
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from collections.abc import Callable
 
-from lightning_bayes.curvature.rules.registry import PerExample, Sums, per_example_rule, square_rule
+import torch
+from torch import Generator, Tensor, nn
+
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import UnsupportedLayerError
 
 
-@per_example_rule(nn.Embedding, input_dims=1)
-def embedding(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``x [B, …]`` of indices, ``grad_output [B, …, D]``. Dense: ``[B, V, D]``."""
+def _indices(*shape: int) -> Callable[[Generator], Inputs]:
+    return lambda generator: (torch.randint(0, 7, shape, generator=generator),)
+
+
+@layer_rule(
+    nn.Embedding,
+    parameters=("weight",),
+    input_dims=1,
+    cases=[
+        (lambda: nn.Embedding(7, 3), _indices(5)),
+        (lambda: nn.Embedding(7, 3, padding_idx=2), _indices(5, 6)),
+    ],
+)
+def embedding(layer: nn.Embedding, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input ``[B, …]`` holds indices, ``grad_output [B, …, D]``. Dense: ``[B, V, D]``."""
+    (x,) = inputs
     keys, delta = _keys(layer, x, grad_output)
     dense = delta.new_zeros(len(x) * layer.num_embeddings, layer.embedding_dim).index_add_(0, keys, delta)
     return {"weight": dense.reshape(len(x), layer.num_embeddings, layer.embedding_dim)}
 
 
-@square_rule(nn.Embedding)
-def embedding_sums(layer: nn.Embedding, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Sums:
+@embedding.fast_sums
+def embedding_sums(layer: nn.Embedding, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
     """Sums of contributions and of their squares, over the (example, row) pairs that occur."""
-    keys, delta = _keys(layer, x, grad_output)
+    keys, delta = _keys(layer, inputs[0], grad_output)
     pairs, position = torch.unique(keys, return_inverse=True)
     contribution = delta.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, position, delta)
     rows, zeros = pairs % layer.num_embeddings, delta.new_zeros(layer.weight.shape)

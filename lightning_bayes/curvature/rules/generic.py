@@ -21,14 +21,14 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
-from lightning_bayes.curvature.rules.nests import differentiable
+from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, set_rng, with_rng
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
 
-class Call:
+class ReplayedCall:
     """One call of a module: its inputs, taken apart into tensors that hold the examples and everything else.
 
     Args:

@@ -8,12 +8,17 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.registry import PerExample, per_example_rule
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_rule
 
 
-@per_example_rule(nn.GroupNorm)
-def group_norm(layer: nn.GroupNorm, x: Tensor, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``x`` and ``grad_output`` are ``[B, C, …]``."""
+@layer_rule(
+    nn.GroupNorm,
+    parameters=("weight", "bias"),
+    cases=[(lambda: nn.GroupNorm(2, 4), (5, 4)), (lambda: nn.GroupNorm(1, 4), (5, 4, 3, 3))],
+)
+def group_norm(layer: nn.GroupNorm, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input and ``grad_output`` are ``[B, C, …]``."""
+    (x,) = inputs
     normalized = F.group_norm(x, layer.num_groups, eps=layer.eps)
     positions = (*x.shape[:2], -1)
     return {

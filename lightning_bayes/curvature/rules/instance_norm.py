@@ -10,16 +10,28 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.registry import PerExample, per_example_rule
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_rule
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 
 
-@per_example_rule(nn.InstanceNorm1d, input_dims=3)
-@per_example_rule(nn.InstanceNorm2d, input_dims=4)
-@per_example_rule(nn.InstanceNorm3d, input_dims=5)
-def instance_norm(layer: InstanceNorm, x: Tensor, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``x`` and ``grad_output`` are ``[B, C, …]``."""
+_INPUT_DIMS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+
+
+@layer_rule(
+    *_INPUT_DIMS,
+    parameters=("weight", "bias"),
+    input_dims=lambda layer: next(dims for kind, dims in _INPUT_DIMS.items() if isinstance(layer, kind)),
+    cases=[
+        (lambda: nn.InstanceNorm1d(4, affine=True), (5, 4, 6)),
+        (lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True), (5, 4, 3, 3)),
+        (lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True).eval(), (5, 4, 3, 3)),
+        (lambda: nn.InstanceNorm3d(4, affine=True).eval(), (5, 4, 2, 3, 3)),
+    ],
+)
+def instance_norm(layer: InstanceNorm, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input and ``grad_output`` are ``[B, C, …]``."""
+    (x,) = inputs
     if layer.training or layer.running_mean is None:
         normalized = F.instance_norm(x, eps=layer.eps)
     else:

@@ -8,12 +8,22 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.registry import PerExample, per_example_rule
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_rule
 
 
-@per_example_rule(nn.LayerNorm, input_dims=lambda layer: 1 + len(layer.normalized_shape))
-def layer_norm(layer: nn.LayerNorm, x: Tensor, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``x`` and ``grad_output`` are ``[B, …, *normalized_shape]``."""
+@layer_rule(
+    nn.LayerNorm,
+    parameters=("weight", "bias"),
+    input_dims=lambda layer: 1 + len(layer.normalized_shape),
+    cases=[
+        (lambda: nn.LayerNorm(4), (5, 4)),
+        (lambda: nn.LayerNorm((3, 4)), (5, 2, 3, 4)),
+        (lambda: nn.LayerNorm(4, bias=False), (5, 2, 3, 4)),
+    ],
+)
+def layer_norm(layer: nn.LayerNorm, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input and ``grad_output`` are ``[B, …, *normalized_shape]``."""
+    (x,) = inputs
     normalized = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
     positions = (len(x), -1, *layer.normalized_shape)
     return {

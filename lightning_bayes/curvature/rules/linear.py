@@ -13,33 +13,41 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.products import block_of, sums_of_block
 from lightning_bayes.curvature.rules.registry import (
+    Inputs,
     PerExample,
     Sums,
     add_sums,
-    per_example_rule,
-    square_rule,
-    sums_in_parts,
+    layer_rule,
 )
 from lightning_bayes.curvature.workspace import Workspace
 
 MAX_BATCHED_ELEMENTS = 50_000  # of one c_i(W), measured on two cores with AVX-512
 
 
-@per_example_rule(nn.Linear)
-def linear(layer: nn.Linear, x: Tensor, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``x [B, …, in]``, ``grad_output [B, …, out]``."""
-    x, delta = _with_positions(x, grad_output)
+@layer_rule(
+    nn.Linear,
+    parameters=("weight", "bias"),
+    cases=[
+        (lambda: nn.Linear(4, 3), (5, 4)),
+        (lambda: nn.Linear(4, 3, bias=False), (5, 6, 4)),
+        (lambda: nn.Linear(4, 3), (5, 2, 6, 4)),
+    ],
+)
+def linear(layer: nn.Linear, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input is ``[B, …, in]``, ``grad_output [B, …, out]``."""
+    x, delta = _with_positions(inputs[0], grad_output)
     return {"weight": delta.transpose(1, 2) @ x, "bias": delta.sum(1)}
 
 
-@square_rule(nn.Linear)
-def linear_sums(layer: nn.Linear, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Sums:
+@linear.fast_sums
+def linear_sums(layer: nn.Linear, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
     """Sums of contributions and of their squares; the rank-one identity where there are no positions."""
+    (x,) = inputs
     if x.dim() > 2:
         # An accelerator would wait for one small kernel after the other.
         if layer.weight.numel() > MAX_BATCHED_ELEMENTS and x.is_cpu:
             return _sums_by_blocks(layer, *_with_positions(x, grad_output), workspace)
-        return sums_in_parts(linear, layer, x, grad_output, workspace)
+        return linear.sums_in_parts(layer, inputs, grad_output, workspace)
     delta_square, x_square = grad_output.square(), x.square()
     return {
         "weight": (grad_output.T @ x, delta_square.T @ x_square),

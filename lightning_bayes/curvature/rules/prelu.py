@@ -7,10 +7,21 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.registry import PerExample, per_example_rule
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_rule
 
 
-@per_example_rule(nn.PReLU, input_dims=1)
-def prelu(layer: nn.PReLU, x: Tensor, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``x`` and ``grad_output`` are ``[B, …]`` or, with channels, ``[B, C, …]``."""
+@layer_rule(
+    nn.PReLU,
+    parameters=("weight",),
+    input_dims=1,
+    cases=[
+        (lambda: nn.PReLU(), (5, 4, 3)),
+        (lambda: nn.PReLU(), (5,)),
+        (lambda: nn.PReLU(4), (5, 4)),
+        (lambda: nn.PReLU(4), (5, 4, 3, 3)),
+    ],
+)
+def prelu(layer: nn.PReLU, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input and ``grad_output`` are ``[B, …]`` or, with channels, ``[B, C, …]``."""
+    (x,) = inputs
     return {"weight": (grad_output * x.clamp_max(0)).reshape(len(x), layer.num_parameters, -1).sum(2)}

@@ -8,11 +8,17 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.registry import PerExample, per_example_rule
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_rule
 
 
-@per_example_rule(nn.RMSNorm, input_dims=lambda layer: 1 + len(layer.normalized_shape))
-def rms_norm(layer: nn.RMSNorm, x: Tensor, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``x`` and ``grad_output`` are ``[B, …, *normalized_shape]``."""
+@layer_rule(
+    nn.RMSNorm,
+    parameters=("weight",),
+    input_dims=lambda layer: 1 + len(layer.normalized_shape),
+    cases=[(lambda: nn.RMSNorm(4), (5, 4)), (lambda: nn.RMSNorm((3, 4), eps=1e-3), (5, 2, 3, 4))],
+)
+def rms_norm(layer: nn.RMSNorm, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input and ``grad_output`` are ``[B, …, *normalized_shape]``."""
+    (x,) = inputs
     normalized = F.rms_norm(x, list(layer.normalized_shape), eps=layer.eps)
     return {"weight": (grad_output * normalized).reshape(len(x), -1, *layer.normalized_shape).sum(1)}

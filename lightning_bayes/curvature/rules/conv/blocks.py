@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.rules.patches import (
+from lightning_bayes.curvature.rules.conv.shape import ConvShape
+from lightning_bayes.curvature.rules.conv.windows import (
     Conv,
     channels_first,
     goes_by_rows,
@@ -16,8 +17,15 @@ from lightning_bayes.curvature.rules.patches import (
 from lightning_bayes.curvature.rules.products import BLOCK_ELEMENTS, block_of, sums_of_block
 from lightning_bayes.curvature.workspace import Workspace
 
+MIN_ELEMENTS = 2**13  # of one c_i(W)
 
-def sums_by_blocks(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+
+def suits(shape: ConvShape, device: torch.device) -> bool:
+    """Where a c_i(W) is large; an accelerator would wait for one small kernel after the other."""
+    return shape.groups == 1 and device.type == "cpu" and shape.weights > MIN_ELEMENTS
+
+
+def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Σ_i c_i(W) and Σ_i c_i(W)², for one group.
 
     Args:
@@ -42,9 +50,9 @@ def sums_by_blocks(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Works
         patches = each if rows == layer.out_channels else list(each)
         for first in range(0, layer.out_channels, rows):
             delta = torch.unflatten(grads[:, first : first + rows].flatten(2), 1, (lanes, -1))
-            sums = sums_of_block(delta, patches, _parts(layer, by_rows), workspace)
-            for total, found in zip(totals, sums, strict=True):
-                result, values = total[first : first + rows], channels_first(layer, found)
+            found = sums_of_block(delta, patches, _parts(layer, by_rows), workspace)
+            for total, part in zip(totals, found, strict=True):
+                result, values = total[first : first + rows], channels_first(layer, part)
                 result.copy_(values) if i == 0 else result.add_(values)
     return totals
 

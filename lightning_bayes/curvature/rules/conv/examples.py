@@ -13,13 +13,24 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from lightning_bayes.curvature.rules.patches import Conv, padded, padding
+from lightning_bayes.curvature.rules.conv.shape import ConvShape
+from lightning_bayes.curvature.rules.conv.windows import Conv, padded, padding
 from lightning_bayes.curvature.workspace import Workspace
 
 _GRADIENTS: tuple[Callable[..., Any], ...] = (conv1d_weight, conv2d_weight, conv3d_weight)
 
 
-def sums_by_examples(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+MIN_OPERATIONS = 2**23  # of one c_i(W),
+MIN_POSITIONS = 512  # and positions
+
+
+def suits(shape: ConvShape, device: torch.device) -> bool:
+    """Where one example is work enough for torch's own kernel on a processor."""
+    is_large = shape.operations >= MIN_OPERATIONS and shape.positions >= MIN_POSITIONS
+    return shape.groups == 1 and device.type == "cpu" and is_large
+
+
+def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Σ_i c_i(W) and Σ_i c_i(W)².
 
     Args:

@@ -18,15 +18,16 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import product
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.rules.patches import Conv, input_patches, padded, padding
+from lightning_bayes.curvature.rules.conv.shape import Axis, ConvShape, conv_shape, counts_of_offsets, seen_along
+from lightning_bayes.curvature.rules.conv.windows import Conv, input_patches, padded
 from lightning_bayes.curvature.workspace import Workspace
 
-Axis: TypeAlias = tuple[int, int, int, int, int, int]  # input, output and kernel size, stride, dilation, border before
+MAX_PAIRS = 10  # for each offset of the kernel
 
 
 class Offsets(NamedTuple):
@@ -37,22 +38,12 @@ class Offsets(NamedTuple):
     pixels: Tensor  # p_k(t), numbers of input pixels, [offsets, |V_k|]
 
 
-def pairs_per_offset(layer: Conv, x: Tensor, grad_output: Tensor) -> float:
-    """Mean number of pairs that an offset of the kernel has, each position's pair with itself included.
-
-    Args:
-        layer: The convolution.
-        x: Its input, ``[B, Cin, *in]``.
-        grad_output: Shaped like its output, ``[B, Cout, *out]``.
-
-    Returns:
-        The mean of |V_k| (|V_k| + 1) / 2.
-    """
-    counts = _counts(_axes(layer, x, grad_output))
-    return sum(n * (n + 1) / 2 for n in counts) / len(counts)
+def suits(shape: ConvShape, device: torch.device) -> bool:
+    """Where an offset of the kernel has few pairs of positions, each position's pair with itself included."""
+    return shape.groups == 1 and shape.pairs_per_offset <= MAX_PAIRS
 
 
-def sums_by_pairs(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Σ_i c_i(W) and Σ_i c_i(W)², for one group.
 
     Args:
@@ -64,9 +55,9 @@ def sums_by_pairs(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Worksp
     Returns:
         Both, shaped like the weight.
     """
-    axes, positions = _axes(layer, x, grad_output), grad_output.shape[2:]
+    axes, positions = conv_shape(layer, x, grad_output).axes, grad_output.shape[2:]
     results = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
-    if min(_counts(axes)) == positions.numel():  # no offset ever lies on the border
+    if min(counts_of_offsets(axes)) == positions.numel():  # no offset ever lies on the border
         totals = [result.view(1, len(result), -1) for result in results]
         _add_examples([_whole(positions.numel())], partial(_patches_first, layer), x, grad_output, totals, workspace)
     else:
@@ -128,24 +119,6 @@ def _add_offsets(group: Offsets, delta: Tensor, values: Tensor, totals: Sequence
             total[number].addmm_(rows.T, columns, beta=int(keep))
 
 
-def _axes(layer: Conv, x: Tensor, grad_output: Tensor) -> tuple[Axis, ...]:
-    borders = [padding(layer, axis) for axis in range(x.dim() - 2)]
-    sizes = list(x.shape[2:])
-    if layer.padding_mode != "zeros":  # borders are pixels too
-        sizes = [size + sum(border) for size, border in zip(sizes, borders, strict=True)]
-        borders = [(0, 0)] * len(borders)
-    before = [border[0] for border in borders]
-    return tuple(
-        zip(sizes, grad_output.shape[2:], layer.kernel_size, layer.stride, layer.dilation, before, strict=True)
-    )
-
-
-@lru_cache(maxsize=256)
-def _counts(axes: tuple[Axis, ...]) -> list[int]:
-    """|V_k| of every offset."""
-    return [math.prod(map(len, along)) for along in product(*map(_seen_along, axes))]
-
-
 def _whole(positions: int) -> Offsets:
     return Offsets([0], torch.arange(positions)[None], torch.arange(positions)[None])
 
@@ -154,7 +127,7 @@ def _whole(positions: int) -> Offsets:
 def _offsets(axes: tuple[Axis, ...]) -> list[Offsets]:
     """The kernel's offsets and what they see, grouped by how much that is."""
     groups: dict[int, list[tuple[int, list[int], list[int]]]] = {}
-    for number, along in enumerate(product(*map(_seen_along, axes))):
+    for number, along in enumerate(product(*map(seen_along, axes))):
         seen = list(product(*along))  # for each position its (position, pixel) along each axis
         positions = [_flat([t for t, _ in pairs], [axis[1] for axis in axes]) for pairs in seen]
         pixels = [_flat([p for _, p in pairs], [axis[0] for axis in axes]) for pairs in seen]
@@ -167,13 +140,6 @@ def _offsets(axes: tuple[Axis, ...]) -> list[Offsets]:
         )
         for group in groups.values()
     ]
-
-
-def _seen_along(axis: Axis) -> list[list[tuple[int, int]]]:
-    """For each offset along one axis the output positions at which it lies on a pixel, and the pixel."""
-    size, positions, kernel, stride, dilation, before = axis
-    pixels = [[(t, t * stride + k * dilation - before) for t in range(positions)] for k in range(kernel)]
-    return [[(t, p) for t, p in of_offset if 0 <= p < size] for of_offset in pixels]
 
 
 def _flat(index: Sequence[int], shape: Sequence[int]) -> int:

@@ -14,14 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_bayes.curvature.rules.patches import Conv, assembled, input_patches, padded
+from lightning_bayes.curvature.rules.conv.shape import ConvShape
+from lightning_bayes.curvature.rules.conv.windows import Conv, assembled, input_patches, padded
 from lightning_bayes.curvature.workspace import Workspace
 
 BLOCK_ELEMENTS = 5 * 2**17  # of a c_i(W), 2.5 MiB of float32; larger ones come from fresh memory each time
 IMAGES, WIDTH = 16, 2  # torch gives oneDNN no fewer images in one thread, and sees channels last in no narrower ones
 
 
-def sums_by_pointwise(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+MIN_OPERATIONS = 2**23  # of one c_i(W),
+MIN_POSITIONS = 32  # and positions
+
+
+def suits(shape: ConvShape, device: torch.device) -> bool:
+    """Where a c_i(W) takes many operations on a processor, in the type that oneDNN convolves fast."""
+    is_large = shape.operations >= MIN_OPERATIONS and shape.positions >= MIN_POSITIONS
+    return shape.groups == 1 and device.type == "cpu" and is_large and shape.dtype == torch.float32
+
+
+def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Σ_i c_i(W) and Σ_i c_i(W)², for one group.
 
     Args:

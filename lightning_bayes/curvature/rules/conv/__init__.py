@@ -1,0 +1,79 @@
+"""nn.Conv1d/2d/3d with stride, padding (all modes), dilation and groups.
+
+With x̃_it the input patch that output position t of example i sees,
+
+    c_i(W) = Σ_t δ_it x̃_itᵀ        c_i(b) = Σ_t δ_it
+
+`plan` chooses how the sums are computed. Up to a few positions they need no c_i, but matrix products over pairs of positions
+(`conv.pairs`). Otherwise every c_i is computed, with as many operations as the batch's own gradient takes; memory traffic is
+what costs. Small ones are computed for all examples at once (`conv.patches`), others one after the other: block by block
+(`conv.blocks`), as pointwise convolutions where they take many operations (`conv.pointwise`), and by torch's own gradient
+where an example has very many positions (`conv.examples`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.rules.conv.plan import plan
+from lightning_bayes.curvature.rules.conv.shape import conv_shape
+from lightning_bayes.curvature.rules.conv.windows import Conv, input_patches, padded
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
+from lightning_bayes.curvature.workspace import Workspace
+
+_HELPERS = {nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_forward}
+
+
+@layer_rule(
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    parameters=("weight", "bias"),
+    input_dims=lambda layer: layer.weight.dim(),
+    applies=lambda layer: type(layer)._conv_forward in _HELPERS,
+    cases=[
+        (lambda: nn.Conv1d(4, 6, 3), (5, 4, 9)),
+        (lambda: nn.Conv1d(4, 6, 4, padding="same", dilation=2, bias=False), (5, 4, 9)),
+        (lambda: nn.Conv1d(4, 4, 5, stride=3, padding=2, groups=4, padding_mode="reflect"), (5, 4, 9)),
+        (lambda: nn.Conv1d(4, 6, 7, groups=2), (5, 4, 9)),  # three positions
+        (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1), (5, 4, 7, 7)),
+        (lambda: nn.Conv2d(4, 6, (3, 5), stride=(2, 1), padding=(0, 2), bias=False), (5, 4, 7, 8)),
+        (lambda: nn.Conv2d(4, 8, 3, dilation=(2, 1), groups=4, padding="valid"), (5, 4, 7, 7)),
+        (lambda: nn.Conv2d(4, 6, (3, 4), padding="same", dilation=(1, 2)), (5, 4, 7, 7)),
+        (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=(2, 1), padding_mode="circular"), (5, 4, 7, 7)),
+        (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="replicate"), (5, 4, 7, 7)),
+        (lambda: nn.Conv2d(4, 6, 3, stride=2, groups=2), (5, 4, 5, 5)),  # four positions
+        (lambda: nn.Conv2d(2, 6, 5), (5, 2, 8, 8)),  # ten columns, padded to sixteen
+        (lambda: nn.Conv2d(6, 4, (3, 4), groups=2), (5, 6, 7, 8)),
+        (lambda: nn.Conv2d(3, 6, 3, stride=2), (5, 3, 9, 9)),
+        (lambda: nn.Conv2d(2, 16, 3, padding=1), (5, 2, 5, 6)),  # sixteen rows, so products are transposed
+        (lambda: nn.Conv2d(4, 32, 3, groups=2, stride=2), (5, 4, 7, 7)),
+        (lambda: nn.Conv2d(4, 6, 3, padding=1), (5, 4, 1, 1)),  # one position
+        (lambda: nn.Conv3d(4, 6, (1, 2, 3), padding=(0, 1, 2), groups=2), (5, 4, 3, 4, 5)),
+        (lambda: nn.Conv3d(4, 4, 2, stride=(1, 2, 3), dilation=(2, 1, 1), groups=4, bias=False), (5, 4, 3, 4, 5)),
+        (lambda: nn.Conv3d(4, 3, (2, 3, 2), padding="same", padding_mode="circular"), (5, 4, 3, 4, 5)),
+        (lambda: nn.Conv3d(4, 3, (3, 4, 4)), (5, 4, 3, 4, 5)),  # two positions
+    ],
+)
+def conv(layer: Conv, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; the input is ``[B, Cin, *in]``, ``grad_output [B, Cout, *out]``."""
+    (x,) = inputs
+    delta = torch.unflatten(grad_output.flatten(2), 1, (layer.groups, -1))  # [B, groups, Cout / groups, T]
+    patches = input_patches(layer, padded(layer, x), grad_output.shape[2:])
+    patches = patches.reshape(
+        len(x), layer.groups, layer.weight[0].numel(), -1
+    )  # [B, groups, Cin / groups · |kernel|, T]
+    weight = delta @ patches.transpose(2, 3)
+    return {"weight": weight.reshape(len(x), *layer.weight.shape), "bias": grad_output.flatten(2).sum(2)}
+
+
+@conv.fast_sums
+def conv_sums(layer: Conv, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
+    """Sums of contributions and of their squares."""
+    (x,) = inputs
+    strategy = plan(conv_shape(layer, x, grad_output), x.device)
+    totals: Sums = {"weight": strategy.sums(layer, x, grad_output, workspace)}
+    if layer.bias is not None:
+        add_sums(totals, "bias", grad_output.flatten(2).sum(2))
+    return totals
