@@ -24,7 +24,8 @@ from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.whole_or_nothing import WholeOrNothing
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
 from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule, value_at
-from lightning_bayes.optim import hyperparameters as hyper
+from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
 from lightning_bayes.posteriors import CALLBACK_KEY
 from lightning_bayes.predictive import Link
@@ -100,8 +101,8 @@ class VariationalCallback(EvaluatingCallback):
         seed: int = 0,
         max_nonfinite_steps: int = 10,
     ) -> None:
-        arguments = hyper.plain({k: v for k, v in locals().items() if k not in {"self", "__class__"}})
-        hyper.check(arguments)
+        arguments = plain({k: v for k, v in locals().items() if k not in {"self", "__class__"}})
+        self.optimizer_class.hyperparameters.check(arguments)
         check_names(engine, loss_reduction)
         super().__init__(eval_samples, link, seed)
         self.lr, self.num_data = arguments["lr"], arguments["num_data"]
@@ -255,19 +256,19 @@ class VariationalCallback(EvaluatingCallback):
             group["num_data"] = num_data
             self._take_prior_from_penalty(group)
         for group in unset:
-            hyper.check(group)
+            self.optimizer_class.hyperparameters.check(group)
         self._warn_of_strong_prior(unset)
 
     def _take_prior_from_penalty(self, group: dict[str, Any]) -> None:
         if self.prior_precision is None and group.get("l2_penalty"):
             now = {name: value_at(value, group["step"]) for name, value in group.items()}  # defaults may hold functions
-            group["prior_precision"] = group["l2_penalty"] * hyper.effective(now).num_data / now["kl_weight"]  # δ̃ = wd
+            group["prior_precision"] = group["l2_penalty"] * effective(now).num_data / now["kl_weight"]  # δ̃ = wd
 
     def _warn_of_strong_prior(self, groups: list[dict[str, Any]]) -> None:
         strongest = max(groups, key=lambda group: float(group["prior_precision"]))
         if self.prior_precision is None and strongest["prior_precision"] > _LARGE_PRIOR:
             rank_zero_warn(
-                f"weight_decay={strongest['l2_penalty']:g} over {hyper.effective(strongest).num_data:g} examples is the "
+                f"weight_decay={strongest['l2_penalty']:g} over {effective(strongest).num_data:g} examples is the "
                 f"prior precision {strongest['prior_precision']:.4g}, which is strong. Pass prior_precision=1.0 to choose "
                 "another prior."
             )

@@ -6,7 +6,6 @@ from typing import Any, final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import BBB, Schedule
-from lightning_bayes.optim.hyperparameters import check as check_hyperparameters
 
 
 @final
@@ -24,6 +23,6 @@ class BBBCallback(VariationalCallback):
     optimizer_class = BBB
 
     def __init__(self, std_lr: float | Schedule | None = None, **arguments: Any) -> None:
-        check_hyperparameters({"std_lr": std_lr})
+        BBB.hyperparameters.check({"std_lr": std_lr})
         super().__init__(**arguments)
         self.options["std_lr"] = std_lr

@@ -8,7 +8,6 @@ from typing import Any, final
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import IVON, BetaSchedule, Schedule
 from lightning_bayes.optim.diagonal.ivon import check_rescaling
-from lightning_bayes.optim.hyperparameters import check
 
 
 @final
@@ -35,7 +34,7 @@ class IVONCallback(VariationalCallback):
         **arguments: Any,
     ) -> None:
         own = {"clip_radius": clip_radius, "rescale_lr": rescale_lr}
-        check(own)
+        IVON.hyperparameters.check(own)
         super().__init__(betas=betas, **arguments)
         self.options.update(own)
         check_rescaling(self.options)

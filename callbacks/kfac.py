@@ -11,7 +11,6 @@ from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import KFAC, BetaSchedule, FisherName, KroneckerOptimizer, NoisyKFAC, Schedule
 from lightning_bayes.optim.fisher import check_fisher
-from lightning_bayes.optim.hyperparameters import check as check_hyperparameters
 from lightning_bayes.optim.kronecker.intervals import check_intervals
 from lightning_bayes.optim.kronecker.matrix_optimizer import DEFAULT_MAX_SIDE
 
@@ -50,7 +49,7 @@ class KroneckerCallback(VariationalCallback):
     ) -> None:
         check_intervals(stats_interval, inverse_interval)
         check_fisher(fisher)
-        check_hyperparameters({"kl_clip": kl_clip, "max_side": max_side})
+        KroneckerOptimizer.hyperparameters.check({"kl_clip": kl_clip, "max_side": max_side})
         super().__init__(damping=damping, betas=betas, **arguments)
         self.options["kl_clip"] = kl_clip
         self.building |= {

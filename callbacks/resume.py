@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import value_at
-from lightning_bayes.optim.hyperparameters import plain
+from lightning_bayes.optim.settings import plain
 from lightning_bayes.posteriors import callback_state
 
 

@@ -7,7 +7,6 @@ from typing import Any, final
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import BetaSchedule, Schedule, VadaGrad
 from lightning_bayes.optim.diagonal.vadagrad import require_unit_kl_weight
-from lightning_bayes.optim.hyperparameters import check
 from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 
 
@@ -34,7 +33,7 @@ class VadaGradCallback(VariationalCallback):
         temperature: float | Schedule = 0.0,
         **arguments: Any,
     ) -> None:
-        check({"temperature": temperature})
+        VadaGrad.hyperparameters.check({"temperature": temperature})
         super().__init__(betas=betas, **arguments)
         self.options["temperature"] = temperature
         require_unit_kl_weight(self.options)

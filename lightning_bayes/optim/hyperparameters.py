@@ -1,12 +1,129 @@
-"""Hyperparameters of the mean-field family: one record of defaults, one table of ranges."""
+"""The one schema of hyperparameters: what each may be, its default, and what they amount to together.
+
+`Hyperparameters` is a frozen record: each field declares default, range, upper limit and whether it may be a function of the
+step, and validation is generated from it. An algorithm with hyperparameters of its own extends it, and names its defaults:
+
+    class IVON(SignedCurvatureOptimizer):
+        hyperparameters = IVONHyperparameters              # adds clip_radius and rescale_lr
+        own_defaults = {"betas": (0.9, 0.99999)}
+
+Parameter groups are plain dicts: schedulers write into them, and checkpoints hold plain numbers. `Hyperparameters.of(group)`
+reads the record from one; `effective(group)` computes Ñ, τ, δ̃ and γ, and nothing else computes them.
+
+Constructors take the shared fields as typed keyword arguments, which type checkers, editors and jsonargparse read:
+
+    def __init__(self, model, params=None, *, clip_radius=math.inf, **fields: Unpack[OptimizerFields])
+
+jsonargparse takes the help texts from the TypedDict's own docstring, and refuses a parameter that is also a field.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, get_args
 
+from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule
+from lightning_bayes.optim.settings import (
+    BETAS,
+    COUNT,
+    MOMENTUM,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_COUNT,
+    POSITIVE_FRACTION,
+    WHOLE,
+    Choice,
+    Record,
+    plain,
+    setting,
+)
+
+PriorMean: TypeAlias = Literal["zero", "initial"]
+StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
+RadiusRule: TypeAlias = Literal["adam", "sgd"]
+HyperparametersT = TypeVar("HyperparametersT", bound="Hyperparameters")
+
+_LARGEST_PRIOR = 1e12  # δ̃
+
+
+class HyperparameterFields(TypedDict, total=False):
+    """Arguments that optimizers and callbacks share; see `Hyperparameters` for defaults and ranges.
+
+    Attributes:
+        betas: (β₁, β₂), weights of the old momentum and the old curvature, as in Adam.
+        num_data: N, number of training examples. Optimizers need it before the first update; callbacks infer it.
+        prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start, such as pretrained ones.
+        kl_weight: τ, weight of the KL term, above 0: below 1 is a cold posterior, above 1 a warm one.
+        kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
+        kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
+        damping: γ, added to the curvature in the preconditioner.
+        damping_in_noise: Whether γ counts in the posterior precision too, as in Osawa et al. 2019.
+        init_precision: Posterior precision before the first update. None takes the curvature of the first batch, whose
+            pass is then free of noise. Unless the step is natural, running averages start anew with the first measurement.
+        relative_noise: κ, upper bound of the noise in units of each tensor's size (a heuristic); None for none.
+        bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
+            same step, without noise. None for all, but for normalisation layers where the step is not natural.
+        mc_samples: K, weight samples per batch and process.
+        engine: Curvature engine: ``"fused"`` measures any layer, ``"backpack"`` the layers that BackPACK knows.
+        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``: how the loss reduces its examples, see `curvature.measure`.
+        seed: Seed of the noise. The global random number generator is not used.
+        max_nonfinite_steps: Updates in a row that may be skipped for a gradient or curvature that is not finite.
+    """
+
+    betas: tuple[float, float] | BetaSchedule
+    num_data: int | None
+    prior_mean: PriorMean
+    kl_weight: float | Schedule
+    kl_warmup_steps: int
+    kl_warmup_init: float
+    damping: float | Schedule
+    damping_in_noise: bool
+    init_precision: float | None
+    relative_noise: float | Schedule | None
+    bayesian: str | None
+    mc_samples: int
+    engine: EngineName
+    loss_reduction: LossReduction
+    seed: int
+    max_nonfinite_steps: int
+
+
+class OptimizerFields(HyperparameterFields, total=False):
+    """Arguments of the optimizers: those of `HyperparameterFields`, and these.
+
+    Attributes:
+        lr: Learning rate α of the natural step; with ``step_rule="trust_region"`` the learning rate η of the optimizer
+            whose step bounds this one.
+        prior_precision: δ of the prior N(μ₀, 1/δ).
+        data_augmentation_factor: ρ; the posterior counts Ñ = ρN examples.
+        weight_decay: Decoupled weight decay as in AdamW: μ ← (1 - α·wd) μ before the step. Not part of the posterior.
+        step_rule: ``"natural"``, the papers'; ``"trust_region"``; ``"user"``, implied by `base`; see `optim.steps`.
+        radius: Whose step bounds the trust region: ``"adam"`` or ``"sgd"``.
+        momentum: Momentum of the SGD whose step bounds the trust region.
+        workspace_mib: Memory in MiB that the engine may fill at once with values of single examples.
+    """
+
+    lr: float | Schedule
+    prior_precision: float | Schedule
+    data_augmentation_factor: float | Schedule
+    weight_decay: float | Schedule
+    step_rule: StepRule
+    radius: RadiusRule
+    momentum: float | Schedule
+    workspace_mib: float
+
+
+class MeanFieldArguments(OptimizerFields, total=False):
+    """Keyword arguments of `MeanFieldOptimizer`, for subclasses with arguments of their own.
+
+    Attributes:
+        base: The optimizer that moves the means.
+    """
+
+    base: Any
 
 
 class Effective(NamedTuple):
@@ -74,210 +191,137 @@ def effective(group: Mapping[str, Any]) -> Effective:
     )
 
 
-PriorMean: TypeAlias = Literal["zero", "initial"]
-StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
-RadiusRule: TypeAlias = Literal["adam", "sgd"]
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters(Record):
+    """Hyperparameters of a noisy optimizer at one step, as numbers; see `OptimizerFields` for their meaning."""
 
+    lr: float = setting(NOT_NEGATIVE, default=1e-3, upper_limit=1e12, schedulable=True, open_until_fit=True)
+    betas: tuple[float, float] = setting(BETAS, default=(0.9, 0.999), schedulable=True)
+    num_data: int | None = setting(POSITIVE, default=None, optional=True)
+    prior_precision: float = setting(POSITIVE, default=1.0, upper_limit=1e30, schedulable=True, open_until_fit=True)
+    prior_mean: PriorMean = setting(Choice(*get_args(PriorMean)), default="zero")
+    prior_on_mean: bool = setting(default=True)  # whether another optimizer's step feels the prior; set by callbacks
+    kl_weight: float = setting(POSITIVE, default=1.0, upper_limit=1e12, schedulable=True)
+    kl_warmup_steps: int = setting(NOT_NEGATIVE, default=0)
+    kl_warmup_init: float = setting(POSITIVE_FRACTION, default=0.1)
+    data_augmentation_factor: float = setting(
+        POSITIVE, default=1.0, upper_limit=1e12, schedulable=True, open_until_fit=True
+    )
+    damping: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
+    damping_in_noise: bool = setting(default=False)
+    init_precision: float | None = setting(POSITIVE, default=None, upper_limit=1e30, optional=True)
+    step_rule: StepRule = setting(Choice(*get_args(StepRule)), default="natural")
+    radius: RadiusRule = setting(Choice(*get_args(RadiusRule)), default="adam")
+    momentum: float = setting(MOMENTUM, default=0.0, schedulable=True)
+    relative_noise: float | None = setting(POSITIVE, default=None, upper_limit=1e12, schedulable=True, optional=True)
+    weight_decay: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
+    step: int = setting(COUNT, default=0)  # number of updates so far
+    mc_samples: int = setting(POSITIVE_COUNT, default=1, in_group=False)
+    eval_samples: int = setting(COUNT, default=10, in_group=False)  # of callbacks
+    max_nonfinite_steps: int = setting(POSITIVE_COUNT, default=10, in_group=False)
+    seed: int = setting(WHOLE, default=0, in_group=False)  # groups hold it as noise_seed
+    bayesian: str | None = setting(default=None, in_group=False)
+    engine: EngineName = setting(default="fused", in_group=False)
+    loss_reduction: LossReduction = setting(default="auto", in_group=False)
+    workspace_mib: float = setting(default=DEFAULT_MIB, in_group=False)
 
-def _positive(value: float) -> bool:
-    return 0 < value < math.inf
+    @classmethod
+    def of(cls: type[HyperparametersT], group: Mapping[str, Any]) -> HyperparametersT:
+        """Read the record from a parameter group.
 
+        Args:
+            group: A parameter group; entries of others, such as of schedulers, are ignored.
 
-def _not_negative(value: float) -> bool:
-    return 0 <= value < math.inf
+        Returns:
+            The record.
+        """
+        return cls(**{name: group[name] for name in cls.settings() if name in group})
 
+    @classmethod
+    def given(cls, values: Mapping[str, Any], own_defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Complete an optimizer's arguments by defaults, and check them.
 
-def _fraction(value: float) -> bool:
-    return 0 <= value <= 1
+        Args:
+            values: Arguments by name; numbers or functions of the step.
+            own_defaults: Defaults of the algorithm, where they differ from the record's.
 
+        Returns:
+            All of them by name.
 
-def _positive_count(value: float) -> bool:
-    return isinstance(value, int) and value >= 1
+        Raises:
+            TypeError: If there is no argument of a name. Values out of their ranges are a `HyperparameterError`.
+        """
+        unknown = sorted(set(values) - set(cls.settings()))
+        if unknown:
+            raise TypeError(
+                f"There is no argument {', '.join(unknown)}. These are: {', '.join(sorted(cls.settings()))}."
+            )
+        every = {**cls.defaults(), **own_defaults, **values}
+        cls.check(every, complete=True)
+        return every
 
+    @classmethod
+    def group_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of `values` that parameter groups hold."""
+        return {name: values[name] for name, setting in cls.settings().items() if setting.in_group and name in values}
 
-def _whole(value: float) -> bool:
-    return isinstance(value, int)
+    @classmethod
+    def own_names(cls) -> tuple[str, ...]:
+        """The hyperparameters of the algorithm alone."""
+        shared = {f.name for f in fields(Hyperparameters)}
+        return tuple(name for name in cls.settings() if name not in shared)
 
+    def effective(self) -> Effective:
+        """Compute Ñ, τ, δ̃ and γ; see `effective`."""
+        return effective(vars(self))
 
-def _count(value: float) -> bool:
-    return isinstance(value, int) and value >= 0
-
-
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "lr": (_not_negative, "at least 0"),
-    "std_lr": (_not_negative, "at least 0"),
-    "prior_precision": (_positive, "above 0"),
-    "kl_weight": (_positive, "above 0"),
-    "kl_warmup_steps": (_not_negative, "at least 0"),
-    "kl_warmup_init": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
-    "data_augmentation_factor": (_positive, "above 0"),
-    "damping": (_not_negative, "at least 0"),
-    "init_precision": (_positive, "above 0"),
-    "num_data": (_positive, "above 0"),
-    "relative_noise": (_positive, "above 0"),
-    "weight_decay": (_not_negative, "at least 0"),
-    "kl_clip": (_positive, "above 0"),
-    "max_side": (_positive_count, "a whole number of at least 1"),
-    "momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "mc_samples": (_positive_count, "a whole number of at least 1"),
-    "eval_samples": (_count, "a whole number of at least 0"),
-    "max_nonfinite_steps": (_positive_count, "a whole number of at least 1"),
-    "clip_radius": (lambda v: v > 0, "above 0"),  # infinite for none
-    "temperature": (_fraction, "at least 0 and at most 1"),
-    "seed": (_whole, "a whole number"),
-    "noise_seed": (_whole, "a whole number"),
-}
-# Far beyond any use; what is made of larger numbers, such as squares of gradients, overflows single precision at 3e38.
-_MOST: dict[str, float] = {
-    "lr": 1e12,
-    "std_lr": 1e12,
-    "prior_precision": 1e30,
-    "kl_weight": 1e12,
-    "data_augmentation_factor": 1e12,
-    "damping": 1e12,
-    "init_precision": 1e30,
-    "relative_noise": 1e12,
-    "weight_decay": 1e12,
-    "kl_clip": 1e12,
-}
-_MOST_PRIOR = 1e12  # δ̃
-_CHOICES = {"prior_mean": get_args(PriorMean), "step_rule": get_args(StepRule), "radius": get_args(RadiusRule)}
-# What may change from update to update without changing what the state means.
-SCHEDULABLE = frozenset(
-    {
-        "lr",
-        "std_lr",
-        "betas",
-        "prior_precision",
-        "kl_weight",
-        "data_augmentation_factor",
-        "damping",
-        "kl_clip",
-        "relative_noise",
-        "weight_decay",
-        "momentum",
-        "temperature",
-        "clip_radius",
-    }
-)
-_MAY_BE_NONE = frozenset({"kl_clip", "std_lr", "init_precision", "num_data", "relative_noise"})
-_LEFT_OPEN = frozenset({"lr", "prior_precision", "data_augmentation_factor"})  # by callbacks, until the fit
-
-
-def check(values: Mapping[str, Any], *, complete: bool = False) -> None:
-    """Require every known hyperparameter in `values` to lie in its range.
-
-    Args:
-        values: Hyperparameters by name, or functions of the step, of which the first value counts. Unknown names are
-            ignored.
-        complete: Whether there has to be a number where callbacks may leave None.
-
-    Raises:
-        HyperparameterError: Listing every one that does not, or naming functions that cannot be schedules.
-    """
-    functions = {name for name in (*_RANGES, "betas") if callable(values.get(name))}
-    require_schedulable(functions)
-    found = plain({**values, **{name: values[name](0) for name in functions}})
-    optional = _MAY_BE_NONE if complete else _MAY_BE_NONE | (_LEFT_OPEN - functions)
-    wrong = list(_out_of_range(found, optional)) or list(_too_large(found))
-    if "betas" in found and not _are_betas(found["betas"]):
-        wrong.append(f"betas={found['betas']!r} must be two numbers of at least 0 and below 1")
-    for name, choices in _CHOICES.items():
-        if name in found and found[name] not in choices:
-            wrong.append(f"{name}={found[name]!r} must be {' or '.join(map(repr, choices))}")
-    if wrong:
-        raise HyperparameterError("; ".join(wrong) + ".")
-
-
-def check_base(step_rule: str, base: object) -> None:
-    """Require an optimizer that moves the means for the step rule ``"user"``, and for no other.
-
-    Args:
-        step_rule: The rule.
-        base: The optimizer, or None.
-
-    Raises:
-        HyperparameterError: If they do not fit.
-    """
-    if (step_rule == "user") != (base is not None):
-        raise HyperparameterError(
-            f"step_rule={step_rule!r} and base={base and type(base).__name__} do not fit: the rule 'user', and no other, "
-            "lets another optimizer move the means. Pass that one as base=..., or leave both out."
-        )
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn numbers of NumPy and tensors of no dimension into Python's own, which checkpoints can hold safely.
-
-    Args:
-        values: Hyperparameters by name.
-
-    Returns:
-        The same; ``betas`` is a tuple.
-
-    Example:
-        >>> import torch
-        >>> plain({"lr": torch.tensor(0.5), "betas": [0, 0.5], "bayesian": None})
-        {'lr': 0.5, 'betas': (0, 0.5), 'bayesian': None}
-    """
-    found = {name: _plain(value) for name, value in values.items()}
-    if isinstance(found.get("betas"), Iterable):
-        found["betas"] = tuple(_plain(beta) for beta in found["betas"])
-    return found
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if getattr(value, "ndim", None) == 0 else value
-
-
-def require_schedulable(names: Iterable[str], own: Iterable[str] = ()) -> None:
-    """Require hyperparameters that may be functions of the step.
-
-    Args:
-        names: What is a function.
-        own: Further names that may be functions.
-
-    Raises:
-        HyperparameterError: Naming those that may not.
-    """
-    allowed = {*SCHEDULABLE, *own}
-    wrong = sorted(set(names) - allowed)
-    if wrong:
-        raise HyperparameterError(
-            f"{', '.join(wrong)} cannot be a function of the step. These can: {', '.join(sorted(allowed))}."
-        )
-
-
-def _out_of_range(values: Mapping[str, Any], optional: frozenset[str]) -> Iterator[str]:
-    for name, (inside, wanted) in _RANGES.items():
-        if name in values and not (values[name] is None and name in optional) and not _holds(inside, values[name]):
-            yield f"{name}={values[name]!r} must be {wanted}"
-
-
-def _too_large(values: Mapping[str, Any]) -> Iterator[str]:
-    """What is too large of values that are in their ranges."""
-    for name, most in _MOST.items():
-        value = values.get(name)
-        if value is not None and value > most:
-            yield f"{name}={value!r} must be at most {most:g}"
-    needed: list[Any] = [values.get(name) for name in ("kl_weight", "prior_precision", "num_data")]
-    if None not in needed:
-        kl_weight, prior_precision, num_data = needed
-        prior = kl_weight * prior_precision / ((values.get("data_augmentation_factor") or 1.0) * num_data)
-        if prior > _MOST_PRIOR:
+    @classmethod
+    def _too_large(cls, values: Mapping[str, Any]) -> Iterator[str]:
+        yield from super()._too_large(values)
+        known = {name: value for name, value in values.items() if value is not None}
+        if not {"kl_weight", "prior_precision", "num_data"} <= set(known):
+            return
+        now = effective({**cls.defaults(), **known, "kl_warmup_steps": 0})
+        if now.prior > _LARGEST_PRIOR:
             yield (
-                f"kl_weight={kl_weight:g} times prior_precision={prior_precision:g} is {prior:.3g} for each of "
-                f"num_data={num_data!r} examples, which must be at most {_MOST_PRIOR:g}"
+                f"kl_weight={now.kl_weight:g} times prior_precision={now.prior_precision:g} is {now.prior:.3g} for each of "
+                f"num_data={known['num_data']!r} examples, which must be at most {_LARGEST_PRIOR:g}"
             )
 
 
-def _holds(inside: Callable[[Any], bool], value: Any) -> bool:
-    return isinstance(value, (int, float)) and inside(value)
+def take_functions(group: dict[str, Any], record: type[Hyperparameters]) -> dict[str, Callable[[int], Any]]:
+    """Take the functions out of a parameter group and leave their values at the group's step.
+
+    Args:
+        group: A parameter group, changed in place.
+        record: What its hyperparameters may be.
+
+    Returns:
+        The functions by name.
+    """
+    functions = {name: value for name, value in group.items() if name != "params" and callable(value)}
+    record.require_schedulable(functions)
+    apply_functions(group, functions, record)
+    return functions
 
 
-def _are_betas(betas: Any) -> bool:
-    return (
-        isinstance(betas, Sequence)
-        and len(betas) == 2
-        and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
-    )
+def apply_functions(
+    group: dict[str, Any], functions: Mapping[str, Callable[[int], Any]], record: type[Hyperparameters]
+) -> None:
+    """Write the values of `functions` at the group's step into it.
+
+    Args:
+        group: A parameter group, changed in place unless a value is refused.
+        functions: From `take_functions`.
+        record: What the group's hyperparameters may be.
+
+    Raises:
+        HyperparameterError: Naming values out of their ranges, and the step.
+    """
+    step = int(group["step"])
+    found = plain({name: function(step) for name, function in functions.items()})
+    try:
+        record.check(found, complete=True)
+    except HyperparameterError as error:
+        raise HyperparameterError(f"{error} A function of the step gave this at step {step}.") from None
+    group.update(found)

@@ -18,10 +18,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim import hyperparameters as hyper
 
 ValueT = TypeVar("ValueT")
 BetaSchedule: TypeAlias = Callable[[int], tuple[float, float]]
@@ -153,38 +152,3 @@ def value_at(value: ValueT | Callable[[int], ValueT], step: int) -> ValueT:
         A number, or whatever the hyperparameter is.
     """
     return value(step) if callable(value) else value
-
-
-def take_functions(group: dict[str, Any], own: Sequence[str] = ()) -> dict[str, Callable[[int], Any]]:
-    """Take the functions out of a parameter group and leave their values at the group's step.
-
-    Args:
-        group: A parameter group, changed in place.
-        own: Further names that may be functions.
-
-    Returns:
-        The functions by name.
-    """
-    functions = {name: value for name, value in group.items() if name != "params" and callable(value)}
-    hyper.require_schedulable(functions, own)
-    apply_functions(group, functions)
-    return functions
-
-
-def apply_functions(group: dict[str, Any], functions: dict[str, Callable[[int], Any]]) -> None:
-    """Write the values of `functions` at the group's step into it.
-
-    Args:
-        group: A parameter group, changed in place unless a value is refused.
-        functions: From `take_functions`.
-
-    Raises:
-        HyperparameterError: Naming values out of their ranges, and the step.
-    """
-    step = int(group["step"])
-    found = hyper.plain({name: function(step) for name, function in functions.items()})
-    try:
-        hyper.check(found, complete=True)
-    except HyperparameterError as error:
-        raise HyperparameterError(f"{error} A function of the step gave this at step {step}.") from None
-    group.update(found)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from jsonargparse import ArgumentError, ArgumentParser
 from torch import nn
+from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VOGN, VONG
-from lightning_bayes.optim.hyperparameters import check
+from lightning_bayes.optim.hyperparameters import HyperparameterFields, Hyperparameters, OptimizerFields, effective
 
 PLAIN = {
     "lr": 0.0625,
@@ -95,15 +98,70 @@ def test_an_optimizer_needs_numbers(build, arguments, message):
         build(nn.Linear(2, 2), **arguments)
 
 
+def test_typed_arguments_and_the_record_name_the_same_hyperparameters():
+    set_by_hosts = {"prior_on_mean", "step", "eval_samples"}
+    assert set(OptimizerFields.__annotations__) == set(Hyperparameters.settings()) - set_by_hosts
+    assert set(HyperparameterFields.__annotations__) < set(OptimizerFields.__annotations__)
+
+
+def test_every_typed_argument_is_described():
+    described = {
+        fields: re.findall(r"^ {8}(\w+): ", fields.__doc__, flags=re.MULTILINE)
+        for fields in (HyperparameterFields, OptimizerFields)
+    }
+    assert set(described[HyperparameterFields]) == set(HyperparameterFields.__annotations__)
+    own = set(OptimizerFields.__annotations__) - set(HyperparameterFields.__annotations__)
+    assert set(described[OptimizerFields]) == own
+
+
+def test_the_record_is_read_from_a_group_and_computes_its_effective_values():
+    _, opt = trained(**PLAIN)
+    (group,) = opt.param_groups
+    record = Hyperparameters.of({**group, "initial_lr": 1.0})
+    assert (record.lr, record.betas, record.step) == (0.0625, (0.5, 0.75), 3)
+    assert record.effective() == effective(group)
+    assert record.effective().prior == 0.25 * 0.5 / 24
+
+
+def test_effective_values_follow_warm_up_augmentation_and_damping():
+    group = {**Hyperparameters.defaults(), "num_data": 50, "prior_precision": 4.0, "kl_weight": 0.5, "damping": 0.25}
+    group |= {"data_augmentation_factor": 2.0, "kl_warmup_steps": 10, "kl_warmup_init": 0.2}
+    assert effective({**group, "step": 5}).kl_weight == pytest.approx(0.5 * 0.6)
+    now = effective({**group, "step": 10})
+    assert (now.num_data, now.kl_weight, now.prior, now.scale) == (100, 0.5, 0.02, 200)
+    assert (now.damping, now.noise_damping) == (0.25, 0.0)
+    assert effective({**group, "step": 10, "damping_in_noise": True}).noise_damping == 0.25
+
+
+def test_an_argument_that_does_not_exist_is_refused():
+    with pytest.raises(TypeError, match="There is no argument learning_rate"):
+        VOGN(nn.Linear(2, 1), learning_rate=0.1)
+
+
+def test_command_lines_list_and_check_the_typed_arguments():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--fields", type=Described)
+    given = ["--fields=Described", "--fields.kl_weight=0.5", "--fields.prior_mean=initial"]
+    settings = parser.parse_args(given).fields.init_args
+    assert (settings.kl_weight, settings.prior_mean) == (0.5, "initial")
+    with pytest.raises(ArgumentError, match="prior_mean"):
+        parser.parse_args(["--fields=Described", "--fields.prior_mean=final"])
+
+
+class Described:
+    def __init__(self, **fields: Unpack[HyperparameterFields]) -> None:
+        self.fields = fields
+
+
 def test_a_callback_may_leave_some_open_but_not_a_function():
-    check({"lr": None, "prior_precision": None, "data_augmentation_factor": None, "num_data": None})
-    check({"prior_precision": 1.0, "data_augmentation_factor": None, "num_data": 10, "kl_weight": 1.0})
+    Hyperparameters.check({"lr": None, "prior_precision": None, "data_augmentation_factor": None, "num_data": None})
+    Hyperparameters.check({"prior_precision": 1.0, "data_augmentation_factor": None, "num_data": 10, "kl_weight": 1.0})
     with pytest.raises(HyperparameterError, match=r"^lr=None must be at least 0\.$"):
-        check({"lr": lambda t: None, "prior_precision": None})
+        Hyperparameters.check({"lr": lambda t: None, "prior_precision": None})
     with pytest.raises(HyperparameterError, match="eval_samples cannot be a function of the step"):
-        check({"eval_samples": lambda t: 2})
+        Hyperparameters.check({"eval_samples": lambda t: 2})
     with pytest.raises(HyperparameterError, match="mc_samples=None must be a whole number"):
-        check({"mc_samples": None})
+        Hyperparameters.check({"mc_samples": None})
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture, Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim import hyperparameters as hyper
-from lightning_bayes.optim.hyperparameters import Effective, effective
+from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, effective
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import require_sizes
 from lightning_bayes.optim.runtime.passes import PassCollector
+from lightning_bayes.optim.settings import plain
 
 
 class JointPasses(PassCollector):
@@ -106,11 +106,11 @@ class JointOptimizer(NoisyOptimizer, ABC):
             "noise_seed": seed,
             "step": 0,
         }
-        counts = {"mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps}
-        hyper.check({**defaults, **counts}, complete=True)
+        counts = {"mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps, "seed": seed}
+        Hyperparameters.check({**defaults, **counts}, complete=True)
         require_sizes(model)
         super().__init__(
-            model, engine, params, hyper.plain(defaults), mc_samples=mc_samples, max_nonfinite_steps=max_nonfinite_steps
+            model, engine, params, plain(defaults), mc_samples=mc_samples, max_nonfinite_steps=max_nonfinite_steps
         )
         self._passes: JointPasses = JointPasses(engine.workspace)
 

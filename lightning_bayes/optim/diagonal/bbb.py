@@ -18,13 +18,17 @@ Blundell et al. write σ = log(1 + e^ρ), which is e^ρ where σ ≪ 1; the opti
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer, keep_positive
 from lightning_bayes.optim.diagonal.state import average
+from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.schedules import Schedule
+from lightning_bayes.optim.settings import NOT_NEGATIVE, setting
 
 EPSILON = 1e-8  # ε of Adam
 
@@ -98,6 +102,13 @@ def update(
     return BBBState(mean, curvature, momentum, mean_square, log_std_momentum, log_std_square)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BBBHyperparameters(Hyperparameters):
+    """With a learning rate of log σ."""
+
+    std_lr: float | None = setting(NOT_NEGATIVE, upper_limit=1e12, schedulable=True, optional=True)
+
+
 @final
 class BBB(SignedCurvatureOptimizer):
     """Bayes by Backprop as a `torch.optim.Optimizer`.
@@ -107,7 +118,7 @@ class BBB(SignedCurvatureOptimizer):
         params: See there.
         std_lr: Learning rate of log σ; None for ``lr``, also with the step rule ``"trust_region"``, which bounds the
             mean's step alone.
-        **arguments: See `MeanFieldOptimizer`.
+        **fields: See `MeanFieldOptimizer`.
 
     Raises:
         HyperparameterError: If a value lies outside of its range.
@@ -116,6 +127,7 @@ class BBB(SignedCurvatureOptimizer):
     noisy = True
     measures = "reparameterised"
     state_type = BBBState
+    hyperparameters = BBBHyperparameters
     natural_update = staticmethod(update)
 
     def __init__(
@@ -124,9 +136,9 @@ class BBB(SignedCurvatureOptimizer):
         params: Iterable[Any] | None = None,
         *,
         std_lr: float | Schedule | None = None,
-        **arguments: Any,
+        **fields: Unpack[MeanFieldArguments],
     ) -> None:
-        super().__init__(model, params, own={"std_lr": std_lr}, **arguments)
+        super().__init__(model, params, own={"std_lr": std_lr}, **fields)
 
     def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         arguments = super()._update_arguments(group, step)

@@ -10,42 +10,21 @@ which is `VON` with s = (τ/Ñ)/σ² - δ̃, one rate β = α = 1-β₂, no mome
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, final
-
-from torch import nn
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
 
 from lightning_bayes.optim.diagonal.von import NewtonOptimizer, update
-from lightning_bayes.optim.schedules import BetaSchedule
 
 MC_SAMPLES = 10  # of the paper's experiments
 
 
 @final
 class CVI(NewtonOptimizer):
-    """CVI as a `torch.optim.Optimizer`: VON with ten samples a step and no momentum.
+    """CVI as a `torch.optim.Optimizer`: VON with ten samples a step and no momentum; arguments as in `NewtonOptimizer`.
 
-    Args:
-        model: See `VON` for the models whose Hessian it can have.
-        params: See `MeanFieldOptimizer`.
-        mc_samples: K, weight samples per ``step(closure)``.
-        betas: (β₁, β₂); the paper's one rate is ``lr`` = 1-β₂.
-        **arguments: See `NewtonOptimizer`.
-
-    Raises:
-        HyperparameterError: If a value lies outside of its range.
+    The paper's one rate is ``lr`` = 1-β₂.
     """
 
     measures = "diag_hessian"
     natural_update = staticmethod(update)
-
-    def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None = None,
-        *,
-        mc_samples: int = MC_SAMPLES,
-        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
-        **arguments: Any,
-    ) -> None:
-        super().__init__(model, params, mc_samples=mc_samples, betas=betas, **arguments)
+    own_defaults: ClassVar[Mapping[str, Any]] = {"mc_samples": MC_SAMPLES, "betas": (0.0, 0.999)}

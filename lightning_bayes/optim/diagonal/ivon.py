@@ -22,17 +22,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased
 from lightning_bayes.optim.diagonal.von import moved_curvature
-from lightning_bayes.optim.hyperparameters import effective
-from lightning_bayes.optim.schedules import BetaSchedule, Schedule
+from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments, effective
+from lightning_bayes.optim.schedules import Schedule
+from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, setting
 
 
 def update(
@@ -86,6 +89,14 @@ def check_rescaling(values: Mapping[str, Any]) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class IVONHyperparameters(Hyperparameters):
+    """With a bound of the step, and a learning rate that may be rescaled."""
+
+    clip_radius: float = setting(POSITIVE_OR_INFINITE, schedulable=True)  # infinite for none
+    rescale_lr: bool = setting()
+
+
 @final
 class IVON(SignedCurvatureOptimizer):
     """IVON as a `torch.optim.Optimizer`.
@@ -93,11 +104,10 @@ class IVON(SignedCurvatureOptimizer):
     Args:
         model: As in `MeanFieldOptimizer`.
         params: As in `MeanFieldOptimizer`.
-        betas: (β₁, β₂); the paper's β₂ is close to 1 because ĥ is noisy.
         clip_radius: ξ, bound of each component of the natural step before the learning rate.
         rescale_lr: Multiply α by s₀ + δ̃ = τP₀/Ñ of the start, so that α compares with SGD's, as in the authors' code, where
             it is the default. For ``step_rule="natural"`` with an `init_precision`.
-        **arguments: As in `MeanFieldOptimizer`.
+        **fields: As in `MeanFieldOptimizer`.
 
     Raises:
         HyperparameterError: If a value lies outside of its range, or `rescale_lr` lacks what it needs.
@@ -117,19 +127,22 @@ class IVON(SignedCurvatureOptimizer):
     noisy = True
     natural_update = staticmethod(update)
     measures = "reparameterised"
+    hyperparameters = IVONHyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {
+        "betas": (0.9, 0.99999)
+    }  # the paper's β₂ is close to 1 because ĥ is noisy
 
     def __init__(
         self,
         model: nn.Module,
         params: Iterable[Any] | None = None,
         *,
-        betas: tuple[float, float] | BetaSchedule = (0.9, 0.99999),
         clip_radius: float | Schedule = math.inf,
         rescale_lr: bool = False,
-        **arguments: Any,
+        **fields: Unpack[MeanFieldArguments],
     ) -> None:
         own = {"clip_radius": clip_radius, "rescale_lr": rescale_lr}
-        super().__init__(model, params, betas=betas, own=own, **arguments)
+        super().__init__(model, params, own=own, **fields)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, see `MeanFieldOptimizer`.

@@ -12,13 +12,20 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction, make_engine
-from lightning_bayes.optim import hyperparameters as hyper
+from lightning_bayes.curvature import make_engine
 from lightning_bayes.optim.diagonal.measures import engine_quantity
 from lightning_bayes.optim.diagonal.measuring import MeasuringOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, debiased
-from lightning_bayes.optim.hyperparameters import PriorMean, RadiusRule, StepRule, effective
+from lightning_bayes.optim.hyperparameters import (
+    Hyperparameters,
+    OptimizerFields,
+    StepRule,
+    apply_functions,
+    effective,
+    take_functions,
+)
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
@@ -28,9 +35,9 @@ from lightning_bayes.optim.runtime.parameters import (
     require_sizes,
     trainable,
 )
-from lightning_bayes.optim.schedules import BetaSchedule, Schedule, apply_functions, take_functions
+from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import trust_region
-from lightning_bayes.optim.steps.base_optimizer import UserStep, add_prior_gradient_, groups_of
+from lightning_bayes.optim.steps.base_optimizer import UserStep, add_prior_gradient_, check_base, groups_of
 from lightning_bayes.posteriors import (
     Entry,
     WeightPosterior,
@@ -51,6 +58,8 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         natural_update: The algorithm's pure, elementwise update.
         state_type: Its state: mean, curvature, momentum, and what else the algorithm keeps.
         default_step: The step of its callback without a learning rate.
+        hyperparameters: The record of its hyperparameters.
+        own_defaults: Its defaults, where they differ from the record's.
         averages_curvature: Whether its curvature is the running average of what is measured, and nothing more.
 
     Numbers among the arguments may be functions of the number of updates, see `optim.schedules`.
@@ -58,35 +67,9 @@ class MeanFieldOptimizer(MeasuringOptimizer):
     Args:
         model: The model whose passes are measured; its layers must be reached by a curvature rule.
         params: Parameters or parameter groups, by default all trainable parameters of `model`.
-        lr: Learning rate α of the natural step; with ``step_rule="trust_region"`` the learning rate η of the optimizer
-            whose step bounds this one.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        num_data: N, number of training examples. Required before the first update.
-        prior_precision: δ of the prior N(μ₀, 1/δ).
-        prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start, such as pretrained ones.
-        kl_weight: τ, weight of the KL term, above 0: below 1 is a cold posterior, above 1 a warm one.
-        kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
-        kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
-        data_augmentation_factor: ρ; the posterior counts Ñ = ρN examples.
-        damping: γ, added to the curvature in the preconditioner.
-        damping_in_noise: Whether γ counts in the posterior precision too, as in Osawa et al. 2019.
-        init_precision: Posterior precision before the first update. None takes the curvature of the first batch, whose
-            pass is then free of noise. Unless the step is natural, running averages start anew with the first measurement.
-        mc_samples: K, weight samples per ``step(closure)``; passes you open yourself are averaged as they come.
-        step_rule: ``"natural"``, the papers'; ``"trust_region"``; ``"user"``, implied by `base`; see `optim.steps`.
         base: The optimizer that moves the means, see `optim.steps.base_optimizer`: `params` and `lr` are then its own.
-        radius: Whose step bounds the trust region: ``"adam"`` or ``"sgd"``.
-        momentum: Momentum of the SGD whose step bounds the trust region.
-        relative_noise: κ, an upper bound of the noise in units of each tensor's size (see `noise_floor`); None for none.
-        weight_decay: Decoupled weight decay as in AdamW: μ ← (1 - α·wd) μ before the step. Not part of the posterior.
-        bayesian: Regular expression of the parameters, by their names in `model`, that have a posterior; the others are
-            points, trained by the same step. None for all; but for norm layers where the step rule is not natural.
-        engine: Curvature engine, ``"fused"`` or ``"backpack"``.
-        workspace_mib: Memory in MiB that the engine may fill at once with values of single examples.
-        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
-        seed: Seed of the noise. The global random number generator is not used.
-        max_nonfinite_steps: Updates in a row that may be skipped for a gradient or curvature that is not finite.
-        own: Further hyperparameters of the subclass: group entries, and keyword arguments of its `natural_update`.
+        own: Hyperparameters of the algorithm alone, those that its `hyperparameters` add.
+        **fields: Hyperparameters, see `OptimizerFields`.
 
     Raises:
         HyperparameterError: If a value lies outside of its range, or no parameter is trainable.
@@ -99,81 +82,36 @@ class MeanFieldOptimizer(MeasuringOptimizer):
     state_type: ClassVar[Any] = MeanFieldState
     averages_curvature: ClassVar[bool] = False
     default_step: ClassVar[StepRule] = "user"
+    hyperparameters: ClassVar[type[Hyperparameters]] = Hyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
         self,
         model: nn.Module,
         params: Iterable[Any] | None = None,
         *,
-        lr: float | Schedule = 1e-3,
-        betas: tuple[float, float] | BetaSchedule = (0.9, 0.999),
-        num_data: int | None = None,
-        prior_precision: float | Schedule = 1.0,
-        prior_mean: PriorMean = "zero",
-        kl_weight: float | Schedule = 1.0,
-        kl_warmup_steps: int = 0,
-        kl_warmup_init: float = 0.1,
-        data_augmentation_factor: float | Schedule = 1.0,
-        damping: float | Schedule = 0.0,
-        damping_in_noise: bool = False,
-        init_precision: float | None = None,
-        mc_samples: int = 1,
-        step_rule: StepRule = "natural",
         base: torch.optim.Optimizer | UserStep | None = None,
-        radius: RadiusRule = "adam",
-        momentum: float | Schedule = 0.0,
-        relative_noise: float | Schedule | None = None,
-        weight_decay: float | Schedule = 0.0,
-        engine: EngineName = "fused",
-        workspace_mib: float = DEFAULT_MIB,
-        loss_reduction: LossReduction = "auto",
-        seed: int = 0,
-        max_nonfinite_steps: int = 10,
-        bayesian: str | None = None,
         own: Mapping[str, Any] | None = None,
+        **fields: Unpack[OptimizerFields],
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "num_data": num_data,
-            "prior_precision": prior_precision,
-            "prior_mean": prior_mean,
-            "prior_on_mean": True,
-            "kl_weight": kl_weight,
-            "kl_warmup_steps": kl_warmup_steps,
-            "kl_warmup_init": kl_warmup_init,
-            "data_augmentation_factor": data_augmentation_factor,
-            "damping": damping,
-            "damping_in_noise": damping_in_noise,
-            "init_precision": init_precision,
-            "step_rule": step_rule if base is None else "user",
-            "radius": radius,
-            "momentum": momentum,
-            "relative_noise": relative_noise,
-            "weight_decay": weight_decay,
-            "noisy": self.noisy,
-            "noise_seed": seed,
-            "step": 0,
-            **(own or {}),
-        }
-        counts = {"mc_samples": mc_samples, "max_nonfinite_steps": max_nonfinite_steps}
-        hyper.check({**defaults, **counts}, complete=True)
+        given = {**fields, **(own or {}), **({} if base is None else {"step_rule": "user"})}
+        values = self.hyperparameters.given(given, self.own_defaults)
         require_sizes(model)
         self._reference = reference_weights(model)
-        self._points = points(model, bayesian, norms=base is None and step_rule == "natural")
-        self._own = tuple(own or ())
+        self._points = points(model, values["bayesian"], norms=values["step_rule"] == "natural")
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
         self.user_step = UserStep(base) if isinstance(base, torch.optim.Optimizer) else base
         self._scratch: dict[nn.Parameter, Tensor] = {}
         if params is None:
             params = trainable(model) if self.user_step is None else groups_of(self.user_step.base)
+        engine, quantity = values["engine"], engine_quantity(self.measures)
         super().__init__(
             model,
-            make_engine(engine, model, loss_reduction, workspace_mib, quantity=engine_quantity(self.measures)),
+            make_engine(engine, model, values["loss_reduction"], values["workspace_mib"], quantity=quantity),
             params,
-            defaults,
-            mc_samples=mc_samples,
-            max_nonfinite_steps=max_nonfinite_steps,
+            {**self.hyperparameters.group_values(values), "noisy": self.noisy, "noise_seed": values["seed"]},
+            mc_samples=values["mc_samples"],
+            max_nonfinite_steps=values["max_nonfinite_steps"],
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -184,10 +122,10 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        self._functions.append(take_functions(group, self._own))
-        group.update(hyper.plain(group))
-        hyper.check(group, complete=True)
-        hyper.check_base(group["step_rule"], self.user_step and self.user_step.base)
+        self._functions.append(take_functions(group, self.hyperparameters))
+        group.update(plain(group))
+        self.hyperparameters.check(group, complete=True)
+        check_base(group["step_rule"], self.user_step and self.user_step.base)
         if self.user_step is not None:
             self.user_step.add(group, len(self.param_groups))
         require_full_precision(group["params"])
@@ -272,7 +210,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
     def _count_update(self) -> None:
         for group, functions in zip(self.param_groups, self._functions, strict=True):
             group["step"] += 1
-            apply_functions(group, functions)
+            apply_functions(group, functions, self.hyperparameters)
 
     def _update_cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
         # `_measured` has put zeros where backward did not reach.
@@ -300,7 +238,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             "prior": now.prior,
             "damping": now.damping,
             "step": step,
-            **{name: group[name] for name in self._own},
+            **{name: group[name] for name in self.hyperparameters.own_names()},
         }
 
     def _natural_step(

@@ -24,15 +24,19 @@ on the batch size, see `optim.diagonal.gradient_magnitude`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
-from lightning_bayes.optim.schedules import BetaSchedule, Schedule
+from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
+from lightning_bayes.optim.schedules import Schedule
+from lightning_bayes.optim.settings import FRACTION, setting
 
 
 def update(
@@ -91,6 +95,13 @@ def require_unit_kl_weight(values: Mapping[str, Any]) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class VadaGradHyperparameters(Hyperparameters):
+    """With a temperature."""
+
+    temperature: float = setting(FRACTION, schedulable=True)
+
+
 @final
 class VadaGrad(GradientMagnitudeOptimizer):
     """VadaGrad as a `torch.optim.Optimizer`.
@@ -98,9 +109,8 @@ class VadaGrad(GradientMagnitudeOptimizer):
     Args:
         model: As in `MeanFieldOptimizer`.
         params: As in `MeanFieldOptimizer`.
-        betas: (β₁, β₂); β₁ = 0 is the paper's method without momentum.
         temperature: τ, from 1 (the variational bound) to 0 (variational optimization); may be a function of the updates.
-        **arguments: As in `MeanFieldOptimizer`; ``kl_weight`` must be 1.
+        **fields: As in `MeanFieldOptimizer`; ``kl_weight`` must be 1.
 
     Raises:
         HyperparameterError: If a value lies outside of its range, or the KL weight is not 1.
@@ -121,17 +131,18 @@ class VadaGrad(GradientMagnitudeOptimizer):
 
     noisy = True
     natural_update = staticmethod(update)
+    hyperparameters = VadaGradHyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}  # the paper's method has no momentum
 
     def __init__(
         self,
         model: nn.Module,
         params: Iterable[Any] | None = None,
         *,
-        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
         temperature: float | Schedule = 0.0,
-        **arguments: Any,
+        **fields: Unpack[MeanFieldArguments],
     ) -> None:
-        super().__init__(model, params, betas=betas, own={"temperature": temperature}, **arguments)
+        super().__init__(model, params, own={"temperature": temperature}, **fields)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, see `MeanFieldOptimizer`.

@@ -25,14 +25,18 @@ output is piecewise linear in each single weight. It is negative only with curve
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer, keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
+from lightning_bayes.optim.settings import Choice, setting
 
 Positivity: TypeAlias = Literal["backtracking", "correction"]
 
@@ -47,7 +51,7 @@ def check_positivity(value: str) -> None:
         HyperparameterError: If there is no such way.
     """
     if value not in get_args(Positivity):
-        raise HyperparameterError(f"positivity={value!r} must be one of {', '.join(map(repr, get_args(Positivity)))}.")
+        raise HyperparameterError(f"positivity={value!r} must be {' or '.join(map(repr, get_args(Positivity)))}.")
 
 
 def moved_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: float, positivity: Positivity) -> Tensor:
@@ -113,6 +117,13 @@ def update(
     return MeanFieldState(mean, curvature, momentum)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewtonHyperparameters(Hyperparameters):
+    """With a way to keep the precision positive."""
+
+    positivity: Positivity = setting(Choice(*get_args(Positivity)))
+
+
 class NewtonOptimizer(SignedCurvatureOptimizer):
     """A mean-field optimizer whose measured curvature may be negative; subclasses fill in the class attributes.
 
@@ -120,13 +131,14 @@ class NewtonOptimizer(SignedCurvatureOptimizer):
         model: See `MeanFieldOptimizer`.
         params: See there.
         positivity: ``"backtracking"`` or ``"correction"``, see the head of this module.
-        **arguments: See `MeanFieldOptimizer`.
+        **fields: See `MeanFieldOptimizer`.
 
     Raises:
         HyperparameterError: If a value lies outside of its range.
     """
 
     noisy = True
+    hyperparameters = NewtonHyperparameters
 
     def __init__(
         self,
@@ -134,10 +146,9 @@ class NewtonOptimizer(SignedCurvatureOptimizer):
         params: Iterable[Any] | None = None,
         *,
         positivity: Positivity = "backtracking",
-        **arguments: Any,
+        **fields: Unpack[MeanFieldArguments],
     ) -> None:
-        check_positivity(positivity)
-        super().__init__(model, params, own={"positivity": positivity}, **arguments)
+        super().__init__(model, params, own={"positivity": positivity}, **fields)
 
 
 @final

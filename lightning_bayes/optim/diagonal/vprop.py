@@ -26,17 +26,19 @@ because E_q[G²] = E_q[∇²f] where q is the posterior itself; see `optim.diago
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias, final, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
-from lightning_bayes.optim.hyperparameters import effective
-from lightning_bayes.optim.schedules import BetaSchedule
+from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments, effective
+from lightning_bayes.optim.settings import Choice, setting
 
 Scaling: TypeAlias = Literal["mean", "sum"]
 
@@ -89,20 +91,27 @@ def check_scaling(scaling: str) -> None:
         raise HyperparameterError(f"scaling={scaling!r} must be 'mean' or 'sum'.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class VpropHyperparameters(Hyperparameters):
+    """With a scaling."""
+
+    scaling: Scaling = setting(Choice(*get_args(Scaling)))
+
+
 class _VpropOptimizer(GradientMagnitudeOptimizer):
     averages_curvature = True
+    hyperparameters = VpropHyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}  # the papers' method has no momentum
 
     def __init__(
         self,
         model: nn.Module,
         params: Iterable[Any] | None = None,
         *,
-        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
         scaling: Scaling = "mean",
-        **arguments: Any,
+        **fields: Unpack[MeanFieldArguments],
     ) -> None:
-        check_scaling(scaling)
-        super().__init__(model, params, betas=betas, own={"scaling": scaling}, **arguments)
+        super().__init__(model, params, own={"scaling": scaling}, **fields)
 
     def _update_cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
         if group["scaling"] == "sum":
@@ -129,9 +138,8 @@ class Vprop(_VpropOptimizer):
     Args:
         model: As in `MeanFieldOptimizer`.
         params: As in `MeanFieldOptimizer`.
-        betas: (β₁, β₂); β₁ = 0 is the papers' method without momentum.
         scaling: ``"mean"`` or ``"sum"``.
-        **arguments: As in `MeanFieldOptimizer`.
+        **fields: As in `MeanFieldOptimizer`.
 
     Raises:
         HyperparameterError: If a value lies outside of its range.
@@ -160,9 +168,8 @@ class Vprop0(_VpropOptimizer):
     Args:
         model: As in `MeanFieldOptimizer`.
         params: As in `MeanFieldOptimizer`.
-        betas: (β₁, β₂).
         scaling: ``"mean"`` or ``"sum"``.
-        **arguments: As in `MeanFieldOptimizer`, those of the noise without effect.
+        **fields: As in `MeanFieldOptimizer`, those of the noise without effect.
 
     Raises:
         HyperparameterError: If a value lies outside of its range.

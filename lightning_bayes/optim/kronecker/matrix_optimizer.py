@@ -14,27 +14,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, Likelihood
 from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, Request
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
-from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments, effective
 from lightning_bayes.optim.kronecker import matrix_state
 from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due, is_power_of_two
 from lightning_bayes.optim.kronecker.kronecker_passes import KroneckerPasses
 from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
 from lightning_bayes.optim.kronecker.shared_inversions import Partners, invert_together
 from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.schedules import BetaSchedule, Schedule
+from lightning_bayes.optim.schedules import Schedule
+from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, setting
 from lightning_bayes.optim.steps import trust_region
 from lightning_bayes.posteriors import layer_floored, require_memory
 
 DEFAULT_MAX_SIDE = 4096  # such a factor takes 64 MiB in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class KroneckerHyperparameters(Hyperparameters):
+    """With a bound of the step's Fisher norm."""
+
+    kl_clip: float | None = setting(POSITIVE, upper_limit=1e12, schedulable=True, optional=True)
+    max_side: int = setting(POSITIVE_COUNT, default=DEFAULT_MAX_SIDE, in_group=False)
 
 
 class MatrixOptimizer(MeanFieldOptimizer):
@@ -52,14 +63,15 @@ class MatrixOptimizer(MeanFieldOptimizer):
         likelihood: Of the model's outputs; None looks for a `Likelihood` in the model's attribute ``likelihood``.
         kl_clip: c, bound of the squared Fisher norm of the whole step, see `optim.kronecker.kl_clip`; None for none. Zhang
             et al. take ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
-        betas: (β₁, β₂), weights of the old momentum at each update, and of the old curvature at each **measurement**.
-        **arguments: See `MeanFieldOptimizer`.
+        **fields: See `MeanFieldOptimizer`.
 
     Raises:
         HyperparameterError: If a value lies outside of its range.
     """
 
     measures = "kronecker"
+    hyperparameters = KroneckerHyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ counts measurements, not updates
 
     def __init__(
         self,
@@ -73,8 +85,7 @@ class MatrixOptimizer(MeanFieldOptimizer):
         fisher: FisherName | None = None,
         likelihood: Likelihood | None = None,
         kl_clip: float | Schedule | None = None,
-        betas: tuple[float, float] | BetaSchedule = (0.9, 0.95),
-        **arguments: Any,
+        **fields: Unpack[MeanFieldArguments],
     ) -> None:
         check_intervals(stats_interval, inverse_interval)
         check_fisher(fisher)
@@ -82,7 +93,7 @@ class MatrixOptimizer(MeanFieldOptimizer):
         self._partners: Partners | None = None
         self.stats_interval, self.inverse_interval = stats_interval, inverse_interval
         self.max_side, self.limit_mib, self.fisher, self._likelihood = max_side, limit_mib, fisher, likelihood
-        super().__init__(model, params, betas=betas, own={"kl_clip": kl_clip}, **arguments)
+        super().__init__(model, params, own={"kl_clip": kl_clip, "max_side": max_side}, **fields)
         self._passes: KroneckerPasses = KroneckerPasses(self.engine.workspace)
         label_source(fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
 

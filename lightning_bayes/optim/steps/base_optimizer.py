@@ -41,6 +41,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
 NOISE_OF_CLASSIFIERS = 0.3  # κ; an argmax stands more noise
@@ -171,6 +172,23 @@ def add_prior_gradient_(params: Sequence[nn.Parameter], prior_means: Sequence[Te
     torch._foreach_add_(grads, list[Tensor](params), alpha=prior)
     if prior_means:
         torch._foreach_add_(grads, list(prior_means), alpha=-prior)
+
+
+def check_base(step_rule: str, base: object) -> None:
+    """Require an optimizer that moves the means for the step rule ``"user"``, and for no other.
+
+    Args:
+        step_rule: The rule.
+        base: The optimizer, or None.
+
+    Raises:
+        HyperparameterError: If they do not fit.
+    """
+    if (step_rule == "user") != (base is not None):
+        raise HyperparameterError(
+            f"step_rule={step_rule!r} and base={base and type(base).__name__} do not fit: the rule 'user', and no other, "
+            "lets another optimizer move the means. Pass that one as base=..., or leave both out."
+        )
 
 
 def groups_of(base: torch.optim.Optimizer) -> list[dict[str, Any]]:

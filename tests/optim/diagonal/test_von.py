@@ -301,5 +301,5 @@ def test_a_model_without_hessian_is_refused_by_name_before_the_first_step(genera
 
 
 def test_an_unknown_way_to_keep_positive_is_refused():
-    with pytest.raises(HyperparameterError, match=r"positivity='clip' must be one of 'backtracking', 'correction'"):
+    with pytest.raises(HyperparameterError, match=r"positivity='clip' must be 'backtracking' or 'correction'"):
         VON(nn.Linear(2, 1), num_data=8, positivity="clip")
