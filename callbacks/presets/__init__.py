@@ -1,7 +1,7 @@
 """Published settings of the callbacks, one file per paper: ``VOGNCallback.from_preset("osawa2019-cifar10-resnet18")``.
 
 A preset fixes the callback's arguments only. Network, data, batches, epochs and the schedule of the learning rate belong to
-the run; each `Preset` says what they were, and what the callback does otherwise than the published code.
+the run; each `Preset` states them, and lists every known difference between the callback and the published run.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from lightning_bayes.callbacks.presets.preset import Preset
 
 _SOURCE: Final = "https://team-approx-bayes.github.io/assets/rgroups/thesis_runa_eschenhagen.pdf, section 4"
 _FIRST_TASK: Final = (
-    "The prior of every later task is the posterior of the one before, weight by weight, which arguments do not say."
+    "The preset covers the first task. For every later task the thesis takes the previous posterior as the prior, weight by "
+    "weight, draws new initial means, and starts again from the initial precision (split CIFAR: 4e4). No damping is stated; "
+    "here there is none."
 )
 _COMMON: Final[dict[str, Any]] = {"lr": 1e-3, "betas": (0.0, 0.999), "mc_samples": 10, "eval_samples": 100}
 
@@ -23,7 +25,7 @@ PRESETS: Final = (
         {**_COMMON, "prior_precision": 1.0, "init_precision": 1e6},
         _SOURCE,
         "MLP 784-100-100-10 with ReLU; permuted MNIST, first of 10 tasks; batch 256; 100 epochs",
-        f"{_FIRST_TASK} A momentum is not stated; here there is none.",
+        f"{_FIRST_TASK} No momentum is stated; here there is none.",
     ),
     Preset(
         "eschenhagen2019-split-mnist",
@@ -31,7 +33,7 @@ PRESETS: Final = (
         {**_COMMON, "prior_precision": 1.0, "init_precision": 1e6},
         _SOURCE,
         "MLP with one hidden layer of 200 and one head per task; split MNIST, first task; batch 256; 100 epochs",
-        f"{_FIRST_TASK} A momentum is not stated; here there is none.",
+        f"{_FIRST_TASK} No momentum is stated; here there is none.",
     ),
     Preset(
         "eschenhagen2019-split-cifar",
@@ -39,6 +41,7 @@ PRESETS: Final = (
         {**_COMMON, "betas": (0.9, 0.9999), "prior_precision": 120.0, "init_precision": 4e3},
         _SOURCE,
         "four convolutions and two linear layers without dropout; split CIFAR-10/100, first task; batch 256; 60 epochs",
-        f"{_FIRST_TASK} Whether the momentum of 0.9 is a running average or a buffer is not stated; here it is the former.",
+        f"{_FIRST_TASK} Whether the momentum of 0.9 is a running average or a heavy-ball buffer is not stated; here it is "
+        "a running average.",
     ),
 )

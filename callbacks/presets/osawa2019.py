@@ -20,15 +20,25 @@ from lightning_bayes.callbacks.presets.preset import Preset, rate_of_average, ti
 
 CONFIGS: Final = "https://github.com/team-approx-bayes/dl-with-bayes, distributed/classification/configs/"
 EXAMPLES: Final = "https://github.com/cybertronai/pytorch-sso, examples/classification/configs/"
+PRIOR_AVERAGED: Final = (
+    "Their prior term in the noise and the preconditioner is averaged over updates like the curvature."
+)
 BUFFER: Final = (
-    "Their momentum buffer has no bias correction, so their first 20 steps or so are up to ten times shorter. Their prior "
-    "term is averaged over updates like the curvature."
+    f"Their momentum starts from zero without a bias correction, so their first 20 steps or so are up to ten times shorter. "
+    f"{PRIOR_AVERAGED}"
 )
 BATCH_NORM: Final = (
-    "Their BatchNorm parameters have neither noise nor prior: pass bayesian=..., a regular expression that leaves them "
-    "out, which takes their noise away; their prior stays."
+    "Their BatchNorm parameters have neither noise nor prior: pass bayesian=..., a regular expression that excludes them, "
+    "to remove their noise; their prior remains."
 )
-MOMENTUM_CORRECTION: Final = "Their momentum follows the changes of the learning rate for an epoch."
+MOMENTUM_CORRECTION: Final = "After a change of the learning rate their momentum is scaled by its ratio for an epoch."
+BIASES: Final = (
+    "Their curvature of a convolution's bias sums squares over positions; here it is each example's squared gradient."
+)
+NORM_CURVATURE: Final = (
+    "Their curvature of BatchNorm is a product or a sum of squares over positions; here it is the square of each example's "
+    "gradient."
+)
 
 
 def in_our_units(
@@ -85,6 +95,7 @@ PRESETS: Final = (
         CONFIGS + "cifar10/lenet_vogn_bs128_4gpu",
         in_our_units(lr=1e-4, samples=6, eval_samples=10, prior_variance=0.01, warmup=(0.1, 11_719)),
         "LeNet-5; CIFAR-10 without augmentation; 4 processes, batch 4 x 32; 211 epochs, constant learning rate",
+        BIASES,
         BUFFER,
     ),
     _vogn(
@@ -94,6 +105,7 @@ PRESETS: Final = (
         f"AlexNet; CIFAR-10; {BATCH_256}; {_MILESTONES}",
         "Their last linear layer has a Kronecker-factored curvature, here it is diagonal. The released configuration has "
         "the augmentation factor 10 and no augmentation; the paper's table has rows with and without it.",
+        BIASES,
         BUFFER,
     ),
     _vogn(
@@ -101,6 +113,7 @@ PRESETS: Final = (
         CONFIGS + "cifar10/resnet18_vogn",
         in_our_units(lr=1e-4, samples=5, eval_samples=20, prior_variance=0.02, augmentation=10),
         f"ResNet-18 with the ImageNet stem; CIFAR-10 with {CROPS}; {BATCH_256}; {_MILESTONES}",
+        NORM_CURVATURE,
         BATCH_NORM,
         MOMENTUM_CORRECTION,
         BUFFER,
@@ -110,6 +123,8 @@ PRESETS: Final = (
         CONFIGS + "cifar10/vgg19_vogn",
         in_our_units(lr=1e-4, samples=5, eval_samples=10, prior_variance=2, augmentation=10),
         f"VGG-19 with BatchNorm; CIFAR-10 with {CROPS}; {BATCH_256}; {_MILESTONES}",
+        BIASES,
+        NORM_CURVATURE,
         BUFFER,
     ),
     _vogn(
@@ -118,6 +133,7 @@ PRESETS: Final = (
         in_our_units(lr=1e-4, samples=10, eval_samples=100, prior_variance=0.02, augmentation=10, warmup=(0.5, 1954)),
         f"AlexNet; CIFAR-100 with {CROPS}; {BATCH_256}; {_MILESTONES}",
         "Their last linear layer has a Kronecker-factored curvature, here it is diagonal.",
+        BIASES,
         BUFFER,
     ),
     _vogn(
@@ -125,6 +141,7 @@ PRESETS: Final = (
         CONFIGS + "cifar100/resnet18_vogn",
         in_our_units(lr=1e-4, samples=5, eval_samples=20, prior_variance=0.02, augmentation=10, warmup=(0.5, 1954)),
         f"ResNet-18 with the ImageNet stem; CIFAR-100 with {CROPS}; {BATCH_256}; {_MILESTONES}",
+        NORM_CURVATURE,
         BATCH_NORM,
         MOMENTUM_CORRECTION,
         BUFFER,
@@ -138,6 +155,7 @@ PRESETS: Final = (
         "ResNet-18; ImageNet; 128 processes, batch 128 x 32; 91 epochs, learning rate from 1/128 of its peak in a straight "
         "line over 5 epochs, x 0.1 after epochs 35, 65 and 85",
         "The released configuration has the augmentation factor 5 and no augmentation.",
+        NORM_CURVATURE,
         BATCH_NORM,
         MOMENTUM_CORRECTION,
         BUFFER,
@@ -151,8 +169,11 @@ PRESETS: Final = (
         },
         "ResNet-18; ImageNet with random crops and mirroring; 4 processes, batch 4 x 32 (whatever the file's name says); "
         "90 epochs, learning rate from 1/128 of its peak in a straight line over 5 epochs, x 0.1 after epochs 35, 65 and 85",
-        "Their bias correction divides by that of a curvature which has no bias, a warm-up of the learning rate over about "
-        "1000 updates.",
+        "Their momentum is a running average, as here, but each step is also multiplied by the bias correction of a "
+        "curvature that has no bias: in effect a warm-up of the learning rate over about 1000 updates. Their file lets "
+        "residual blocks start at zero, where their curvature of BatchNorm divides by zero.",
+        NORM_CURVATURE,
+        PRIOR_AVERAGED,
     ),
     _vogn(
         "cifar10-lenet-batchnorm",
@@ -164,7 +185,11 @@ PRESETS: Final = (
         },
         "LeNet-5 with BatchNorm; CIFAR-10 without augmentation; one process, batch 128; 30 epochs, learning rate x 0.9 "
         "after each; evaluated at the mean",
-        "init_precision is that of 50 000 examples; pass 0.008 N + 1 for another N.",
+        "init_precision is that of 50 000 examples; pass 0.008 N + 1 for another N. Their first noise leaves the prior "
+        "out of it, a precision of 400.",
+        BIASES,
+        NORM_CURVATURE,
+        BUFFER,
     ),
     _vogn(
         "toy",
@@ -176,5 +201,6 @@ PRESETS: Final = (
             "lr": 1e-3,  # their momentum is a running average here
         },
         "MLP 2-128-1; 100 points in five blobs; batch 10; 50 epochs, constant learning rate",
+        BUFFER,
     ),
 )

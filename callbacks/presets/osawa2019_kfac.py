@@ -16,6 +16,7 @@ from lightning_bayes.callbacks.presets.osawa2019 import (
     CROPS,
     EXAMPLES,
     MOMENTUM_CORRECTION,
+    NORM_CURVATURE,
     in_our_units,
 )
 from lightning_bayes.callbacks.presets.preset import Preset, tidy
@@ -23,6 +24,7 @@ from lightning_bayes.callbacks.presets.preset import Preset, tidy
 _EVERY_UPDATE: Final[dict[str, Any]] = {"stats_interval": 1, "inverse_interval": 1, "fisher": "sampled"}
 _WARM_UP: Final = "learning rate from 1/128 of its peak in a straight line over 5 epochs"
 _SAMPLING: Final = "Their samples use the wrong triangle of a factor's root, so their noise has another covariance."
+_NO_PENALTY: Final = "They do not penalise BatchNorm; here its parameters have the prior of all others."
 
 
 def _noisy(name: str, config: str, arguments: dict[str, Any], setting: str, *differs: str) -> Preset:
@@ -31,12 +33,22 @@ def _noisy(name: str, config: str, arguments: dict[str, Any], setting: str, *dif
 
 
 def _point(
-    name: str, config: str, lr: float, penalty: float, num_data: int, damping: float, ema: float, setting: str
+    name: str,
+    config: str,
+    lr: float,
+    penalty: float,
+    num_data: int,
+    damping: float,
+    ema: float,
+    setting: str,
+    *differs: str,
 ) -> Preset:
     units = in_our_units(lr=lr, samples=1, eval_samples=0, prior_variance=1.0, damping=damping, ema=ema)
     kept = {key: units[key] for key in ("lr", "betas", "damping")}
     arguments = {**kept, **_EVERY_UPDATE, "prior_precision": tidy(penalty * num_data)}
-    return Preset(f"osawa2019-{name}", "KFACCallback", arguments, CONFIGS + config, setting, BUFFER)
+    return Preset(
+        f"osawa2019-{name}", "KFACCallback", arguments, CONFIGS + config, setting, " ".join((*differs, BUFFER))
+    )
 
 
 PRESETS: Final = (
@@ -55,6 +67,7 @@ PRESETS: Final = (
         ),
         "ResNet-18; ImageNet with random crops and mirroring; 128 processes, batch 128 x 32; 61 epochs, "
         f"{_WARM_UP}, x 0.1 after epochs 20, 35 and 50",
+        NORM_CURVATURE,
         BATCH_NORM,
         MOMENTUM_CORRECTION,
         BUFFER,
@@ -68,7 +81,10 @@ PRESETS: Final = (
         },
         "LeNet-5 with BatchNorm; CIFAR-10, not normalised; one process, batch 64; 15 epochs, learning rate x 0.9 after "
         "each; AdamW's weight decay of 0.1",
-        "Their momentum is one of the preconditioned gradients. The number of samples in evaluation is not known.",
+        "Their momentum is one of the preconditioned gradients, here of the gradients. The number of samples in evaluation "
+        "is not known.",
+        NORM_CURVATURE,
+        BUFFER,
     ),
     _point(
         "cifar10-lenet",
@@ -99,6 +115,9 @@ PRESETS: Final = (
         1e-4,
         1.0,
         "ResNet-18; ImageNet with random crops and mirroring; 128 processes, batch 128 x 32; 61 epochs, "
-        f"{_WARM_UP}, x 0.1 after epochs 20, 35 and 50; no penalty on BatchNorm",
+        f"{_WARM_UP}, x 0.1 after epochs 20, 35 and 50",
+        _NO_PENALTY,
+        NORM_CURVATURE,
+        MOMENTUM_CORRECTION,
     ),
 )

@@ -24,7 +24,7 @@ class Preset:
         arguments: Arguments of that callback. The augmentation factor ρ is 1 unless stated, whatever a data module says.
         source: Where they were published.
         setting: What the run fixes beside the callback: network, data, batches, epochs, schedule.
-        differs: What the callback does otherwise than the published run, or what the source leaves open; may be empty.
+        differs: Every known difference between the callback and the published run, and what the source leaves open.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Preset:
     arguments: Mapping[str, Any]
     source: str
     setting: str
-    differs: str = ""
+    differs: str
 
     def __post_init__(self) -> None:
-        """Fill in ρ: a callback without one would ask the data module, which knows no paper's prior."""
+        """Set ρ = 1 where none is given; otherwise the callback would ask the data module, which knows no paper's prior."""
         object.__setattr__(self, "arguments", {"data_augmentation_factor": 1.0, **self.arguments})
 
 

@@ -1,7 +1,7 @@
 """IVON of Shen et al. 2024, https://arxiv.org/abs/2402.17641, from https://github.com/team-approx-bayes/ivon-experiments.
 
 Their weight decay is δ̃ = δ/N, their ``ess`` is N, their ``hess_init`` is s₀, and the learning rate is multiplied by
-s₀ + δ̃. Prior and initial precision are those of the data sets' N.
+s₀ + δ̃. Prior and initial precision follow from the data sets' N.
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_bayes.callbacks.presets.preset import Preset, tidy
+
+_NONE_KNOWN: Final = (
+    "No difference of the update is known. prior_precision, init_precision and num_data are those of the data set named "
+    "here; for another N pass N times the weight decay, N times the sum of hess_init and the weight decay, and N."
+)
 
 
 def _ivon(
@@ -29,6 +34,7 @@ def _ivon(
         arguments,
         "https://arxiv.org/abs/2402.17641, with https://github.com/team-approx-bayes/ivon-experiments",
         setting,
+        _NONE_KNOWN,
     )
 
 

@@ -1,7 +1,8 @@
 """Noisy Adam of Zhang et al. 2018, https://arxiv.org/abs/1712.02390, from the paper and https://github.com/pomonam.
 
-γ_ex is in the preconditioner alone. η is the prior's variance and λ the KL weight. The released code takes the Fisher's
-diagonal, with labels that the model draws, where the paper's Algorithm 1 squares the batch's gradient: one preset each.
+γ_ex is in the preconditioner alone. η is the prior's variance and λ the KL weight. The paper's Algorithm 1 squares the
+batch's gradient and averages gradients; the released code measures the Fisher's diagonal, with labels drawn from the model,
+and sums gradients in a buffer. There is one preset for each.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from lightning_bayes.callbacks.presets.preset import Preset, rate_of_average, ti
 _PAPER: Final = "https://arxiv.org/abs/1712.02390"
 _CODE: Final = "https://github.com/pomonam/NoisyNaturalGradient, config/"
 _START: Final = (
-    "The paper starts from no curvature and the code from hardly any noise; here the first batch has no noise and sets the "
-    "first curvature."
+    "The paper starts from zero curvature and the code with hardly any noise; here the first update has no noise and its "
+    "measurement is the first curvature."
 )
 
 
-def _vgg16(callback: str, source: str, new: float, differs: str) -> Preset:
+def _vgg16(callback: str, source: str, lr: float, new: float, differs: str) -> Preset:
     arguments = {
-        "lr": rate_of_average(0.01, momentum=0.9),
+        "lr": lr,
         "betas": (0.9, tidy(1 - new)),
         "eval_samples": 10,
         "prior_precision": 10.0,  # η = 0.1
@@ -33,8 +34,8 @@ def _vgg16(callback: str, source: str, new: float, differs: str) -> Preset:
         arguments,
         source,
         "VGG-16 with half the filters, without BatchNorm; CIFAR-10 without augmentation; batch 128; 150 epochs",
-        f"Their KL clipping at 1e-4 bounds each step, which the callback does not: a lower lr may be needed. {differs} "
-        f"{_START}",
+        "They bound the squared Fisher norm of each step by 1e-4 (by 1e-4 · 0.95ᵏ in epoch k in the paper); the callback "
+        f"has no such bound, so a lower lr may be needed. {differs} {_START}",
     )
 
 
@@ -54,7 +55,8 @@ def _uci(callback: str, differs: str) -> Preset:
         f"{_PAPER}, section 5.1 (NNG-FFG), and {_CODE}regression",
         "MLP with one hidden layer of 50 ReLU (100 for protein and year); standardised inputs and targets, splits of 90 to "
         "10; batch 10 below 2000 examples, 500 for year, else 100; 1000 epochs, learning rate x 0.1 after 500",
-        f"Their noise precision has a posterior of its own, with the prior Gamma(6, 6). {differs} {_START}",
+        "Their noise precision has a posterior with the prior Gamma(6, 6); here it is the task's, "
+        f"BayesRegressor(noise='gamma') for the same. {differs} {_START}",
     )
 
 
@@ -62,16 +64,21 @@ PRESETS: Final = (
     _vgg16(
         "NoisyAdamCallback",
         f"{_PAPER}, section 5.2, and {_CODE}classification/diag_vgg_plain.json",
+        0.01,
         0.003,
-        "The weight of the new curvature is the paper's 0.003; the code, which has 0.005, does not run this algorithm.",
+        "lr is the paper's largest step size. The weight of the old momentum is not stated; 0.9 is the code's. The code "
+        "measures the Fisher with other values.",
     ),
     _vgg16(
         "NoisyAdamFisherCallback",
         f"{_CODE}classification/diag_vgg_plain.json",
+        rate_of_average(0.01, momentum=0.9),
         0.005,
-        "They measure the Fisher every tenth update, with one label drawn for each example; here it is its expectation, at "
-        "every update.",
+        "They measure the Fisher at every tenth update, with one label drawn for each example; here it is the "
+        "expectation over labels, at every update. Their momentum sums preconditioned gradients without a bias "
+        "correction; here gradients are averaged with one. Their preconditioner has the damping alone, without the "
+        "prior's δ̃ of 1e-4.",
     ),
-    _uci("NoisyAdamCallback", "Their code takes the Fisher's diagonal."),
-    _uci("NoisyAdamFisherCallback", "They draw one label for each example; here it is the expectation."),
+    _uci("NoisyAdamCallback", "Their code measures the Fisher's diagonal instead of the squared gradient."),
+    _uci("NoisyAdamFisherCallback", "They draw one label for each example; here it is the expectation over labels."),
 )
