@@ -9,10 +9,11 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import KFAC, BetaSchedule, FisherName, KroneckerOptimizer, NoisyKFAC, Schedule
+from lightning_bayes.optim import KFAC, BetaSchedule, FisherName, KroneckerOptimizer, NoisyKFAC, PriorAt, Schedule
 from lightning_bayes.optim.fisher import check_fisher
 from lightning_bayes.optim.kronecker.intervals import check_intervals
-from lightning_bayes.optim.kronecker.matrix_optimizer import DEFAULT_MAX_SIDE
+from lightning_bayes.optim.kronecker.kronecker_optimizer import DEFAULT_MAX_SIDE
+from lightning_bayes.optim.kronecker.noisy_kfac import check_prior_at
 
 
 class KroneckerCallback(VariationalCallback):
@@ -62,7 +63,7 @@ class KroneckerCallback(VariationalCallback):
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super()._swap(trainer, pl_module)
         assert isinstance(self.optimizer, KroneckerOptimizer)
-        self.optimizer.share_inversions(ranks.partners(trainer))
+        self.optimizer.share_inversions(ranks.workers(trainer))
         rank_zero_info(self.optimizer.summary())
 
 
@@ -75,10 +76,22 @@ class KFACCallback(KroneckerCallback):
 
 @final
 class NoisyKFACCallback(KroneckerCallback):
-    """Trains with Noisy K-FAC (`lightning_bayes.NoisyKFAC`); arguments as in `KroneckerCallback`.
+    """Trains with Noisy K-FAC (`lightning_bayes.NoisyKFAC`).
 
     ``Trainer(callbacks=[NoisyKFACCallback()])`` takes the user's gradients at samples, lets the user's optimizer step, and
     leaves a posterior in the checkpoint in which the weights of a layer are correlated.
+
+    Args:
+        prior_at: Where the prior's gradient is taken: at the ``"mean"``, or at the ``"sample"`` as in Zhang et al. 2018.
+        **arguments: See `KroneckerCallback`.
+
+    Raises:
+        HyperparameterError: If an argument lies outside of its range.
     """
 
     optimizer_class = NoisyKFAC
+
+    def __init__(self, prior_at: PriorAt = "mean", **arguments: Any) -> None:
+        check_prior_at(prior_at)
+        super().__init__(**arguments)
+        self.building["prior_at"] = prior_at

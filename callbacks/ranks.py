@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.optim.kronecker.shared_inversions import Partners
+from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_agreement
 
 
@@ -50,7 +50,7 @@ def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_sample
     agree(settings)
 
 
-def partners(trainer: Trainer) -> Partners | None:
+def workers(trainer: Trainer) -> WorkerGroup | None:
     """The processes of a run, all of which hold the same state, to share work with.
 
     Args:
@@ -63,4 +63,4 @@ def partners(trainer: Trainer) -> Partners | None:
         return None
     strategy = trainer.strategy
     add_ = strategy.all_reduce_sum_ if isinstance(strategy, BayesDDPStrategy) else all_reduce_sum_
-    return Partners(trainer.global_rank, trainer.world_size, add_)
+    return WorkerGroup(trainer.global_rank, trainer.world_size, add_)

@@ -267,9 +267,9 @@ class Hyperparameters(Record):
 
     @classmethod
     def own_names(cls) -> tuple[str, ...]:
-        """The hyperparameters of the algorithm alone."""
+        """The hyperparameters of the algorithm alone that parameter groups hold."""
         shared = {f.name for f in fields(Hyperparameters)}
-        return tuple(name for name in cls.settings() if name not in shared)
+        return tuple(name for name, setting in cls.settings().items() if setting.in_group and name not in shared)
 
     def effective(self) -> Effective:
         """Compute Ñ, τ, δ̃ and γ; see `effective`."""

@@ -10,21 +10,21 @@ from benchmarks.speed.cycle import INVERSE_INTERVAL, STATS_INTERVAL, Cycle, comb
 from benchmarks.speed.methods import METHODS
 from benchmarks.speed.models import make_task
 from benchmarks.speed.rounds import Times
-from lightning_bayes.optim.kronecker import matrix_state
+from lightning_bayes.optim import KroneckerOptimizer
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """How often factors are averaged in and inverted."""
-    counts = {"take": 0, "invert": 0}
+    counts = {"_average_factors": 0, "_invert_layer": 0}
     for name in counts:
-        original = getattr(matrix_state, name)
+        original = getattr(KroneckerOptimizer, name)
 
         def counting(*arguments, name=name, original=original):
             counts[name] += 1
             return original(*arguments)
 
-        monkeypatch.setattr(matrix_state, name, counting)
+        monkeypatch.setattr(KroneckerOptimizer, name, counting)
     return counts
 
 
@@ -32,11 +32,11 @@ def counted(monkeypatch):
 def test_each_kind_of_step_measures_or_inverts_both_layers_or_does_neither(method, tiny, setting, counted):
     steps = METHODS[method].build(make_task(tiny, 4, setting))
     steps()
-    assert counted == {"take": 2, "invert": 2}  # the first step
+    assert counted == {"_average_factors": 2, "_invert_layer": 2}  # the first step
     for kind, expected in [("plain", (0, 0)), ("statistics", (2, 0)), ("inversion", (0, 2)), ("sampling", (0, 0))] * 3:
-        counted.update(take=0, invert=0)
+        counted.update(_average_factors=0, _invert_layer=0)
         getattr(steps, kind)()
-        assert (counted["take"], counted["invert"]) == expected, kind
+        assert (counted["_average_factors"], counted["_invert_layer"]) == expected, kind
 
 
 def test_sampling_moves_no_parameter(tiny, setting):

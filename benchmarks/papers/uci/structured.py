@@ -1,4 +1,8 @@
-"""Noisy K-FAC and its block-tridiagonal form: the package's pure functions on the matrices of every split.
+"""Noisy K-FAC and its block-tridiagonal form on the matrices of every split.
+
+Noisy K-FAC is the package's optimizer: the networks of all splits are one model of grouped convolutions, in which every
+split has a group, and so a posterior, of its own. `BlockTridiagonalKFAC` takes a chain of linear layers alone, so its
+method is here the pure functions that it calls, on the stacked matrices.
 
 The Fisher's factors are exact over labels, where the papers draw one label for each example: with a single output
 E[δ₂²] = τ is known. Factors start at the identity, as in the authors' code, so that the first noise has the standard
@@ -11,18 +15,106 @@ from __future__ import annotations
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor, nn
 
 from benchmarks.papers.uci.data import Batch
 from benchmarks.papers.uci.learner import Learner, Problem, predict_with
 from benchmarks.papers.uci.network import Blocks, Trace, Weights, fisher_blocks, forward, mean_gradient
+from lightning_bayes import NoisyKFAC
+from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim.dense import block_tridiagonal
 from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature
-from lightning_bayes.optim.kronecker import noisy_kfac
 from lightning_bayes.optim.kronecker.intervals import is_due
 
 LAYERS = ("hidden", "output")
+
+
+class StackedNetworks(nn.Module):
+    """The network of every split, R of them, as one: each is a group of two convolutions of length one.
+
+    Args:
+        weights: Where they start.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__()
+        splits, hidden, inputs = weights.hidden.shape
+        self.hidden = nn.Conv1d(splits * (inputs - 1), splits * hidden, 1, groups=splits)
+        self.output = nn.Conv1d(splits * hidden, splits, 1, groups=splits)
+        with torch.no_grad():
+            for layer, matrix in zip((self.hidden, self.output), weights, strict=True):
+                layer.weight.copy_(matrix[..., :-1].reshape(layer.weight.shape))
+                layer.bias.copy_(matrix[..., -1].flatten())  # type: ignore[union-attr]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs ``[B, R]`` for inputs ``[R, B, D + 1]``, of which the last column, the ones, is left out."""
+        rows = inputs[..., :-1].transpose(0, 1).flatten(1)
+        outputs: Tensor = self.output(self.hidden(rows[..., None]).relu())
+        return outputs[..., 0]
+
+
+@final
+class StackedGaussian(Likelihood):
+    """N(f, 1/τ) for every split; a single output whose label is one standard deviation away has δ² = E[δ²] = τ.
+
+    Args:
+        precision: τ, ``[R]``.
+    """
+
+    def __init__(self, precision: Tensor) -> None:
+        self.precision = precision
+
+    def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
+        """Labels ``[B, R]`` that make the Fisher's factors exact over labels."""
+        return outputs.detach() + self.precision.rsqrt()
+
+    def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * self.precision * (outputs - targets).square()
+
+
+@final
+class NoisyKFACLearner(Learner):
+    """All splits under `NoisyKFAC`."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.networks = StackedNetworks(problem.start())
+        self.likelihood = StackedGaussian(problem.noise.precision())
+        num_data, setting = problem.splits.num_data, problem.setting
+        self.optimizer = NoisyKFAC(
+            self.networks,
+            betas=setting.betas,
+            num_data=num_data,
+            prior_precision=setting.prior_precision,
+            prior_at="sample",
+            init_precision=num_data * (1 + problem.prior**0.5) ** 2,  # of the damped identity
+            stats_interval=1,
+            inverse_interval=setting.inverse_interval,
+            likelihood=self.likelihood,
+            loss_reduction="mean",
+            seed=int(torch.randint(2**31, (), generator=problem.generator)),
+        )
+
+    def step(self, batch: Batch, lr: float) -> None:
+        """One update."""
+        self.optimizer.param_groups[0]["lr"] = lr
+        self.likelihood.precision = self.problem.noise.precision()
+        residuals = []
+        for _ in range(self.mc_samples):
+            with torch.enable_grad(), self.optimizer.sampled_params():
+                outputs, targets = self.networks(batch.inputs), batch.targets.T
+                self.likelihood.loss(outputs, targets).backward()
+            residuals.append((outputs.detach() - targets).T)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.problem.noise.observe(torch.stack(residuals))
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Outputs under one draw."""
+        with torch.no_grad(), self.optimizer.sampled_params():
+            outputs: Tensor = self.networks(inputs)
+        return outputs.T
 
 
 def _first_blocks(weights: Weights) -> Blocks:
@@ -44,47 +136,6 @@ def _measure(learner: Learner, weights: Weights, batch: Batch) -> tuple[Weights,
     trace = forward(weights, batch.inputs)
     grads = mean_gradient(weights, trace, learner.output_gradients(trace, batch))
     return Weights(*(grad.mean(0) for grad in grads)), trace
-
-
-@final
-class NoisyKFACLearner(Learner):
-    """All splits under Noisy K-FAC."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        weights = problem.start()
-        blocks = _first_blocks(weights)
-        self.states = [
-            noisy_kfac.initial_state(mean, block, prior=problem.prior, name=name)
-            for mean, block, name in zip(weights, blocks[:2], LAYERS, strict=True)
-        ]
-
-    def step(self, batch: Batch, lr: float) -> None:
-        """One update."""
-        problem, (_, beta2) = self.problem, self.problem.setting.betas
-        weights = self._draw(self.mc_samples)
-        grads, trace = _measure(self, weights, batch)
-        blocks = fisher_blocks(weights, trace, problem.noise.precision())[:2]
-        self.states = [
-            noisy_kfac.average_factors(state, beta=beta2, output_factor=block.left, input_factor=block.right)
-            for state, block in zip(self.states, blocks, strict=True)
-        ]
-        if is_due(self.steps, problem.setting.inverse_interval):
-            self.states = [
-                noisy_kfac.refresh(state, prior=problem.prior, name=name)
-                for state, name in zip(self.states, LAYERS, strict=True)
-            ]
-        beta1 = problem.setting.betas[0]
-        self.states = noisy_kfac.update(self.states, grads, lr=lr, beta=beta1, prior=problem.prior, step=self.steps)
-
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs under one draw."""
-        return predict_with(self._draw(), inputs)
-
-    def _draw(self, *samples: int) -> Weights:
-        noise = _noise(self.problem, tuple(state.layer.mean for state in self.states), *samples)
-        num_data = self.problem.splits.num_data
-        return Weights(*(noisy_kfac.sample(s, e, num_data=num_data) for s, e in zip(self.states, noise, strict=True)))
 
 
 @final

@@ -93,10 +93,7 @@ def refresh(
 def average_curvature(state: ChainState, measured: ChainCurvature, *, beta: float) -> ChainState:
     """Average new blocks and links in with the weight `beta` on the old; inverses stay until `refresh`."""
     blocks, links = (
-        tuple(
-            average_block(old, beta=beta, output_factor=new.left, input_factor=new.right)
-            for old, new in zip(olds, news, strict=True)
-        )
+        tuple(average_block(old, new, beta=beta) for old, new in zip(olds, news, strict=True))
         for olds, news in zip(state.curvature, measured, strict=True)
     )
     return state._replace(curvature=ChainCurvature(blocks, links))

@@ -1,87 +1,81 @@
-"""K-FAC, Martens & Grosse 2015, https://arxiv.org/abs/1503.05671, as pure functions of layers' states.
+"""K-FAC, Martens & Grosse 2015, https://arxiv.org/abs/1503.05671.
 
-With W a layer's matrix (bias as last column), ĝ its mean gradient, S ⊗ A its curvature and δ̃ = τδ/Ñ the prior per example:
+With W a layer's matrix (its bias is the last column), ĝ its mean gradient, S ⊗ A its curvature and δ̃ = τδ/Ñ the prior
+precision per example:
 
-    every T_stats    A ← β₂ A + (1-β₂) Â        S ← β₂ S + (1-β₂) Ŝ        each on its own
+    every T_stats    S ← β₂ S + (1-β₂) Ŝ        A ← β₂ A + (1-β₂) Â        each on its own
     every T_inv      S⁻ = (S + √(δ̃+γ)/π I)⁻¹    A⁻ = (A + π√(δ̃+γ) I)⁻¹     π-split of intrinsic and extrinsic damping
     every step       m ← β₁ m + (1-β₁)(ĝ + δ̃ W)
                      v = S⁻ m̂ A⁻                 m̂ = m / (1-β₁ᵗ)
                      W ← W - α v                 α = min(lr, √(c / Σ_layers vᵀ m̂)), see `optim.kronecker.kl_clip`
 
-Averages start from the first measurement, not from zero or the identity, and so need no correction. Matrices may have
+Averages start from the first measurement, not from zero or the identity, so they need no correction. Matrices may have
 leading dimensions: the groups of a convolution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.diagonal.state import average, debiased
-from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
+from lightning_bayes.optim.diagonal.vogn import update as vogn_update
+from lightning_bayes.optim.hyperparameters import Effective
+from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerOptimizer
+from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 
 
 class KFACState(NamedTuple):
-    """State of one layer."""
+    """State of one layer that enters its step."""
 
-    mean: Tensor  # W, [..., out, K]
+    mean: Tensor  # W, [..., out, K], relative to the prior's mean
     momentum: Tensor  # m, [..., out, K]
-    curvature: KroneckerProduct  # S [..., out, out] ⊗ A [..., K, K], of the mean negative log-likelihood, no prior
-    inverse: KroneckerProduct  # S⁻ ⊗ A⁻, as of the last inversion
+    inverse: KroneckerProduct  # S⁻ [..., out, out] ⊗ A⁻ [..., K, K], as of the last inversion
 
 
-def initial_state(
-    mean: Tensor, curvature: KroneckerProduct, *, prior: float, damping: float = 0.0, name: str = ""
-) -> KFACState:
-    """The state at the first measurement.
+class LayerStep(NamedTuple):
+    """What one update computes for a layer; its length α is common to all layers."""
 
-    Args:
-        mean: W.
-        curvature: Ŝ ⊗ Â.
-        prior: δ̃.
-        damping: γ.
-        name: What error messages call the layer.
-
-    Returns:
-        The state, with inverses and no momentum.
-    """
-    inverse = damped_inverse(curvature, prior=prior, damping=damping, name=name)
-    return KFACState(mean, mean.new_zeros(mean.shape), curvature, inverse)
+    momentum: Tensor  # m
+    corrected: Tensor  # m̂; vᵀ F v = vᵀ m̂
+    direction: Tensor  # v
 
 
-def average_factors(
-    curvature: KroneckerProduct, *, beta: float, output_factor: Tensor | None = None, input_factor: Tensor | None = None
-) -> KroneckerProduct:
-    """Average new factors in; None leaves a factor as it is.
+def average_factors(curvature: KroneckerProduct, measured: KroneckerProduct, *, beta: float) -> KroneckerProduct:
+    """Average new factors in, each on its own.
 
     Args:
-        curvature: S ⊗ A.
+        curvature: S ⊗ A of the mean negative log-likelihood, prior not included.
+        measured: Ŝ ⊗ Â.
         beta: β₂, weight of the old factors.
-        output_factor: Ŝ.
-        input_factor: Â.
 
     Returns:
         The new S ⊗ A.
     """
-    left = curvature.left if output_factor is None else average(curvature.left, output_factor, beta)
-    right = curvature.right if input_factor is None else average(curvature.right, input_factor, beta)
-    return KroneckerProduct(left, right)
+    return KroneckerProduct(*(average(old, new, beta) for old, new in zip(curvature, measured, strict=True)))
 
 
 def damped_inverse(
     curvature: KroneckerProduct, *, prior: float, damping: float = 0.0, name: str = ""
 ) -> KroneckerProduct:
-    """(S + √(δ̃+γ)/π I)⁻¹ ⊗ (A + π√(δ̃+γ) I)⁻¹; arguments as in `initial_state`."""
-    return pi_damped(curvature, prior + damping).inverse(_label(name))
+    """Invert the damped factors.
+
+    Args:
+        curvature: S ⊗ A.
+        prior: δ̃.
+        damping: γ.
+        name: The layer's name in error messages.
+
+    Returns:
+        (S + √(δ̃+γ)/π I)⁻¹ ⊗ (A + π√(δ̃+γ) I)⁻¹.
+    """
+    return pi_damped(curvature, prior + damping).inverse(f"layer {name!r}" if name else "a layer")
 
 
-def direction(
-    state: KFACState, grad: Tensor, *, beta: float, prior: float, step: int, decayed: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Momentum, debiased momentum and preconditioned step of one layer.
+def update(state: KFACState, grad: Tensor, *, beta: float = 0.0, prior: float = 0.0, step: int = 1) -> LayerStep:
+    """One K-FAC update of one layer, up to its length; pure.
 
     Args:
         state: State with the inverse to use.
@@ -89,58 +83,28 @@ def direction(
         beta: β₁.
         prior: δ̃.
         step: Number of this update, from 1.
-        decayed: Where the prior's gradient is taken, W by default. Zhang et al. take it at the sample.
 
     Returns:
         m, m̂ and v = S⁻ m̂ A⁻.
     """
-    gradient = grad + prior * (state.mean if decayed is None else decayed)
-    momentum = average(state.momentum, gradient, beta)
+    momentum = average(state.momentum, grad + prior * state.mean, beta)
     corrected = debiased(momentum, beta, step)
-    return momentum, corrected, state.inverse.matvec(corrected)
+    return LayerStep(momentum, corrected, state.inverse.matvec(corrected))
 
 
-def update(
-    states: Sequence[KFACState],
-    grads: Sequence[Tensor],
-    *,
-    lr: float,
-    beta: float = 0.0,
-    prior: float = 0.0,
-    step: int = 1,
-    kl_clip: float | None = None,
-    decayed: Sequence[Tensor] | None = None,
-) -> list[KFACState]:
-    """One K-FAC update of all layers; pure. Factors and inverses stay as they are.
+@final
+class KFAC(KroneckerOptimizer):
+    """K-FAC as a `torch.optim.Optimizer`, without noise; arguments as in `KroneckerOptimizer`.
 
-    Args:
-        states: State of each layer, with the inverses to use.
-        grads: ĝ of each layer.
-        lr: α_max.
-        beta: β₁.
-        prior: δ̃.
-        step: Number of this update, from 1.
-        kl_clip: c, bound of the squared Fisher norm of the whole step; None for none. Then layers are summed, groups
-            included, so states must have no other leading dimensions.
-        decayed: Where the prior's gradient is taken, the means by default.
-
-    Returns:
-        New states.
+    It has no posterior. It is the baseline of Zhang et al. 2018, and what to tune before noise is switched on.
     """
-    at = [None] * len(states) if decayed is None else decayed
-    moves = [
-        direction(state, grad, beta=beta, prior=prior, step=step, decayed=place)
-        for state, grad, place in zip(states, grads, at, strict=True)
-    ]
-    rate: float | Tensor = lr
-    if kl_clip is not None:
-        norm = fisher_norm([v.flatten() for _, _, v in moves], [m.flatten() for _, m, _ in moves], dims=1)
-        rate = clipped_lr(lr, norm, kl_clip)
-    return [
-        state._replace(mean=state.mean - rate * v, momentum=momentum)
-        for state, (momentum, _, v) in zip(states, moves, strict=True)
-    ]
 
+    noisy = False
+    default_step = "trust_region"  # with the user's own step there would be nothing left of K-FAC
+    natural_update = staticmethod(vogn_update)
+    layer_state_type = KFACState
+    layer_update = staticmethod(update)
+    average_factors = staticmethod(average_factors)
 
-def _label(name: str) -> str:
-    return f"layer {name!r}" if name else "a layer"
+    def _inverted(self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, now: Effective) -> KroneckerProduct:
+        return damped_inverse(curvature, prior=now.prior, damping=now.damping, name=layer.name)

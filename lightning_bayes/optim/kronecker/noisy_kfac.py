@@ -1,98 +1,59 @@
-"""Noisy K-FAC, Zhang et al. 2018, Algorithm 2, https://arxiv.org/abs/1712.02390, as pure functions of layers' states.
+"""Noisy K-FAC, Zhang et al. 2018, Algorithm 2, https://arxiv.org/abs/1712.02390.
 
     W = M + √(τ/Ñ) R_S E R_Aᵀ        E standard normal, R_S R_Sᵀ = (S + √γ'/π I)⁻¹, R_A R_Aᵀ = (A + π√γ' I)⁻¹
 
 so that Cov(vec W) = (τ/Ñ) (S + √γ'/π I)⁻¹ ⊗ (A + π√γ' I)⁻¹. The gradient is taken at W; the rest is K-FAC
-(`optim.kronecker.kfac`), whose mean is M. Intrinsic damping δ̃ = τδ/Ñ is the prior and always part of the noise; extrinsic
-damping γ is not, as in the paper (γ' = δ̃), or is (γ' = δ̃ + γ), as in Osawa et al. 2019. The roots R are cached with the
-inverses, so a pass samples from factors that are at most T_inv updates old, and always from those before its own
+(`optim.kronecker.kfac`) with the mean M. Intrinsic damping δ̃ = τδ/Ñ is the prior and always part of the noise. Extrinsic
+damping γ is not part of it in the paper (γ' = δ̃), and is in Osawa et al. 2019 (γ' = δ̃ + γ). The roots R are cached with
+the inverses, so a pass samples from factors that are at most T_inv updates old, and always from those before its own
 measurement.
+
+The prior's gradient is δ̃ M by default. The paper has δ̃ W, ``prior_at="sample"``: the same expectation, more variance.
+
+A bound on the noise in units of the layer's size (`posteriors.noise_floor`) is a damping of the noise alone,
+
+    γ_l = (τ/Ñ) / (κ r_l)²        in the noise: (S + √(γ'+γ_l)/π I) ⊗ (A + π√(γ'+γ_l) I)
+
+which keeps every weight's standard deviation below κ r_l, because the π-split only ever adds to S ⊗ A + (γ'+γ_l) I.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, TypeAlias, final, get_args
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
+from lightning_bayes.curvature import Capture
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
-from lightning_bayes.optim.kronecker import kfac
+from lightning_bayes.optim.diagonal.vogn import update as vogn_update
+from lightning_bayes.optim.hyperparameters import Effective, effective
+from lightning_bayes.optim.kronecker import kfac, layer_state
+from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerArguments, KroneckerOptimizer
+from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.posteriors import layer_floored, layer_noise_damping
 
-
-class NoisyKFACState(NamedTuple):
-    """State of one layer."""
-
-    layer: kfac.KFACState
-    root: KroneckerProduct  # R_S ⊗ R_A, as of the last inversion
-
-
-def initial_state(
-    mean: Tensor,
-    curvature: KroneckerProduct,
-    *,
-    prior: float,
-    damping: float = 0.0,
-    damping_in_noise: bool = False,
-    name: str = "",
-) -> NoisyKFACState:
-    """The state at the first measurement.
-
-    Args:
-        mean: M.
-        curvature: Ŝ ⊗ Â.
-        prior: δ̃.
-        damping: γ.
-        damping_in_noise: Whether γ counts in the noise.
-        name: What error messages call the layer.
-
-    Returns:
-        The state, with inverses and no momentum.
-    """
-    layer = kfac.initial_state(mean, curvature, prior=prior, damping=damping, name=name)
-    return NoisyKFACState(
-        layer, noise_root(curvature, prior=prior, damping=damping if damping_in_noise else 0.0, name=name)
-    )
+PriorAt: TypeAlias = Literal["mean", "sample"]
 
 
 def noise_root(
     curvature: KroneckerProduct, *, prior: float, damping: float | Tensor = 0.0, name: str = ""
 ) -> KroneckerProduct:
-    """R_S ⊗ R_A; `damping` is γ where it is part of the noise, other arguments as in `initial_state`."""
+    """R_S ⊗ R_A; arguments as in `kfac.damped_inverse`, with γ where it is part of the noise, else 0."""
     return pi_damped(curvature, prior + damping).inverse_root(f"layer {name!r}" if name else "a layer")
 
 
-def refresh(
-    state: NoisyKFACState, *, prior: float, damping: float = 0.0, damping_in_noise: bool = False, name: str = ""
-) -> NoisyKFACState:
-    """Invert the current factors; arguments as in `initial_state`."""
-    fresh = initial_state(
-        state.layer.mean,
-        state.layer.curvature,
-        prior=prior,
-        damping=damping,
-        damping_in_noise=damping_in_noise,
-        name=name,
-    )
-    return NoisyKFACState(state.layer._replace(inverse=fresh.layer.inverse), fresh.root)
-
-
-def average_factors(
-    state: NoisyKFACState, *, beta: float, output_factor: Tensor | None = None, input_factor: Tensor | None = None
-) -> NoisyKFACState:
-    """Average new factors in, as `kfac.average_factors`; inverses and roots stay until `refresh`."""
-    curvature = kfac.average_factors(
-        state.layer.curvature, beta=beta, output_factor=output_factor, input_factor=input_factor
-    )
-    return state._replace(layer=state.layer._replace(curvature=curvature))
-
-
-def sample(state: NoisyKFACState, noise: Tensor, *, num_data: float, kl_weight: float = 1.0) -> Tensor:
+def sample(mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float, kl_weight: float = 1.0) -> Tensor:
     """Draw a layer's matrix.
 
     Args:
-        state: State before this update's measurement.
+        mean: M, ``[..., out, K]``.
+        root: R_S ⊗ R_A before this update's measurement.
         noise: E, standard normal, ``[..., out, K]``.
         num_data: Ñ = ρN.
         kl_weight: τ.
@@ -100,41 +61,131 @@ def sample(state: NoisyKFACState, noise: Tensor, *, num_data: float, kl_weight: 
     Returns:
         W, ``[..., out, K]``.
     """
-    return draw(state.layer.mean, state.root, noise, num_data=num_data, kl_weight=kl_weight)
-
-
-def draw(mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float, kl_weight: float = 1.0) -> Tensor:
-    """As `sample`, from M and R_S ⊗ R_A alone."""
     return mean + math.sqrt(kl_weight / num_data) * root.upper_matvec(noise)
 
 
-def update(
-    states: Sequence[NoisyKFACState],
-    grads: Sequence[Tensor],
-    *,
-    lr: float,
-    beta: float = 0.0,
-    prior: float,
-    step: int = 1,
-    kl_clip: float | None = None,
-    samples: Sequence[Tensor] | None = None,
-) -> list[NoisyKFACState]:
-    """One update of all layers; pure.
+@final
+class NoisyKFAC(KroneckerOptimizer):
+    """Noisy K-FAC as a `torch.optim.Optimizer`.
 
     Args:
-        states: State of each layer, factors and inverses already refreshed where due.
-        grads: ĝ of each layer at its sample.
-        lr: α_max.
-        beta: β₁.
-        prior: δ̃.
-        step: Number of this update, from 1.
-        kl_clip: c of `optim.kronecker.kl_clip`, None for none.
-        samples: W of each layer, to take the prior's gradient there as in the paper; None takes it at M, which has the
-            same expectation and less variance.
+        model: See `KroneckerOptimizer`.
+        params: See there.
+        prior_at: Where the prior's gradient is taken: at the ``"mean"``, or at the ``"sample"`` as in the paper; the latter
+            is part of each pass's gradient, so gradient clipping sees it.
+        **fields: See `KroneckerOptimizer`.
+
+    Example:
+        >>> import torch
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1)
+        >>> opt = NoisyKFAC(model, lr=0.1, num_data=4)
+        >>> for _ in range(3):
+        ...     with opt.sampled_params():
+        ...         torch.nn.functional.mse_loss(model(x), y).backward()
+        ...     opt.step()
+        >>> [factor.shape for factor in opt.posterior().factors["weight"]]  # the bias is a column of the matrix
+        [torch.Size([1, 1]), torch.Size([3, 3])]
+    """
+
+    noisy = True
+    natural_update = staticmethod(vogn_update)
+    layer_state_type = kfac.KFACState
+    layer_update = staticmethod(kfac.update)
+    average_factors = staticmethod(kfac.average_factors)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None = None,
+        *,
+        prior_at: PriorAt = "mean",
+        **fields: Unpack[KroneckerArguments],
+    ) -> None:
+        self.prior_at = check_prior_at(prior_at)
+        super().__init__(model, params, **fields)
+
+    # -- the noise ----------------------------------------------------------------------------------------------------
+
+    def _kinds(self, layer: MatrixLayer) -> list[str]:
+        is_noisy = layer.group["noisy"] and self.state[layer.weight]["noisy"]
+        return [*super()._kinds(layer), *(["root"] if is_noisy else [])]
+
+    def _inverted(self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, now: Effective) -> KroneckerProduct:
+        if kind == "inverse":
+            return kfac.damped_inverse(curvature, prior=now.prior, damping=now.damping, name=layer.name)
+        damping = layer_noise_damping(layer.group, self.state[layer.weight], layer.weight.detach())
+        return noise_root(curvature, prior=now.prior, damping=damping, name=layer.name)
+
+    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        drawn = super()._sample(noise)
+        for layer in self._noisy_layers():
+            values = [self._buffer(param) for param in layer.params]
+            noise.fill_(values)
+            root, now = layer_state.product(self.state[layer.weight], "root"), effective(layer.group)
+            assert root is not None
+            mean = layer.matrix([param.detach() for param in layer.params])
+            weights = sample(mean, root, layer.matrix(values), num_data=now.num_data, kl_weight=now.kl_weight)
+            torch._foreach_copy_(values, layer.tensors(weights))
+            drawn.update(zip(layer.params, values, strict=True))
+        return drawn
+
+    def _noisy_layers(self) -> Iterator[MatrixLayer]:
+        """Layers that have noise now, their curvature started where `init_precision` says it."""
+        for layer in self._layers():
+            state, group = self.state[layer.weight], layer.group
+            if not (group["noisy"] and state["noisy"]):
+                continue
+            if "input_factor" not in state and group["init_precision"] is not None:
+                layer_state.start_at_precision(state, layer)
+                self._invert_layer(layer)
+                self._forget_single_curvatures(layer)
+            if "input_root" in state:
+                yield layer
+
+    def _start_noise(self) -> None:
+        super()._start_noise()
+        for _ in self._noisy_layers():
+            pass
+
+    def _floored(self) -> Iterator[tuple[Tensor, int]]:
+        yield from super()._floored()
+        for layer in self._noisy_layers():
+            if layer.group["relative_noise"] is not None:
+                yield (
+                    layer_floored(layer.group, self.state[layer.weight], layer.weight.detach()),
+                    sum(param.numel() for param in layer.params),
+                )
+
+    # -- the prior at the sample --------------------------------------------------------------------------------------
+
+    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
+        curvature = super()._curvature_of_pass(captured, loss_scale, sample)
+        if self.prior_at == "sample":
+            self._add_prior_of_noise(loss_scale / captured.gradient_factor())
+        return curvature
+
+    def _add_prior_of_noise(self, gradient_scale: float) -> None:
+        """Add δ̃ (W - M) to the gradient of a pass; the step adds δ̃ M."""
+        means = self.sampled_mean()
+        for group, param in self._trained():
+            if param in means:
+                strength = effective(group).prior * group["prior_on_mean"] * gradient_scale
+                difference = (param.detach() - means[param]).mul_(strength)
+                param.grad = difference if param.grad is None else param.grad.add_(difference)
+
+
+def check_prior_at(prior_at: PriorAt) -> PriorAt:
+    """Require a place of the prior's gradient that exists.
+
+    Args:
+        prior_at: The place.
 
     Returns:
-        New states.
+        The place.
+
+    Raises:
+        HyperparameterError: If there is no such place.
     """
-    layers = [state.layer for state in states]
-    moved = kfac.update(layers, grads, lr=lr, beta=beta, prior=prior, step=step, kl_clip=kl_clip, decayed=samples)
-    return [state._replace(layer=layer) for state, layer in zip(states, moved, strict=True)]
+    if prior_at not in get_args(PriorAt):
+        raise HyperparameterError(f"prior_at={prior_at!r} is unknown; use {' or '.join(map(repr, get_args(PriorAt)))}.")
+    return prior_at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kronecker_layers import start, take_step
 from random_matrices import F64, chain, dense_damped, normal, seeded
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
@@ -92,11 +93,11 @@ def test_momentum_is_a_corrected_average():
 def test_one_layer_is_noisy_kfac():
     sides = SIDES[:1]
     at, grad, noise = state(sides=sides), normal(4, 3, generator=seeded(5)), normal(4, 3, generator=seeded(6))
-    single = noisy_kfac.initial_state(at.means[0], at.curvature.blocks[0], prior=PRIOR, damping=DAMPING)
+    single = start(at.means[0], at.curvature.blocks[0], prior=PRIOR, damping=DAMPING)
     chained = update(at, [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
-    (alone,) = noisy_kfac.update([single], [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
-    torch.testing.assert_close(chained.means[0], alone.layer.mean)
-    found, truth = sample(at, [noise], num_data=N)[0], noisy_kfac.sample(single, noise, num_data=N)
+    (alone,) = take_step([single], [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
+    torch.testing.assert_close(chained.means[0], alone.mean)
+    found, truth = sample(at, [noise], num_data=N)[0], noisy_kfac.sample(single.mean, single.root, noise, num_data=N)
     torch.testing.assert_close(found, truth)
 
 
@@ -106,8 +107,8 @@ def test_without_links_layers_are_noisy_kfac_each():
     at, grads = initial_state(matrices(1), apart, prior=PRIOR), matrices(5)
     new = update(at, grads, lr=0.1, prior=PRIOR)
     for mean, block, grad, found in zip(at.means, apart.blocks, grads, new.means, strict=True):
-        (alone,) = noisy_kfac.update([noisy_kfac.initial_state(mean, block, prior=PRIOR)], [grad], lr=0.1, prior=PRIOR)
-        torch.testing.assert_close(found, alone.layer.mean)
+        (alone,) = take_step([start(mean, block, prior=PRIOR)], [grad], lr=0.1, prior=PRIOR)
+        torch.testing.assert_close(found, alone.mean)
 
 
 def test_measurements_wait_for_the_inversion():

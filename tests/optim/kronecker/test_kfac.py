@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kronecker_layers import start, take_step
 from random_matrices import F64, dense_damped, normal, seeded, spd
 
 from lightning_bayes.errors import HyperparameterError, NotPositiveDefiniteError
@@ -22,13 +23,13 @@ def curvature(generator, *batch):
 def state(seed, *batch):
     generator = seeded(seed)
     mean = normal(*batch, 2, 3, generator=generator)
-    return kfac.initial_state(mean, curvature(generator, *batch), prior=PRIOR, damping=DAMPING)
+    return start(mean, curvature(generator, *batch), prior=PRIOR, damping=DAMPING)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_step_solves_with_the_product_of_damped_factors(seed):
     old, grad = state(seed), normal(2, 3, generator=seeded(10 + seed))
-    (new,) = kfac.update([old], [grad], lr=0.3, prior=PRIOR)
+    (new,) = take_step([old], [grad], lr=0.3, prior=PRIOR)
     dense = dense_damped(old.curvature, PRIOR + DAMPING)
     step = torch.linalg.solve(dense, (grad + PRIOR * old.mean).flatten())
     torch.testing.assert_close(new.mean.flatten(), old.mean.flatten() - 0.3 * step)
@@ -37,12 +38,10 @@ def test_one_step_solves_with_the_product_of_damped_factors(seed):
 
 def test_groups_are_updated_each_on_its_own():
     old, grad = state(0, 2), normal(2, 2, 3, generator=seeded(1))
-    (new,) = kfac.update([old], [grad], lr=0.3, prior=PRIOR)
+    (new,) = take_step([old], [grad], lr=0.3, prior=PRIOR)
     for g in range(2):
-        one = kfac.initial_state(
-            old.mean[g], KroneckerProduct(*(f[g] for f in old.curvature)), prior=PRIOR, damping=DAMPING
-        )
-        torch.testing.assert_close(kfac.update([one], [grad[g]], lr=0.3, prior=PRIOR)[0].mean, new.mean[g])
+        one = start(old.mean[g], KroneckerProduct(*(f[g] for f in old.curvature)), prior=PRIOR, damping=DAMPING)
+        torch.testing.assert_close(take_step([one], [grad[g]], lr=0.3, prior=PRIOR)[0].mean, new.mean[g])
 
 
 def test_momentum_is_a_corrected_average_of_gradients_with_the_prior():
@@ -51,32 +50,30 @@ def test_momentum_is_a_corrected_average_of_gradients_with_the_prior():
         grad = normal(2, 3, generator=seeded(step))
         total = 0.9 * total + 0.1 * (grad + PRIOR * at.mean)
         expected = at.mean - 0.1 * at.inverse.matvec(total / (1 - 0.9**step))
-        (at,) = kfac.update([at], [grad], lr=0.1, beta=0.9, prior=PRIOR, step=step)
+        (at,) = take_step([at], [grad], lr=0.1, beta=0.9, prior=PRIOR, step=step)
         torch.testing.assert_close(at.mean, expected)
 
 
 def test_the_update_is_pure():
     old, grad = state(0), normal(2, 3, generator=seeded(1))
-    before = [t.clone() for t in (old.mean, old.momentum, *old.curvature, *old.inverse)]
-    kfac.update([old], [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
-    assert all(map(torch.equal, before, (old.mean, old.momentum, *old.curvature, *old.inverse)))
+    state_of_step = kfac.KFACState(old.mean, old.momentum, old.inverse)
+    before = [t.clone() for t in (old.mean, old.momentum, *old.inverse, grad)]
+    kfac.update(state_of_step, grad, beta=0.9, prior=PRIOR)
+    assert all(map(torch.equal, before, (old.mean, old.momentum, *old.inverse, grad)))
 
 
 def test_factors_are_averaged_each_on_its_own():
     old, new = curvature(seeded(0)), curvature(seeded(1))
-    only_left = kfac.average_factors(old, beta=0.75, output_factor=new.left)
-    torch.testing.assert_close(only_left.left, 0.75 * old.left + 0.25 * new.left)
-    assert only_left.right is old.right
-    only_right = kfac.average_factors(old, beta=0.75, input_factor=new.right)
-    torch.testing.assert_close(only_right.right, 0.75 * old.right + 0.25 * new.right)
-    assert only_right.left is old.left
+    averaged = kfac.average_factors(old, new, beta=0.75)
+    torch.testing.assert_close(averaged.left, 0.75 * old.left + 0.25 * new.left)
+    torch.testing.assert_close(averaged.right, 0.75 * old.right + 0.25 * new.right)
 
 
 def test_a_singular_factor_without_prior_and_damping_names_layer_and_factor():
     dead = KroneckerProduct(torch.zeros(2, 2), torch.eye(3))
     with pytest.raises(NotPositiveDefiniteError, match=r"left factor S of layer 'fc1'.*larger damping or prior_precis"):
-        kfac.initial_state(torch.zeros(2, 3), dead, prior=0.0, name="fc1")
-    kfac.initial_state(torch.zeros(2, 3), dead, prior=1e-4, name="fc1")
+        kfac.damped_inverse(dead, prior=0.0, name="fc1")
+    kfac.damped_inverse(dead, prior=1e-4, name="fc1")
 
 
 # -- KL clip: Zhang et al. 2018, eq. 26 --
@@ -99,8 +96,8 @@ def test_the_clip_decays_with_the_epochs():
 def test_the_clipped_step_has_the_bound_as_its_fisher_norm_or_the_learning_rate(bound):
     """Over all layers together, with F the dense damped curvature; it never increases the rate."""
     olds, grads = [state(0), state(1)], [normal(2, 3, generator=seeded(s)) for s in (2, 3)]
-    news = kfac.update(olds, grads, lr=0.1, prior=PRIOR, kl_clip=bound)
-    free = kfac.update(olds, grads, lr=0.1, prior=PRIOR)
+    news = take_step(olds, grads, lr=0.1, prior=PRIOR, kl_clip=bound)
+    free = take_step(olds, grads, lr=0.1, prior=PRIOR)
     norms = []
     for moved in (news, free):
         steps = [(new.mean - old.mean).flatten() for new, old in zip(moved, olds, strict=True)]

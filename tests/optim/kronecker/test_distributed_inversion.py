@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_bayes.errors import NotPositiveDefiniteError
 from lightning_bayes.optim import NoisyKFAC
-from lightning_bayes.optim.kronecker.shared_inversions import Partners, assign
+from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, assign
 from lightning_bayes.strategies import all_reduce_mean_, all_reduce_sum_
 
 F64 = torch.float64
@@ -46,7 +46,7 @@ def train(rank, world_size, shared, before_step=lambda model, opt: None):
     opt = NoisyKFAC(
         model, lr=0.05, num_data=40, init_precision=50.0, damping=0.01, stats_interval=1, inverse_interval=1
     )
-    opt.share_inversions(Partners(rank, world_size, all_reduce_sum_) if shared else None)
+    opt.share_inversions(WorkerGroup(rank, world_size, all_reduce_sum_) if shared else None)
     share = slice(8 * rank // world_size, 8 * (rank + 1) // world_size)
     for _ in range(STEPS):
         with opt.sampled_params(0):

@@ -1,8 +1,8 @@
-"""Inversions of many layers, spread over processes: each inverts a part, and one sum over all gives every result to all.
+"""Inversions of many layers, distributed over processes: each inverts some, and one sum gives every result to all.
 
-Costliest layer first, each to the process that has least to do so far (Graham 1969, https://doi.org/10.1137/0117039, which
-takes at most 4/3 of the least possible time); a layer costs the cubes of its sides. What a process does not invert is zero
-there, so the sum is exact, and the same bits everywhere.
+The costliest layer goes first, each to the process with the least work so far (Graham 1969,
+https://doi.org/10.1137/0117039, at most 4/3 of the shortest possible time); a layer costs the cubes of its sides. A result
+is zero on the processes that do not compute it, so the sum is exact, and the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import BayesError
-from lightning_bayes.optim.kronecker import matrix_state
+from lightning_bayes.optim.kronecker import layer_state
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 
 
-class Partners(NamedTuple):
+class WorkerGroup(NamedTuple):
     """Processes that hold the same parameters and the same curvature.
 
     Attributes:
-        rank: Which of them this is.
-        size: How many they are.
+        rank: This process's number among them.
+        size: Their number.
         add_: Replaces tensors by their sums over all of them.
     """
 
@@ -34,7 +34,7 @@ class Partners(NamedTuple):
 
 
 def assign(costs: Sequence[float], count: int) -> list[int]:
-    """Share out tasks.
+    """Distribute tasks.
 
     Args:
         costs: Of each task.
@@ -54,39 +54,39 @@ def assign(costs: Sequence[float], count: int) -> list[int]:
     return owners
 
 
-def invert_together(
+def distributed_invert(
     layers: Sequence[MatrixLayer],
-    states: Sequence[matrix_state.State],
+    states: Sequence[layer_state.State],
     kinds: Sequence[Sequence[str]],
     invert: Callable[[MatrixLayer], None],
-    partners: Partners,
+    workers: WorkerGroup,
 ) -> None:
-    """Invert layers, each on one process; a layer that cannot be inverted is the same error on all.
+    """Invert layers, each on one process; a layer that cannot be inverted raises the same error on all.
 
     Args:
-        layers: The layers, alike on all processes.
+        layers: The layers, in the same order on all processes.
         states: The state of each layer's weight.
-        kinds: What inverting a layer leaves there: ``"inverse"``, ``"root"``.
+        kinds: The products that the inversion of each layer writes there: ``"inverse"``, ``"root"``.
         invert: Inverts one layer.
-        partners: The processes.
+        workers: The processes.
     """
-    owners = assign([layer.inversion_cost for layer in layers], partners.size)
+    owners = assign([layer.inversion_cost for layer in layers], workers.size)
     for layer, state, wanted, owner in zip(layers, states, kinds, owners, strict=True):
-        if owner != partners.rank:
-            matrix_state.fill(state, wanted, 0.0)
+        if owner != workers.rank:
+            layer_state.fill(state, wanted, 0.0)
         elif not _has_inverted(layer, invert):
-            matrix_state.fill(state, wanted, math.nan)
-        matrix_state.lay_out_by_rows(state, wanted)
-    results = [matrix_state.sides(state, wanted) for state, wanted in zip(states, kinds, strict=True)]
-    partners.add_([side for sides in results for side in sides])
+            layer_state.fill(state, wanted, math.nan)
+        layer_state.make_contiguous(state, wanted)
+    results = [layer_state.sides(state, wanted) for state, wanted in zip(states, kinds, strict=True)]
+    workers.add_([side for sides in results for side in sides])
     finite = torch.stack([torch.stack([side.sum() for side in sides]).sum() for sides in results]).isfinite()
     for layer, is_finite in zip(layers, finite.tolist(), strict=True):
         if not is_finite:
-            invert(layer)  # which says what is wrong with it
+            invert(layer)  # raises the error of this layer
 
 
 def _has_inverted(layer: MatrixLayer, invert: Callable[[MatrixLayer], None]) -> bool:
-    """Whether it succeeded: the others wait for this process, so it may not end before the sum."""
+    """Invert, and return whether it succeeded: the other processes wait, so this one must not raise before the sum."""
     try:
         invert(layer)
     except BayesError:

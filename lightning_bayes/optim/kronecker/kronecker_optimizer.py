@@ -1,0 +1,402 @@
+"""What K-FAC and Noisy K-FAC share: matrices in linear layers and convolutions, VOGN everywhere else.
+
+Every T_stats updates the passes measure; in turns, every T_inv updates, a layer's factors are inverted. Averages start
+from a single batch, so the early ones change fast: inverses are also renewed at the measurements 1, 2, 4, 8, and so on.
+
+The matrices take the paper's step (`layer_update`), or the bounded one of `optim.steps.trust_region`, tensor by tensor, or
+that of the user's optimizer (`optim.steps.base_optimizer`), for which only the posterior is K-FAC's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from lightning_bayes.curvature import Capture, Likelihood
+from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, Request
+from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
+from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, MeanFieldArguments, effective
+from lightning_bayes.optim.kronecker import layer_state
+from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, distributed_invert
+from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due, is_power_of_two
+from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
+from lightning_bayes.optim.kronecker.kronecker_passes import KroneckerPasses
+from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
+from lightning_bayes.optim.schedules import Schedule
+from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, setting
+from lightning_bayes.optim.steps import trust_region
+from lightning_bayes.optim.steps.base_optimizer import UserStep, add_prior_gradient_
+from lightning_bayes.posteriors import require_memory
+
+DEFAULT_MAX_SIDE = 4096  # such a factor takes 64 MiB in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class KroneckerHyperparameters(Hyperparameters):
+    """With a bound of the step's Fisher norm."""
+
+    kl_clip: float | None = setting(POSITIVE, upper_limit=1e12, schedulable=True, optional=True)
+    max_side: int = setting(POSITIVE_COUNT, default=DEFAULT_MAX_SIDE, in_group=False)
+
+
+class KroneckerArguments(MeanFieldArguments, total=False):
+    """Keyword arguments of `KroneckerOptimizer`, where they are described, for subclasses with arguments of their own."""
+
+    stats_interval: int
+    inverse_interval: int
+    max_side: int
+    limit_mib: float
+    fisher: FisherName | None
+    likelihood: Likelihood | None
+    kl_clip: float | Schedule | None
+
+
+class Move(NamedTuple):
+    """Where parameters go, at the learning rate 1."""
+
+    params: list[nn.Parameter]
+    steps: list[Tensor]
+    group: dict[str, Any]
+    number: int  # of their update, from 1
+    norm: Tensor  # vᵀ F v
+
+
+class KroneckerOptimizer(MeanFieldOptimizer, ABC):
+    """A mean-field optimizer whose linear layers and convolutions have matrices; see the head of this module.
+
+    Class attributes:
+        layer_state_type: What enters a layer's step.
+        layer_update: The paper's pure update of one layer.
+        average_factors: The paper's pure average of a layer's factors.
+
+    Args:
+        model: See `MeanFieldOptimizer`.
+        params: See there.
+        stats_interval: T_stats, updates between measurements of the curvature.
+        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns.
+        max_side: Layers with a longer side of their matrix are treated as mean-field.
+        limit_mib: Memory in MiB that factors, inverses and roots may take together.
+        fisher: ``"sampled"`` draws labels from the model's likelihood, for the Fisher; ``"empirical"`` takes the data's.
+            None draws them where a likelihood is known.
+        likelihood: Of the model's outputs; None looks for a `Likelihood` in the model's attribute ``likelihood``.
+        kl_clip: c, bound of the squared Fisher norm of the whole step, see `optim.kronecker.kl_clip`; None for none. Zhang
+            et al. take ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
+        **fields: See `MeanFieldOptimizer`.
+
+    Raises:
+        HyperparameterError: If a value lies outside of its range.
+    """
+
+    averages_curvature = True
+    measures = "kronecker"
+    hyperparameters: ClassVar[type[Hyperparameters]] = KroneckerHyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ counts measurements, not updates
+    layer_state_type: ClassVar[Callable[..., Any]]
+    layer_update: ClassVar[Callable[..., Any]]
+    average_factors: ClassVar[Callable[..., KroneckerProduct]]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None = None,
+        *,
+        stats_interval: int = 10,
+        inverse_interval: int = 100,
+        max_side: int = DEFAULT_MAX_SIDE,
+        limit_mib: float = 4096.0,
+        fisher: FisherName | None = None,
+        likelihood: Likelihood | None = None,
+        kl_clip: float | Schedule | None = None,
+        **fields: Unpack[MeanFieldArguments],
+    ) -> None:
+        check_intervals(stats_interval, inverse_interval)
+        check_fisher(fisher)
+        self._divided: tuple[Any, Division] | None = None  # and what it depends on
+        self._workers: WorkerGroup | None = None
+        self.stats_interval, self.inverse_interval = stats_interval, inverse_interval
+        self.max_side, self.limit_mib, self.fisher, self._likelihood = max_side, limit_mib, fisher, likelihood
+        super().__init__(model, params, own={"kl_clip": kl_clip, "max_side": max_side}, **fields)
+        self._passes: KroneckerPasses = KroneckerPasses(self.engine.workspace)
+        label_source(fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
+
+    @abstractmethod
+    def _inverted(self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, now: Effective) -> KroneckerProduct:
+        """Invert a layer's curvature into the product `kind` of `_kinds`."""
+
+    def _kinds(self, layer: MatrixLayer) -> list[str]:
+        """The products that an inversion of the layer yields: ``"inverse"`` for the step, ``"root"`` for the noise."""
+        return ["inverse"] if self.user_step is None else []
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; see `MeanFieldOptimizer.add_param_group`. Refuses factors that do not fit into memory.
+
+        Args:
+            param_group: The group.
+        """
+        super().add_param_group(param_group)
+        layers = self.division().layers
+        sizes = [groups * (rows**2 + columns**2) for groups, rows, columns in (layer.shape for layer in layers)]
+        if layers:
+            kept = {"factors": True, "inverses": self.user_step is None, "roots": self.noisy}
+            kinds = [kind for kind, is_kept in kept.items() if is_kept]
+            require_memory(
+                f"The Kronecker {', '.join(kinds)} of {len(layers)} layers",
+                len(kinds) * sum(sizes),
+                layers[0].weight.element_size(),
+                self.limit_mib,
+                f"a smaller max_side than {self.max_side}",
+            )
+
+    def division(self) -> Division:
+        """Which layers have matrices now."""
+        # Loading a state makes new groups.
+        groups = [(id(group), [param.requires_grad for param in group["params"]]) for group in self.param_groups]
+        if self._divided is None or self._divided[0] != groups:
+            self._divided = groups, divide(self.model, self.param_groups, self._are_alike, self.max_side)
+        return self._divided[1]
+
+    def _are_alike(self, weight: nn.Parameter, bias: nn.Parameter) -> bool:
+        return (weight in self._points) == (bias in self._points)
+
+    def summary(self) -> str:
+        """What is measured where, in one sentence for a log."""
+        division, likelihood = self.division(), label_source(self.fisher, self._likelihood, self.model)
+        labels = "those of the data (empirical Fisher)"
+        if likelihood is not None:
+            labels = f"drawn from {type(likelihood).__name__} (Fisher)"
+        long = [f"{name} (side {side} > max_side={self.max_side})" for name, side in division.too_long.items()]
+        others = ", ".join([*long, *division.others]) or "none"
+        return (
+            f"{type(self).__name__}: Kronecker factors for {len(division.layers)} layers, labels {labels}, measured every "
+            f"{self.stats_interval} and inverted every {self.inverse_interval} updates; mean-field: {others}."
+        )
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def _layers(self) -> list[MatrixLayer]:
+        layers = self.division().layers
+        for layer in layers:
+            layer_state.drop_if_of_another_shape(self.state[layer.weight], layer)
+        return layers
+
+    def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
+        """As in `MeanFieldOptimizer`, without the parameters of matrices."""
+        inside = {param for layer in self._layers() for param in layer.params}
+        cohorts = [[p for p in cohort if p not in inside] for cohort in super()._cohorts(group)]
+        for param in (param for cohort in cohorts for param in cohort if "curvature" not in self.state[param]):
+            self.state[param]["curvature"] = torch.zeros_like(param)  # it was part of a matrix before
+        return [cohort for cohort in cohorts if cohort]
+
+    def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
+        state = super()._state(param, group)
+        state.setdefault("measurements", 0)
+        return state
+
+    def _measures_now(self) -> bool:
+        """Whether the passes of the open update measure the curvature."""
+        is_new = any(self._state(param, group)["measurements"] == 0 for group, param in self._trained())
+        return is_new or is_due(self.num_updates + 1, self.stats_interval)
+
+    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        assert isinstance(self.engine, KroneckerEngine)
+        if not self._measures_now():
+            return self.engine.capture()
+        layers = {layer.module: layer.has_bias for layer in self._layers()}
+        labels = label_source(self.fisher, self._likelihood, self.model)
+        return self.engine.capture(Request(layers, labels, self._label_seed(sample), loss_scale))
+
+    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
+        if not isinstance(captured, KroneckerCapture):
+            return {}
+        factors = captured.mean_factors()
+        if loss_scale != 1:
+            for found in factors.values():
+                found.factors[0].div_(loss_scale**2)
+        self._passes.add_factors(factors, captured.num_examples)
+        captured.mean_curvature()
+        return captured.scaled_squares(1 / loss_scale**2)
+
+    def _measured(self) -> list[Tensor]:
+        params = [param for _, param in self._trained()]
+        return self._passes.all_tensors(params, self._layers(), self._measures_now())
+
+    # -- curvature ----------------------------------------------------------------------------------------------------
+
+    def share_inversions(self, workers: WorkerGroup | None) -> None:
+        """Let the processes that train together invert some of the layers each, instead of every process all of them.
+
+        Args:
+            workers: The processes, this one among them; None for this one alone.
+        """
+        self._workers = workers
+
+    def _average_factors(self, layer: MatrixLayer) -> None:
+        state, measured = self.state[layer.weight], self._passes.factors[layer.weight]
+        old = layer_state.product(state, "factor")
+        beta = self._weight_of_old(state, layer.group)
+        new = measured if old is None else type(self).average_factors(old, measured, beta=beta)
+        layer_state.put(state, "factor", new)
+        count = state["measurements"] + 1
+        for param in layer.params:
+            self.state[param]["measurements"] = count
+        self._forget_single_curvatures(layer)
+
+    def _is_due(self, layer: MatrixLayer, delay: int, measures: bool) -> bool:
+        """Whether it is the layer's turn to be inverted."""
+        is_early = measures and is_power_of_two(self.state[layer.weight]["measurements"])
+        return is_early or is_due(self.num_updates + 1, self.inverse_interval, delay)
+
+    def _invert_layer(self, layer: MatrixLayer) -> None:
+        state, now = self.state[layer.weight], effective(layer.group)
+        curvature = layer_state.product(state, "factor")
+        assert curvature is not None
+        for kind in self._kinds(layer):
+            layer_state.put(state, kind, self._inverted(kind, layer, curvature, now))
+
+    def _invert(self, layers: list[MatrixLayer]) -> None:
+        """Refresh the layers' inverses and roots, distributed over the workers where that is faster."""
+        kinds = {layer: self._kinds(layer) for layer in layers if self._kinds(layer)}
+        if self._workers is not None and len(kinds) > 1:  # a single layer is inverted sooner than sent
+            states = [self.state[layer.weight] for layer in kinds]
+            distributed_invert(list(kinds), states, list(kinds.values()), self._invert_layer, self._workers)
+        else:
+            for layer in kinds:
+                self._invert_layer(layer)
+
+    def _forget_single_curvatures(self, layer: MatrixLayer) -> None:
+        for param in layer.params:
+            self.state[param].pop("curvature", None)
+
+    def _weight_of_old(self, state: dict[str, Any], group: dict[str, Any]) -> float:
+        beta: float = group["betas"][1]
+        is_paper_s = group["step_rule"] == "natural"
+        return beta if is_paper_s else trust_region.weight_of_old(beta, state["measurements"] + 1)
+
+    # -- the update ---------------------------------------------------------------------------------------------------
+
+    def _update_all(self) -> None:
+        for group in self.param_groups:
+            effective(group)  # N must be known
+        measures, layers = self._measures_now(), self._layers()
+        if measures:
+            for layer in layers:
+                self._average_factors(layer)
+        delays = [turn * self.inverse_interval // len(layers) for turn in range(len(layers))]
+        self._invert(
+            [layer for layer, delay in zip(layers, delays, strict=True) if self._is_due(layer, delay, measures)]
+        )
+        if self.user_step is None:
+            self._step(layers, measures)
+        else:
+            self._step_with(self.user_step, layers, measures)
+        self._count_update()
+
+    def _step(self, layers: list[MatrixLayer], measures: bool) -> None:
+        """The algorithm's own step."""
+        moves = [move for layer in layers for move in self._layer_moves(layer)]
+        for group in self.param_groups:
+            moves += [self._other_move(params, group, measures) for params in self._cohorts(group)]
+        clip = self._clip(moves)
+        for move in moves:
+            self._apply(move, clip)
+
+    def _step_with(self, user: UserStep, layers: list[MatrixLayer], measures: bool) -> None:
+        """The step of the user's optimizer, see `optim.steps`; the measurement shapes the posterior alone."""
+        every = [(list(layer.params), layer.group) for layer in layers]
+        for group in self.param_groups:
+            for params in self._cohorts(group):
+                every.append((params, group))
+                if measures:
+                    self._average_squares(params, group)
+        for params, group in every:
+            prior = effective(group).prior * group["prior_on_mean"]
+            add_prior_gradient_(params, self._prior_means(params), prior)
+            for param in params:
+                self.state[param]["step"] += 1
+        user.step(self.param_groups, self.state)
+
+    def _average_squares(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
+        curvatures = [self.state[param]["curvature"] for param in params]
+        measured = [self._passes.curvature[param] for param in params]
+        self._start_curvature(params, group)
+        torch._foreach_lerp_(curvatures, measured, 1 - self._weight_of_old(self.state[params[0]], group))
+        for param in params:
+            self.state[param]["measurements"] += 1
+
+    def _layer_moves(self, layer: MatrixLayer) -> Iterator[Move]:
+        states = [self.state[param] for param in layer.params]
+        centred, prior_means = layer.matrix(layer.params).detach(), self._prior_means(list(layer.params))
+        if prior_means:
+            centred = centred - layer.matrix(prior_means)
+        for state in states:
+            state["step"] += 1
+        number = states[0]["step"]
+        momentum = layer.matrix([state["momentum"] for state in states])
+        found = type(self).layer_update(
+            type(self).layer_state_type(centred, momentum, layer_state.product(states[0], "inverse")),
+            layer.matrix([param.grad for param in layer.params if param.grad is not None]),
+            beta=layer.group["betas"][0],
+            prior=effective(layer.group).prior,
+            step=number,
+        )
+        norms = layer.tensors(found.direction * found.corrected)
+        for state, new in zip(states, layer.tensors(found.momentum), strict=True):
+            state["momentum"] = new
+        for param, group, part, norm in zip(
+            layer.params, layer.groups, layer.tensors(found.direction), norms, strict=True
+        ):
+            yield Move([param], [part.neg()], group, number, norm.sum())
+
+    def _other_move(self, params: list[nn.Parameter], group: dict[str, Any], measures: bool) -> Move:
+        states = [self.state[param] for param in params]
+        curvatures = [state["curvature"] for state in states]
+        has_started = self._start_curvature(params, group)
+        measured = [self._passes.curvature[param].contiguous() for param in params] if measures else curvatures
+        if measures and not has_started:
+            torch._foreach_copy_(curvatures, measured)
+        arguments = self._update_arguments(group, states[0]["step"] + 1)
+        arguments |= {"lr": 1.0, "betas": (group["betas"][0], self._weight_of_old(states[0], group))}
+        steps = [self._buffer(param) for param in params]
+        self._natural_step(params, measured, arguments, steps)
+        for state in states:
+            state["step"] += 1
+            state["measurements"] += measures
+        damping = arguments["prior"] + arguments["damping"]
+        norms = [(step.square() * (s + damping)).sum() for step, s in zip(steps, curvatures, strict=True)]
+        return Move(params, steps, group, states[0]["step"], torch.stack(norms).sum())
+
+    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        arguments = super()._update_arguments(group, step)
+        del arguments["kl_clip"]  # of the whole step
+        return arguments
+
+    def _clip(self, moves: list[Move]) -> float:
+        """The share of the step that the bound of its Fisher norm leaves."""
+        bound = self.param_groups[0]["kl_clip"]
+        if bound is None:
+            return 1.0
+        device = moves[0].norm.device
+        norm = torch.stack([move.norm.to(device) * self._rate(move.group) ** 2 for move in moves]).sum()
+        return float(clipped_lr(1.0, norm, bound))
+
+    def _rate(self, group: dict[str, Any]) -> float:
+        return trust_region.NATURAL_RATE if group["step_rule"] == "trust_region" else float(group["lr"])
+
+    def _apply(self, move: Move, clip: float) -> None:
+        params, group = move.params, move.group
+        if group["weight_decay"]:
+            torch._foreach_mul_(list[Tensor](params), 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_mul_(move.steps, self._rate(group) * clip)
+        if group["step_rule"] == "trust_region":
+            trust_region.bounded_step_(params, move.steps, self._radius(params, group, move.number))
+        else:
+            torch._foreach_add_(list[Tensor](params), move.steps)
