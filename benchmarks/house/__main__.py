@@ -14,7 +14,7 @@ import argparse
 
 from benchmarks.house.survey import Row, survey
 from benchmarks.house.table import as_details, as_table
-from benchmarks.house.trees import ROOT, short_name, worktree
+from benchmarks.trees import ROOT, short_name, worktree
 
 
 def main(arguments: list[str] | None = None) -> None:

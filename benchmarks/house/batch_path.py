@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from benchmarks.house.trees import run_probe
+from benchmarks.trees import run_probe
 
 _LEFT_OUT = "lightning_bayes/curvature/"
 
@@ -50,4 +50,4 @@ def trace_batch(root: str) -> list[Stop]:
     Returns:
         The stops of one batch.
     """
-    return batch_stops([tuple(call) for call in run_probe("batch_probe", root)])
+    return batch_stops([tuple(call) for call in run_probe("house/batch_probe", root)])

@@ -10,7 +10,7 @@ from benchmarks.house.constructors import constructors
 from benchmarks.house.prior_strength import prior_strengths
 from benchmarks.house.private_symbols import is_table, private_uses
 from benchmarks.house.sources import SourceFile, file_lengths, function_lengths, source_files
-from benchmarks.house.trees import run_probe
+from benchmarks.trees import run_probe
 
 
 class Row(NamedTuple):
@@ -58,7 +58,7 @@ def _classes(files: list[SourceFile], root: Path) -> list[Row]:
     ordered = constructors(files)
     largest = ordered[0]
     fields = f" + {largest.unpacked} unpacked" if largest.unpacked else ""
-    inherited: dict[str, Any] = run_probe("class_probe", root)
+    inherited: dict[str, Any] = run_probe("house/class_probe", root)
     subclassed = [name for name in inherited["subclassed"] if not name.startswith("lightning_bayes.errors.")]
     return [
         Row("arguments of the largest constructor", "≤ 12", f"{largest.own}{fields} ({largest.name})", [

@@ -10,7 +10,7 @@ from benchmarks.house.constructors import constructors
 from benchmarks.house.prior_strength import prior_strengths
 from benchmarks.house.private_symbols import private_uses
 from benchmarks.house.sources import file_lengths, function_lengths, lengths, source_files
-from benchmarks.house.trees import ROOT, run_probe, worktree
+from benchmarks.trees import ROOT, run_probe, worktree
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_probe_that_fails_is_named_with_its_error(tmp_path):
     (tmp_path / "lightning_bayes").mkdir()
     (tmp_path / "lightning_bayes" / "__init__.py").write_text("raise RuntimeError('this tree is broken')")
     with pytest.raises(SystemExit, match="this tree is broken"):
-        run_probe("class_probe", tmp_path)
+        run_probe("house/class_probe", tmp_path)
 
 
 def test_an_old_commit_is_checked_out_for_a_while():
@@ -177,7 +177,7 @@ def test_an_old_commit_is_checked_out_for_a_while():
 
 @pytest.mark.slow
 def test_one_batch_passes_the_closure_and_the_step():
-    calls = [tuple(call) for call in run_probe("batch_probe", ROOT)]
+    calls = [tuple(call) for call in run_probe("house/batch_probe", ROOT)]
     names = {stop.function for stop in batch_stops(calls)}
     assert any(name.endswith("closure") for name in names)
     assert any(name.endswith(".step") for name in names)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
@@ -63,24 +63,37 @@ def environment(root: Path | str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
 
 
-def run_probe(name: str, root: Path | str) -> Any:
-    """Run one of the probes beside this file inside a tree.
+def probe_command(probe: str, *arguments: str) -> list[str]:
+    """Make the command that runs the text of a probe, which then imports the package of its working directory.
 
     Args:
-        name: The probe's file name without ``.py``.
-        root: The root of the tree whose package the probe imports.
+        probe: The probe's path below ``benchmarks/`` without ``.py``.
+        *arguments: Its command line.
 
     Returns:
-        What the probe printed, read as JSON.
+        The command.
+    """
+    return [sys.executable, "-c", (ROOT / "benchmarks" / f"{probe}.py").read_text("utf-8"), *arguments]
+
+
+def run_probe(probe: str, root: Path | str, *arguments: str) -> Any:
+    """Run a probe inside a tree.
+
+    Args:
+        probe: The probe's path below ``benchmarks/`` without ``.py``.
+        root: The root of the tree whose package the probe imports.
+        *arguments: Its command line.
+
+    Returns:
+        The last line that the probe printed, read as JSON.
 
     Raises:
         SystemExit: If the probe failed.
     """
-    source = Path(__file__).with_name(f"{name}.py").read_text("utf-8")
-    command = [sys.executable, "-c", source]
+    command = probe_command(probe, *arguments)
     done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{name} failed in {root}:\n{done.stderr}")
+        raise SystemExit(f"{probe} failed in {root}:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
