@@ -40,6 +40,7 @@ from lightning_bayes.curvature.hooks import (
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.modes import in_modes
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
+from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
 from lightning_bayes.curvature.rules.registry import Inputs, LayerRule
 from lightning_bayes.curvature.units import Unit, find_units, refuse_scripted
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
@@ -106,7 +107,9 @@ class BackpackEngine(AbstractEngine):
         if torch.is_grad_enabled() and unit.rule is not None:
             inputs = unit.rule.bind(module, args, kwargs)
             detached = (x.detach() if isinstance(x, Tensor) else x for x in inputs)
-            self._calls[module] = _Call([(part, part.training) for part in module.modules()], tuple(detached))
+            modes = [(part, part.training) for part in module.modules()]
+            rng = rng_state() if unit.rule.repeats_noise(module) else None
+            self._calls[module] = _Call(modes, tuple(detached), rng)
 
     def _extension(self, units: list[Unit]) -> SumGradSquared:
         extension = SumGradSquared()
@@ -135,6 +138,7 @@ class _Call(NamedTuple):
 
     modes: list[tuple[nn.Module, bool]]
     inputs: Inputs
+    rng: list[Tensor] | None
 
 
 class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
@@ -150,11 +154,11 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
                 f"A second backward reached a {type(module).__name__}, whose input BackPACK has dropped. Add the losses and "
                 "call backward once, or open one pass for each backward."
             )
-        modes, inputs = self.calls.pop(module)
+        modes, inputs, rng = self.calls.pop(module)
         inputs, grads = (tuple(map(in_full_precision, values)) for values in (inputs, g_out))
         delta = grads[0] if len(grads) == 1 else grads
         with in_modes(modes):
-            totals = self.rule.sums(module, inputs, delta, self.workspace)
+            totals = with_rng(rng, self.rule.sums, module, inputs, delta, self.workspace)
         for name, param in module.named_parameters():
             if param.requires_grad:
                 setattr(param, extension.savefield, totals[name][1])

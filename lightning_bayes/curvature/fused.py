@@ -27,6 +27,7 @@ from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.modes import in_modes
 from lightning_bayes.curvature.rules.generic import ReplayedCall
 from lightning_bayes.curvature.rules.pytree import differentiable
+from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
 from lightning_bayes.curvature.rules.registry import LayerRule, Sums
 from lightning_bayes.curvature.units import Unit, find_units, refuse_scripted, refuse_sequence_first
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
@@ -192,6 +193,7 @@ class LayerCall:
         """The unit's output, measured in the backward pass."""
         module = self.unit.module
         inputs = self.note_inputs(args, kwargs)
+        self.rng = rng_state() if self.rule.repeats_noise(module) else None
         with _detached_parameters(module):
             output = forward(*args, **kwargs)
         self.saved = self.rule.saved(module, output)
@@ -230,9 +232,9 @@ class LayerCall:
         each = tuple(in_full_precision(grad) for grad in grads)
         grad_output = each[0] if len(each) == 1 else each
         if all(self.captured.calls[p] == 1 for p in self.params.values()):
-            totals = self.rule.sums(module, call, grad_output, self.captured.workspace, self.saved)
+            totals = with_rng(self.rng, self.rule.sums, module, call, grad_output, self.captured.workspace, self.saved)
             return [self._keep(p, *totals[name]) for name, p in self.params.items()]
-        contributions = self.rule(module, call, grad_output)
+        contributions = with_rng(self.rng, self.rule, module, call, grad_output)
         return [self._share(p, contributions[name]) for name, p in self.params.items()]
 
     def _keep(self, param: nn.Parameter, grad: Tensor, square: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from lightning_bayes.curvature.rules import conv, linear, products, registered_r
 from lightning_bayes.curvature.rules.conv import pairs, pointwise
 from lightning_bayes.curvature.rules.conv.plan import STRATEGIES, plan
 from lightning_bayes.curvature.rules.conv.shape import conv_shape
+from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.registry import draws
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import HyperparameterError
@@ -31,13 +32,14 @@ def build_case(case, generator):
         layer.running_var.uniform_(0.5, 2, generator=generator)
     inputs = (inputs if callable(inputs) else draws(inputs))(generator)
     rule, inputs = rule_for(layer), rule_for(layer).bind(layer, inputs, {})
-    delta = torch.randn(layer(*inputs).shape, generator=generator, dtype=torch.float64)
-    return rule, layer, inputs, delta
+    outputs = differentiable(layer(*inputs))[0]
+    deltas = tuple(torch.randn(out.shape, generator=generator, dtype=torch.float64) for out in outputs)
+    return rule, layer, inputs, deltas if len(deltas) > 1 else deltas[0]
 
 
 def _label(case):
     build, inputs = case[1]
-    return f"{build()}-{'drawn' if callable(inputs) else inputs}"
+    return f"{' '.join(str(build()).split())}-{'drawn' if callable(inputs) else inputs}"
 
 
 @pytest.fixture(params=CASES, ids=_label)
@@ -58,13 +60,23 @@ def test_every_registered_type_has_a_case(kind, rule):
 
 def test_rule_equals_a_loop_over_examples(case):
     rule, layer, inputs, delta = case
-    found = rule(layer, inputs, delta)
+    found, named = rule(layer, inputs, delta), dict(layer.named_parameters())
     for i in range(rule.num_examples(layer, inputs)):
-        one, gradient = rule.select(layer, inputs, delta, i, 1)
-        named = dict(layer.named_parameters())
-        truth = torch.autograd.grad(layer(*one), list(named.values()), gradient)
-        for name, value in zip(named, truth, strict=True):
+        one, _ = rule.select(layer, inputs, None, i, 1)
+        outputs = differentiable(layer(*one))[0]
+        deltas = [of_example(grad, i, out) for grad, out in zip(as_tuple(delta), outputs, strict=True)]
+        for name, value in zip(named, torch.autograd.grad(outputs, list(named.values()), deltas), strict=True):
             torch.testing.assert_close(found[name][i], value, rtol=1e-10, atol=1e-12)
+
+
+def as_tuple(delta):
+    return delta if isinstance(delta, tuple) else (delta,)
+
+
+def of_example(delta, i, output):
+    """The part of `delta` that belongs to example i, whose own output is known."""
+    (dim,) = (d for d, (many, one) in enumerate(zip(delta.shape, output.shape, strict=True)) if many != one)
+    return delta.narrow(dim, i, 1)
 
 
 @pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
@@ -223,10 +235,10 @@ def test_workspace_without_room_is_refused(limit_mib):
 def test_rule_leaves_its_arguments_alone(case):
     rule, layer, inputs, delta = case
     state = {name: value.clone() for name, value in layer.state_dict().items()}
-    kept = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs], delta.clone()
+    kept = [x.clone() if isinstance(x, torch.Tensor) else x for x in (*inputs, *as_tuple(delta))]
     rule.sums(layer, inputs, delta, Workspace())
-    assert all(torch.equal(x, y) for x, y in zip(inputs, kept[0], strict=True) if isinstance(x, torch.Tensor))
-    assert torch.equal(delta, kept[1])
+    for x, y in zip((*inputs, *as_tuple(delta)), kept, strict=True):
+        assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x is y
     assert all(torch.equal(value, state[name]) for name, value in layer.state_dict().items())
 
 

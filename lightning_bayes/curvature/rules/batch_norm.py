@@ -44,7 +44,7 @@ _INPUT_DIMS = {nn.BatchNorm1d: 2, nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
 def batch_norm(layer: BatchNorm, inputs: Inputs, grad_output: Tensor) -> PerExample:
     """Per-example contributions; the input and ``grad_output`` are ``[B, C, …]``."""
     (x,) = inputs
-    return _terms(x, grad_output, _statistics(layer, x), torch.empty_like(x))
+    return _terms(x, grad_output, statistics_of(layer, x), torch.empty_like(x))
 
 
 @batch_norm.fast_sums
@@ -55,7 +55,7 @@ def batch_norm_sums(
     (x,) = inputs
     total: Sums = {}
     products = workspace.empty("products", x.shape, x)
-    for name, part in _terms(x, grad_output, saved or _statistics(layer, x), products).items():
+    for name, part in _terms(x, grad_output, saved or statistics_of(layer, x), products).items():
         add_sums(total, name, part)
     return total
 
@@ -81,7 +81,8 @@ def _over_positions(values: Tensor) -> Tensor:
     return values.flatten(2).sum(2) if values.dim() > 2 else values.clone()
 
 
-def _statistics(layer: BatchNorm, x: Tensor) -> Statistics:
+def statistics_of(layer: BatchNorm, x: Tensor) -> Statistics:
+    """Mean and 1/√(var + eps) by which the forward has normalised."""
     if layer.training or layer.running_mean is None or layer.running_var is None:
         # Faster than torch.var_mean, which is four times slower over these dimensions.
         _, mean, inverse_std = torch.native_batch_norm(x, None, None, None, None, True, 0.0, layer.eps)

@@ -44,10 +44,10 @@ def linear_sums(layer: nn.Linear, inputs: Inputs, grad_output: Tensor, workspace
     """Sums of contributions and of their squares; the rank-one identity where there are no positions."""
     (x,) = inputs
     if x.dim() > 2:
-        # An accelerator would wait for one small kernel after the other.
-        if layer.weight.numel() > MAX_BATCHED_ELEMENTS and x.is_cpu:
-            return _sums_by_blocks(layer, *_with_positions(x, grad_output), workspace)
-        return linear.sums_in_parts(layer, inputs, grad_output, workspace)
+        x, delta = _with_positions(x, grad_output)
+        totals: Sums = {"weight": matrix_sums(x, delta, workspace)}
+        add_sums(totals, "bias", delta.sum(1))
+        return totals
     delta_square, x_square = grad_output.square(), x.square()
     return {
         "weight": (grad_output.T @ x, delta_square.T @ x_square),
@@ -55,20 +55,40 @@ def linear_sums(layer: nn.Linear, inputs: Inputs, grad_output: Tensor, workspace
     }
 
 
+def matrix_sums(x: Tensor, delta: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """Σ_i c_i and Σ_i c_i² of c_i = Σ_t δ_it x_itᵀ.
+
+    Args:
+        x: What the matrix sees, ``[B, T, in]``.
+        delta: Gradient of what it returns, ``[B, T, out]``.
+        workspace: Says how many c_i are computed at once.
+
+    Returns:
+        Both, ``[out, in]``.
+    """
+    elements = x.shape[-1] * delta.shape[-1]
+    # An accelerator would wait for one small kernel after the other.
+    if elements > MAX_BATCHED_ELEMENTS and x.is_cpu:
+        return _sums_by_blocks(x, delta, workspace)
+    totals: Sums = {}
+    for x_part, delta_part in workspace.split(elements, x, delta):
+        add_sums(totals, "matrix", delta_part.mT @ x_part)
+    return totals["matrix"]
+
+
 def _with_positions(x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """``[B, T, in]`` and ``[B, T, out]``."""
     return x.reshape(len(x), -1, x.shape[-1]), grad_output.reshape(len(x), -1, grad_output.shape[-1])
 
 
-def _sums_by_blocks(layer: nn.Linear, x: Tensor, delta: Tensor, workspace: Workspace) -> Sums:
-    rows, lanes = block_of(*layer.weight.shape)
+def _sums_by_blocks(x: Tensor, delta: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    shape = delta.shape[-1], x.shape[-1]
+    rows, lanes = block_of(*shape)
     values = [[one.expand(lanes, -1, -1)] for one in x]
-    totals = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
-    for first in range(0, layer.out_features, rows):
+    totals = workspace.result(shape, x), workspace.result(shape, x)
+    for first in range(0, shape[0], rows):
         block = torch.unflatten(delta[..., first : first + rows].transpose(1, 2), 1, (lanes, -1))
-        sums = sums_of_block(block, values, (1, layer.in_features), workspace)
-        for total, found in zip(totals, sums, strict=True):
-            total[first : first + rows] = found[0]
-    result: Sums = {"weight": totals}
-    add_sums(result, "bias", delta.sum(1))
-    return result
+        found = sums_of_block(block, values, (1, shape[1]), workspace)
+        for total, part in zip(totals, found, strict=True):
+            total[first : first + rows] = part[0]
+    return totals

@@ -52,6 +52,8 @@ class LayerRule:
         example_dims: The dimension of each input that holds the examples, None for an input that all examples share;
             inputs beyond the tuple are shared. Or a function of the layer and the inputs.
         applies: Whether the rule holds for a layer of its types with these parameters.
+        repeats_noise: Whether the rule puts a layer's inputs through it again, with noise: it is called with the random
+            numbers of the forward.
         cases: Layers and inputs for the contract tests: how to build a layer, and the shape of its input or a function that
             draws its inputs.
     """
@@ -61,6 +63,7 @@ class LayerRule:
     input_dims: int | Callable[[Any], int]
     example_dims: ExampleDims | Callable[[Any, Inputs], ExampleDims]
     applies: Callable[[Any], bool]
+    repeats_noise: Callable[[Any], bool]
     cases: Sequence[Case]
     _fast_sums: Callable[..., Sums] | None = None
     _saved: Callable[[Any, Any], Any] | None = None
@@ -145,6 +148,7 @@ def layer_rule(
     input_dims: int | Callable[[Any], int] = 2,
     example_dims: ExampleDims | Callable[[Any, Inputs], ExampleDims] = (0,),
     applies: Callable[[Any], bool] = lambda layer: True,
+    repeats_noise: Callable[[Any], bool] = lambda layer: False,
     cases: Sequence[Case] = (),
 ) -> Callable[[Contributions], LayerRule]:
     """Register the decorated function as the rule of `layers`.
@@ -155,6 +159,7 @@ def layer_rule(
         input_dims: Least number of dimensions of an input that holds examples.
         example_dims: The dimensions that hold the examples.
         applies: Whether the rule holds for a layer.
+        repeats_noise: Whether the rule draws the forward's noise again.
         cases: What the contract tests build.
 
     Returns:
@@ -162,7 +167,7 @@ def layer_rule(
     """
 
     def register(function: Contributions) -> LayerRule:
-        rule = LayerRule(function, parameters, input_dims, example_dims, applies, cases)
+        rule = LayerRule(function, parameters, input_dims, example_dims, applies, repeats_noise, cases)
         rule.__doc__ = function.__doc__
         _RULES.update(dict.fromkeys(layers, rule))
         return rule

@@ -1,0 +1,192 @@
+"""nn.MultiheadAttention: q = W_q x_q + b_q, k and v alike, o = W_o a + b_o with a = attention(q, k, v).
+
+    c_i(W_q) = Σ_t δq_it x_qitᵀ        c_i(b_q) = Σ_t δq_it        k, v and o alike
+    c_i(b_k⁺) = δk_i⁺                  of the position that ``add_bias_kv`` appends to keys and values
+
+The gradients δq, δk and δv come from torch's own attention between identity projections, put through once more with the
+random numbers of the forward, so masks and dropout are those of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from lightning_bayes.curvature.rules.linear import matrix_sums
+from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, add_sums, layer_rule
+from lightning_bayes.curvature.workspace import Workspace
+
+
+class _Linear(NamedTuple):
+    """One of the linear maps: what it sees at every position, ``[B, T, in]``, and the gradient of its output."""
+
+    x: Tensor
+    delta: Tensor
+
+
+class _Terms(NamedTuple):
+    matrices: dict[str, list[_Linear]]  # parameter name → the maps whose rows it holds, one below the other
+    vectors: PerExample
+
+
+def _example_dims(layer: nn.MultiheadAttention, inputs: Inputs) -> ExampleDims:
+    dim = 0 if layer.batch_first else 1
+    return dim, dim, dim, 0  # the padding mask always holds the examples first
+
+
+def _draw(*sizes: tuple[int, int], dim: int = 0, **options: Any) -> Callable[[Generator], Inputs]:
+    """Query, key and value of these lengths and features; one pair of sizes for all three being the same tensor."""
+    names = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
+    defaults = dict(zip(names, (None, True, None, True, False), strict=True))
+
+    def draw(generator: Generator) -> Inputs:
+        drawn = [torch.randn(5, *size, generator=generator, dtype=torch.float64).transpose(0, dim) for size in sizes]
+        return (*(drawn * (3 // len(drawn))), *(defaults | options).values())
+
+    return draw
+
+
+_PADDING = torch.arange(6) >= torch.tensor([6, 4, 6, 1, 3])[:, None]  # [B, S]
+_CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)  # [T, S]
+
+
+@layer_rule(
+    nn.MultiheadAttention,
+    parameters=(
+        *("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
+        *("out_proj.weight", "out_proj.bias"),
+    ),
+    input_dims=3,
+    example_dims=_example_dims,
+    repeats_noise=lambda layer: layer.training and layer.dropout > 0,
+    cases=[
+        (lambda: nn.MultiheadAttention(4, 2, batch_first=True), _draw((6, 4))),
+        (lambda: nn.MultiheadAttention(4, 2), _draw((6, 4), dim=1, need_weights=False)),
+        (lambda: nn.MultiheadAttention(4, 2), _draw((6, 4), dim=1, attn_mask=_CAUSAL, average_attn_weights=False)),
+        (
+            lambda: nn.MultiheadAttention(4, 2, batch_first=True),
+            _draw((6, 4), attn_mask=_CAUSAL, is_causal=True, need_weights=False),
+        ),
+        (
+            lambda: nn.MultiheadAttention(4, 4, add_bias_kv=True, add_zero_attn=True, batch_first=True),
+            _draw((3, 4), (6, 4), (6, 4), key_padding_mask=_PADDING),
+        ),
+        (
+            lambda: nn.MultiheadAttention(4, 1, bias=False, kdim=3, vdim=2, batch_first=True),
+            _draw((3, 4), (6, 3), (6, 2), key_padding_mask=_PADDING, attn_mask=_CAUSAL[:3], need_weights=False),
+        ),
+        (lambda: nn.MultiheadAttention(4, 2, kdim=3, vdim=2, add_bias_kv=True), _draw((2, 4), (6, 3), (6, 2), dim=1)),
+    ],
+)
+def attention(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) -> PerExample:
+    """Per-example contributions; ``grad_output`` is that of the output, or of the output and the attention weights."""
+    terms = _terms(layer, inputs, grad_output)
+    weights = {name: torch.cat([m.delta.mT @ m.x for m in maps], 1) for name, maps in terms.matrices.items()}
+    return {**weights, **terms.vectors}
+
+
+@attention.fast_sums
+def attention_sums(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any, workspace: Workspace) -> Sums:
+    """Sums of contributions and of their squares, as those of linear layers."""
+    terms, totals = _terms(layer, inputs, grad_output), Sums()
+    for name, maps in terms.matrices.items():
+        found = [matrix_sums(m.x, m.delta, workspace) for m in maps]
+        totals[name] = (torch.cat([grad for grad, _ in found]), torch.cat([square for _, square in found]))
+    for name, part in terms.vectors.items():
+        add_sums(totals, name, part)
+    return totals
+
+
+@torch.no_grad()
+def _terms(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) -> _Terms:
+    """What each linear map sees, and the gradient of its output."""
+    call = _Call(*inputs)
+    seen = [x if layer.batch_first else x.transpose(0, 1) for x in (call.query, call.key, call.value)]  # [B, T, ·]
+    attended, delta_out, deltas = _replayed(layer, call, _projected(layer, seen), grad_output)
+    vectors = {"out_proj.bias": delta_out.sum(1)}
+    if layer.bias_k is not None:
+        vectors |= {name: d[:, -1:, None] for name, d in zip(("bias_k", "bias_v"), deltas[1:], strict=True)}
+        deltas = [deltas[0], *(d[:, :-1] for d in deltas[1:])]
+    if layer.in_proj_bias is not None:
+        vectors["in_proj_bias"] = torch.cat([d.sum(1) for d in deltas], 1)
+    maps = [_Linear(x, d) for x, d in zip(seen, deltas, strict=True)]
+    names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    own = (
+        {"in_proj_weight": maps}
+        if layer.in_proj_weight is not None
+        else {n: [m] for n, m in zip(names, maps, strict=True)}
+    )
+    return _Terms({**own, "out_proj.weight": [_Linear(attended, delta_out)]}, vectors)
+
+
+class _Call(NamedTuple):
+    """The arguments of the layer's forward."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_padding_mask: Tensor | None
+    need_weights: bool
+    attn_mask: Tensor | None
+    average_attn_weights: bool
+    is_causal: bool
+
+
+def _projected(layer: nn.MultiheadAttention, seen: list[Tensor]) -> list[Tensor]:
+    """q, k and v, with the position that ``add_bias_kv`` appends, ``[B, T, E]``."""
+    own = layer.in_proj_weight
+    weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight) if own is None else own.chunk(3)
+    biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.to(seen[0].dtype).chunk(3)
+    q, k, v = (F.linear(x, w.to(x.dtype), b) for x, w, b in zip(seen, weights, biases, strict=True))
+    if layer.bias_k is not None and layer.bias_v is not None:
+        k, v = (
+            torch.cat([x, b.to(x.dtype).expand(len(x), -1, -1)], 1) for x, b in ((k, layer.bias_k), (v, layer.bias_v))
+        )
+    return [q, k, v]
+
+
+def _replayed(
+    layer: nn.MultiheadAttention, call: _Call, projected: list[Tensor], grad_output: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """A and δo, both ``[B, T, E]``, and δq, δk, δv."""
+    one = torch.eye(layer.embed_dim, dtype=call.query.dtype, device=call.query.device)
+    padding, mask = call.key_padding_mask, call.attn_mask
+    if layer.bias_k is not None:
+        padding, mask = (None if m is None else F.pad(m, (0, 1)) for m in (padding, mask))
+    leaves = [x.detach().transpose(0, 1).requires_grad_() for x in projected]
+    with torch.enable_grad():
+        attended, weights = F.multi_head_attention_forward(
+            leaves[0],
+            leaves[1],
+            leaves[2],
+            layer.embed_dim,
+            layer.num_heads,
+            in_proj_weight=one.repeat(3, 1),
+            in_proj_bias=None,
+            bias_k=None,
+            bias_v=None,
+            add_zero_attn=layer.add_zero_attn,
+            dropout_p=layer.dropout,
+            out_proj_weight=one,
+            out_proj_bias=None,
+            training=layer.training,
+            key_padding_mask=padding,
+            need_weights=call.need_weights,
+            attn_mask=mask,
+            average_attn_weights=call.average_attn_weights,
+            is_causal=call.is_causal,
+        )
+    grad, *grad_weights = grad_output if isinstance(grad_output, tuple) else (grad_output,)
+    if grad is None:
+        delta_out = torch.zeros_like(attended).transpose(0, 1)
+    else:
+        delta_out = grad if layer.batch_first else grad.transpose(0, 1)
+    outputs, grads = [attended], [(delta_out @ layer.out_proj.weight.to(attended.dtype)).transpose(0, 1)]
+    if weights is not None and grad_weights and grad_weights[0] is not None:
+        outputs, grads = [*outputs, weights], [*grads, *grad_weights]
+    deltas = torch.autograd.grad(outputs, leaves, grads)
+    return attended.detach().transpose(0, 1), delta_out, [d.transpose(0, 1) for d in deltas]

@@ -1,0 +1,85 @@
+"""timm's BatchNormAct2d on batch statistics: examples at the statistics of their batch, whose sum is the batch gradient."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from oracles import one_example_at_a_time, relative_error
+from timm.layers.norm_act import BatchNormAct2d
+from torch import nn
+
+from lightning_bayes.curvature import measure
+from lightning_bayes.curvature.rules import rule_for
+from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.errors import UnsupportedLayerError
+
+
+def build_layer(generator, **options):
+    layer = BatchNormAct2d(4, **options).double()
+    for param in layer.parameters():
+        nn.init.normal_(param, generator=generator)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"act_layer": "silu"}, {"act_layer": "leaky_relu"}, {"track_running_stats": False}]
+)
+def test_contributions_are_those_of_single_examples_at_the_batch_statistics(options, generator):
+    layer = build_layer(generator, **options)
+    x, delta = (torch.randn(5, 4, 3, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    fixed = copy.deepcopy(layer).eval()
+    fixed.running_mean, fixed.running_var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+    rule = rule_for(layer)
+    found, totals = rule(layer, (x,), delta), rule.sums(layer, (x,), delta, Workspace())
+    batch = torch.autograd.grad(layer(x), [layer.weight, layer.bias], delta)
+    for name, grad in zip(("weight", "bias"), batch, strict=True):
+        torch.testing.assert_close(totals[name][0], grad)
+        torch.testing.assert_close(totals[name][1], found[name].square().sum(0))
+    for i in range(5):
+        truth = torch.autograd.grad(fixed(x[i : i + 1]), [fixed.weight, fixed.bias], delta[i : i + 1])
+        for name, value in zip(("weight", "bias"), truth, strict=True):
+            torch.testing.assert_close(found[name][i], value)
+
+
+def small_network():
+    """resnetv2 with one block in each stage, all of its BatchNorms being BatchNormAct2d."""
+    return timm.create_model(
+        "resnetv2_50", num_classes=3, layers=(1, 1), channels=(8, 16), stem_chs=8, norm_layer=BatchNormAct2d, in_chans=3
+    ).double()
+
+
+@pytest.mark.parametrize("engine", ["fused", "backpack"])
+def test_a_network_in_evaluation_mode_equals_the_loop(engine, generator):
+    model, x = small_network().eval(), torch.randn(4, 3, 32, 32, generator=generator, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 1])
+    grad, square = one_example_at_a_time(model, list(zip(x, y, strict=True)), classify)
+    measured = measure(model, lambda: F.cross_entropy(model(x), y), engine=engine)
+    assert relative_error(measured.grad, grad) < 1e-8
+    assert relative_error(measured.curvature, square) < 1e-8
+
+
+def classify(model, example):
+    return F.cross_entropy(model(example[0][None]), example[1][None])
+
+
+@pytest.mark.parametrize("engine", ["fused", "backpack"])
+def test_a_network_in_training_mode_has_the_batch_gradient(engine, generator):
+    model, x = small_network(), torch.randn(4, 3, 32, 32, generator=generator, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 1])
+    params = dict(model.named_parameters())
+    grads = torch.autograd.grad(F.cross_entropy(model(x), y), list(params.values()))
+    measured = measure(model, lambda: F.cross_entropy(model(x), y), engine=engine)
+    assert relative_error(measured.grad, dict(zip(params, grads, strict=True))) < 1e-8
+    assert all((measured.curvature[k] >= measured.grad[k].square() * (1 - 1e-9)).all() for k in params)  # Jensen
+
+
+@pytest.mark.parametrize("options", [{"act_layer": nn.PReLU}, {"drop_layer": nn.Dropout}], ids=["prelu", "dropout"])
+def test_what_the_rule_does_not_cover_is_refused_by_name(options, generator):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4, inplace=False, **options))
+    x = torch.randn(4, 3, 5, 5, generator=generator)
+    with pytest.raises(UnsupportedLayerError, match="BatchNormAct2d"):
+        measure(model, lambda: model(x).square().mean())
