@@ -181,6 +181,11 @@ def _in_reentrant_checkpoint() -> bool:
     return frame is not None
 
 
+def _is_needed(output: Tensor) -> bool:
+    """Whether a custom function may not mark `output` as changed in place: a view, or saved for its own backward."""
+    return output._is_view() or hasattr(output.grad_fn, "_saved_result")
+
+
 class LayerCall:
     """One call of a unit that has a rule."""
 
@@ -215,8 +220,7 @@ class LayerCall:
     def watched(self, inputs: list[Any], output: Any, leaves: list[Any]) -> Any:
         """`output` with an identity behind it, whose backward asks `backward` for the gradients of `leaves`."""
         if isinstance(output, Tensor):
-            # A view may not be marked as changed in place by a custom function.
-            return _Measured.apply(self, inputs, 1, output.clone() if output._is_view() else output, *leaves)
+            return _Measured.apply(self, inputs, 1, output.clone() if _is_needed(output) else output, *leaves)
         tensors, rebuild = differentiable(output)
         outputs = [t.clone() for t in tensors]  # outputs may be views of one another
         measured = _Measured.apply(self, inputs, len(outputs), *outputs, *leaves)

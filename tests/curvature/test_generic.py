@@ -420,8 +420,9 @@ def test_packed_sequences_are_found_anywhere(where):
         measure(model, lambda: call().square().mean())
 
 
-def test_attention_masks_of_single_heads_are_refused(generator):
-    model, x = nn.ModuleList([nn.MultiheadAttention(4, 2, batch_first=True)]), torch.zeros(3, 5, 4)
+def test_attention_masks_of_single_heads_are_refused_where_the_rule_does_not_hold(generator):
+    attention = nn.utils.parametrizations.weight_norm(nn.MultiheadAttention(4, 2, batch_first=True), "in_proj_weight")
+    model, x = nn.ModuleList([attention]), torch.zeros(3, 5, 4)
     mask = torch.zeros(6, 5, 5, dtype=torch.bool)
     with pytest.raises(UnsupportedLayerError, match=r"attn_mask of shape \[6, 5, 5\].*key_padding_mask"):
         measure(model, lambda: model[0](x, x, x, attn_mask=mask)[0].square().mean())
