@@ -23,7 +23,7 @@ module is imported. All engines use the same rules. tests/contracts/test_rules.p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -223,14 +223,11 @@ def add_sums(total: Sums, name: str, part: Tensor) -> None:
 
 def _holds(layer: nn.Module, parameters: tuple[str, ...]) -> bool:
     """Whether all parameters of `layer` and of its children are among `parameters`, and the first of them is its own."""
-    names = (name for name, _ in _all_parameters(layer)) if layer._modules else layer._parameters
-    return set(names) <= set(parameters) and parameters[0] in layer._parameters
-
-
-def _all_parameters(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    for prefix, module in layer.named_modules():
-        for name, param in module._parameters.items():
-            yield f"{prefix}.{name}" if prefix else name, param
+    if parameters[0] not in layer._parameters:
+        return False
+    if not layer._modules:
+        return all(name in parameters for name, param in layer._parameters.items() if param is not None)
+    return all(name in parameters for name, _ in layer.named_parameters(remove_duplicate=False))
 
 
 @lru_cache(maxsize=256)
