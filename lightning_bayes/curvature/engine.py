@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale
+from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.units import Unit, find_units
-from lightning_bayes.curvature.uses import count_uses
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import (
     ExampleDimensionError,

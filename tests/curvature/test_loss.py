@@ -45,7 +45,6 @@ REDUCED = {  # all are right for a batch of one, too
     "half the sum": lambda v: 0.5 * v.sum(),
     "sum of what is no NaN": lambda v: torch.nansum(v),
     "mean of what is no NaN": lambda v: torch.nanmean(v),
-    "product divided by the number": lambda v: torch.einsum("bo,bo->", v, torch.ones_like(v)) / len(v),
     "stacked terms": lambda v: torch.stack([v.mean(), v.square().mean()]) @ torch.tensor([1.0, 0.5]).double(),
     "one of stacked terms": lambda v: torch.stack([v.sum(), v.square().sum()])[1],
     "two stacked vectors": lambda v: torch.stack([v.mean(1), v.square().mean(1)]).mean(),
@@ -67,7 +66,17 @@ UNCLEAR = {
     "a tensor's factor": (lambda v: torch.tensor(1 / len(v)).double() * v.mean(1).sum(), "sum rescaled by"),
     "mean times the number": (lambda v: v.mean() * len(v), "mean rescaled by"),
     "product": (lambda v: torch.einsum("bo,bo->", v, v), "by Bmm"),
-    "trace": (lambda v: torch.trace(v @ v.T), "by Trace"),
+    "product divided by the number": (lambda v: torch.einsum("bo,bo->", v, v) / len(v), "by Bmm"),
+    "product of sums divided by the number": (lambda v: torch.einsum("bo,bp->", v, v) / len(v), "by"),
+    "trace": (lambda v: torch.trace(v @ v.T), "mixes its examples by Mm"),
+    "divided by a tensor": (lambda v: v.sum() / torch.tensor(float(len(v))), "sum rescaled by 1/"),
+    "tanh of a sum": (lambda v: v.sum().tanh(), "is the Tanh of a sum"),
+    "Dice": (lambda v: 1 - (2 * v.sum() + 1) / (v.sigmoid().sum() + len(v) + 1), "is a ratio of its terms"),
+    "mean Dice of outputs": (lambda v: (1 - (2 * v.sum(0) + 1) / (v.sigmoid().sum(0) + 3)).mean(), "is a ratio"),
+    "product of means": (lambda v: v.mean() * v.square().mean(), "combines its terms by Mul"),
+    "variance over the examples": (lambda v: v.var(0).mean(), "by Var"),
+    "centred by the batch": (lambda v: (v - v.mean(0)).square().mean(), "mixes its examples by Sub"),
+    "unclear beside a mean": (lambda v: v.mean() + v.norm(), "by .*Norm"),
     "largest": (lambda v: v.max(), "by Max"),
     "norm": (lambda v: v.norm(), "by .*Norm"),
     "root of a sum": (lambda v: v.sum().sqrt(), "is the Sqrt of a sum"),
@@ -207,11 +216,13 @@ def test_ignored_tokens_belong_to_their_example_in_either_order(name, positions,
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks
-def test_compiled_loss_is_taken_for_a_mean(generator):
+def test_compiled_loss_is_refused_until_declared(generator):
     model, x, y = problem(6, 3, generator)
     torch.compiler.reset()
     compiled = torch.compile(lambda out, target: F.mse_loss(out, target), backend="aot_eager")  # torch 2.5 wants Python
-    measured = measure(model, lambda: compiled(model(x), y))
+    with pytest.raises(UnsupportedTrainingError, match="reduces its values by CompiledFunction"):
+        measure(model, lambda: compiled(model(x), y))
+    measured = measure(model, lambda: compiled(model(x), y), loss_reduction="mean")
     assert_right(measured, model, list(zip(x, y, strict=True)), lambda m, e: F.mse_loss(m(e[0]), e[1]))
 
 
@@ -244,10 +255,76 @@ def test_loss_of_an_own_function_is_refused_until_declared(generator):
         measure(model, lambda: OwnLoss.apply(model(x) - y))
     measured = measure(model, lambda: OwnLoss.apply(model(x) - y), loss_reduction="sum")
     assert_right(measured, model, list(zip(x, y, strict=True)), lambda m, e: (m(e[0]) - e[1]).square().sum())
-    penalised = measure(
-        model, lambda: F.mse_loss(model(x), y) + 0.0 * OwnLoss.apply(model(x))
-    )  # the other term is clear
-    assert_right(penalised, model, list(zip(x, y, strict=True)), lambda m, e: F.mse_loss(m(e[0]), e[1]))
+
+
+MASKED = {  # of examples and outputs, both with a last example that is left out
+    "mean of chosen rows": lambda v, mask: v[mask].mean(),
+    "mean of chosen values": lambda v, mask: v[mask[:, None].expand_as(v)].mean(),
+    "masked select": lambda v, mask: v.masked_select(mask[:, None]).mean(),
+    "masked mean": lambda v, mask: (v.sum(1) * mask).sum() / mask.sum(),
+    "masked mean of values": lambda v, mask: (v * mask[:, None]).sum() / mask[:, None].expand_as(v).sum(),
+    "filled mean": lambda v, mask: v.masked_fill(~mask[:, None], 0).sum() / mask.sum(),
+    "mean of where": lambda v, mask: torch.where(mask[:, None], v, 0).sum() / mask.sum(),
+    "weighted mean": lambda v, mask: (v.sum(1) * mask.double()).sum() / mask.double().sum(),
+    "rows by number": lambda v, mask: v[torch.arange(len(v))[mask]].mean(),
+    "hardest": lambda v, mask: v.sum(1).topk(len(v) - 1).values.mean(),
+}
+
+
+@pytest.mark.parametrize(("batch", "outputs"), [*SIZES, (4, 4), (2, 3), (3, 2)])
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_means_are_refused(name, batch, outputs, generator):
+    """With tokens, so that the number of chosen values may be a multiple of the batch."""
+    for tokens in (1, 2, batch):
+        (model, x, _), reduced = problem(batch, outputs, generator), MASKED[name]
+        x = x.repeat_interleave(tokens, 0).unflatten(0, (batch, tokens))
+        mask = torch.ones(batch, tokens, dtype=torch.bool)
+        mask[-1] = False
+        with pytest.raises(UnsupportedTrainingError, match=r"may not hold a value for each|Pass loss_reduction"):
+            measure(model, lambda: reduced(model(x).square().flatten(0, 1), mask.flatten()))  # noqa: B023
+
+
+@every_size
+def test_moments_of_the_batch_are_refused(batch, outputs, generator):
+    model, x, _ = problem(batch, outputs, generator)
+    with pytest.raises(UnsupportedTrainingError, match=r"may not hold a value for each|mixes its examples by Mm"):
+        measure(model, lambda: (model(x).T @ model(x)).square().sum() / len(x))
+
+
+EXACT = {  # of outputs and classes, all read
+    "picked classes": lambda out, y: -out.log_softmax(1)[torch.arange(len(y)), y].mean(),
+    "gathered classes": lambda out, y: -out.log_softmax(1).gather(1, y[:, None]).sum() / len(y),
+    "one-hot classes": lambda out, y: -(out.log_softmax(1) * F.one_hot(y, out.shape[1])).sum() / len(y),
+    "probabilities": lambda out, y: F.cross_entropy(out, F.one_hot(y, out.shape[1]).double()),
+    "weighted examples": lambda out, y: (F.cross_entropy(out, y, reduction="none") * (1 + y)).mean(),
+    "divergence": lambda out, y: F.kl_div(
+        out.log_softmax(1), F.one_hot(y, out.shape[1]).double(), reduction="batchmean"
+    ),
+    "hinge": lambda out, y: F.multi_margin_loss(out, y),
+    "largest": lambda out, y: out.logsumexp(1).sum() - out.max(1).values.sum(),
+    "distance": lambda out, y: (out - 1).norm(dim=1).mean() + F.cosine_similarity(out, out.detach() + 1).mean(),
+    "first output": lambda out, y: F.softplus(out[:, 0]).mean() + out[:, -1].squeeze().abs().mean(),
+    "divided twice": lambda out, y: out.square().sum() / out.shape[1] / len(out),
+    "frozen network behind": lambda out, y: torch.conv1d(out[:, None], torch.ones(2, 1, 2).double()).square().mean(),
+}
+
+
+@every_size
+@pytest.mark.parametrize("name", EXACT)
+def test_losses_by_hand_equal_the_loop(name, batch, outputs, generator):
+    (model, x, _), loss = problem(batch, outputs, generator), EXACT[name]
+    y = torch.randint(0, outputs, (batch,), generator=generator)
+    measured = measure(model, lambda: loss(model(x), y))
+    assert_right(measured, model, list(range(batch)), lambda m, i: loss(m(x[i : i + 1]), y[i : i + 1]))
+
+
+@pytest.mark.parametrize("reduced", [lambda v: v.mean(), lambda v: v.sum()])
+def test_a_penalty_does_not_count_without_measured_layers(reduced, generator):
+    """Engines that measure gradients alone mark no layer in the graph."""
+    model, x, y = problem(6, 3, generator)
+    penalty = 0.1 * model.weight.square().sum() + sum(p.norm() for p in model.parameters())
+    kind = "mean" if reduced(torch.ones(2)) == 1 else "sum"
+    assert read_loss_scale(reduced((model(x) - y).square()) + penalty, batch_size=6).reduction == kind
 
 
 @pytest.mark.parametrize("engine", ["fused", "backpack"])

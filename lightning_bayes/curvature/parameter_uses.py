@@ -37,12 +37,12 @@ def count_uses(loss: Tensor) -> Counter[Tensor]:
 
 def enters_measured_layer(node: Any) -> bool:
     """Whether `node` was computed from the output of a layer that an engine measures."""
-    return any(found.name().startswith(_MEASURED) for found in _nodes([node]))
+    return any(map(is_measured, _nodes([node])))
 
 
-def until_layers(node: Any) -> Iterator[Any]:
-    """Yield `node` and every node that it was computed from, up to the output of measured layers."""
-    return _nodes([node], _MEASURED)
+def is_measured(node: Any) -> bool:
+    """Whether `node` is the output of a layer that an engine measures."""
+    return bool(node.name().startswith(_MEASURED))
 
 
 def _summands(root: Any) -> list[Any]:
@@ -54,14 +54,12 @@ def _summands(root: Any) -> list[Any]:
     return [part for child, _ in root.next_functions for part in _summands(child)]
 
 
-def _nodes(roots: list[Any], until: tuple[str, ...] = ()) -> Iterator[Any]:
-    """Yield every node that `roots` were computed from, themselves included, once; none below those named `until`."""
+def _nodes(roots: list[Any]) -> Iterator[Any]:
+    """Yield every node that `roots` were computed from, themselves included, once."""
     stack, seen = list(roots), set(roots)
     while stack:
         node = stack.pop()
         yield node
-        if until and node.name().startswith(until):
-            continue
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
