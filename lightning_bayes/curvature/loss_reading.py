@@ -100,7 +100,10 @@ class LossReader:
         if math.prod(shape) == 1:
             record = getattr(node, "record", None)
             return _unclear(f"comes out of {record.unit.label} as one number" if record else _reduced_by(node))
-        return Values("examples", layout=1 if shape[0] % self.batch_size == 0 else None)
+        if shape[0] % self.batch_size == 0:
+            return Values("examples", layout=1)
+        is_clear = shape.count(self.batch_size) == 1  # as of a recurrent layer that has the sequence first
+        return Values("examples", layout=math.prod(shape[: shape.index(self.batch_size)]) if is_clear else None)
 
     def _mixed(self, node: Any) -> Values:
         return _unclear(f"mixes its examples by {name_of(node)}") if self.shows_layers else self._layer(node)
