@@ -67,7 +67,7 @@ class Setting:
 
 # Appendix C.1 and the authors' configurations.
 ZHANG = Setting(epochs=1000, batch=(10, 100), mc_samples=(10, 10), lr=0.01, betas=(0.9, 0.999), decays=True)
-# Appendix J.1, with γ₁ and γ₂ as in the authors' code; the text has them swapped.
+# Appendix J.1, with γ₁ and γ₂ as in the authors' code; the text has them swapped. There prior and noise precision are tuned.
 KHAN = Setting(epochs=40, batch=(32, 128), mc_samples=(10, 5), lr=0.01, betas=(0.9, 0.99), decays=False)
 # Gal & Ghahramani 2016: 400 epochs of Adam with its default rate. Their 10,000 samples at test time are 100 here.
 GAL = Setting(epochs=400, batch=(128, 128), mc_samples=(1, 1), lr=1e-3, betas=(0.9, 0.999), decays=False)
