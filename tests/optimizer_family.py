@@ -1,18 +1,86 @@
-"""Every concrete optimizer of the package; new ones are found by themselves."""
+"""Every concrete optimizer of the package, found by its class, and a small classifier that each of them trains."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
+
+import torch
+from torch import nn
 
 import lightning_bayes.optim  # noqa: F401  its import defines the subclasses
+from lightning_bayes.curvature import Softmax
 from lightning_bayes.optim import NoisyOptimizer
 
 
 def concrete(cls):
+    """Subclasses that are neither abstract nor subclassed themselves."""
     for child in cls.__subclasses__():
-        if not inspect.isabstract(child) and "natural_update" in vars(child):
-            yield child
         yield from concrete(child)
+        if not child.__subclasses__() and not inspect.isabstract(child):
+            yield child
 
 
 OPTIMIZERS = sorted(set(concrete(NoisyOptimizer)), key=lambda cls: cls.__name__)
+
+# Constructor arguments without which an optimizer does not train a classifier. A new one needs an entry only if it does not
+# train without.
+NEEDS: dict[str, dict[str, Any]] = {
+    "FullVON": {"lr": 0.1, "damping": 2.0, "damping_in_noise": True},  # Hessians of networks have negative eigenvalues
+    "NNGFull": {"lr": 0.05, "damping": 0.1, "likelihood": Softmax()},  # one draw of labels leaves most directions out
+}
+
+
+def classifier(optimizer):
+    """A network of two classes with a BatchNorm layer, where the optimizer takes one; modules 0 and 3 are linear."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8) if takes_batch_norm(optimizer) else nn.Identity()
+    return nn.Sequential(nn.Linear(4, 8), norm, nn.ReLU(inplace=True), nn.Linear(8, 2))
+
+
+def construct(optimizer, model, *groups, step_rule="natural", **arguments):
+    """Build the optimizer around a model, with these arguments and, before them, what it needs."""
+    given = {"num_data": 3200, **arguments, **NEEDS.get(optimizer.__name__, {})}
+    if step_rule == "user":
+        return optimizer(model, base=torch.optim.Adam(model.parameters(), lr=1e-2), **given)
+    rule = {"step_rule": step_rule} if len(step_rules(optimizer)) > 1 else {}
+    return optimizer(model, *groups, **{"lr": 1e-2, **rule, **given})
+
+
+# -- capabilities, read from the class ----------------------------------------------------------------------------------
+
+
+def step_rules(optimizer):
+    """The step rules that an optimizer has: the natural one alone if it has no callback, and so no default step."""
+    default = getattr(optimizer, "default_step", None)
+    return ["natural"] + ["trust_region"] * (default is not None) + ["user"] * (default == "user")
+
+
+def from_backpack(optimizer):
+    """Whether BackPACK measures the curvature: it takes neither a scaled loss nor BatchNorm in training mode."""
+    return getattr(optimizer, "measures", "").startswith("diag_")
+
+
+def draws_labels(optimizer):
+    """Whether the curvature is measured with labels that the model draws, in each pass others."""
+    return getattr(optimizer, "labels", "") == "sampled"
+
+
+def is_chain(optimizer):
+    """Whether the model must be a chain of linear layers."""
+    return getattr(optimizer, "needs_chain", False)
+
+
+def is_reparameterised(optimizer):
+    """Whether the curvature is an estimate from noise and gradient, which a pass without noise cannot give."""
+    return getattr(optimizer, "measures", "") == "reparameterised"
+
+
+def takes_batch_norm(optimizer):
+    """Whether a model may have other layers than linear ones and convolutions, such as BatchNorm."""
+    return not (optimizer.joins_weights or from_backpack(optimizer))
+
+
+def chooses_engine(optimizer):
+    """Whether ``engine="fused"`` and ``engine="backpack"`` measure the same: BackPACK's factors have no bias column."""
+    return not (optimizer.joins_weights or optimizer.measures == "kronecker")

@@ -96,7 +96,7 @@ class Softmax(Likelihood):
         Returns:
             Classes, ``[batch, …]``.
         """
-        probs = self._checked(outputs).detach().softmax(1).movedim(1, -1)
+        probs = _finite(self._checked(outputs)).softmax(1).movedim(1, -1)
         return torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator).reshape(probs.shape[:-1])
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Bernoulli(Likelihood):
         Returns:
             Zeros and ones in the shape and dtype of `outputs`.
         """
-        return torch.bernoulli(outputs.detach().sigmoid(), generator=generator)
+        return torch.bernoulli(_finite(outputs).sigmoid(), generator=generator)
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
@@ -164,6 +164,11 @@ class Gaussian(Likelihood):
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         _same_shape(outputs, targets)
         return ((targets - outputs) / self.std).square() / 2 + math.log(self.std) + math.log(2 * math.pi) / 2
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """Logits to draw labels from. Torch refuses NaN, but the loss there is not finite anyway and the update is skipped."""
+    return logits.detach().nan_to_num()
 
 
 def _same_shape(outputs: Tensor, targets: Tensor) -> None:

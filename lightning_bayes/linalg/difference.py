@@ -5,6 +5,9 @@ With A = L Lᵀ, L⁻¹ C L⁻ᵀ = E₁ diag(s₁) E₁ᵀ and K₁ = L⁻ᵀ E
     K₁ᵀ A K₁ = I        K₁ᵀ C K₁ = diag(s₁)        and so with K₂ of B and D
 
     (A ⊗ B - C ⊗ D)⁻¹ = (K₁ ⊗ K₂) diag(1 / (1 - s₁ s₂ᵀ)) (K₁ ⊗ K₂)ᵀ
+    T                 = (K₁ ⊗ K₂) diag(1 / √(1 - s₁ s₂ᵀ)) (E₁ ⊗ E₂)ᵀ        T Tᵀ = (A ⊗ B - C ⊗ D)⁻¹
+
+T ends in (E₁ ⊗ E₂)ᵀ because an eigenvector's sign is arbitrary: without it rounding would change which sample a noise gives.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class DifferenceInverse(NamedTuple):
 
     Attributes:
         basis: K₁ ⊗ K₂.
+        rotation: E₁ ⊗ E₂.
         inverse_basis: K₁⁻¹ ⊗ K₂⁻¹.
         spectrum: 1 - s₁ s₂ᵀ, ``[..., m, n]``, at least `SPECTRUM_FLOOR`.
 
@@ -35,6 +39,7 @@ class DifferenceInverse(NamedTuple):
     """
 
     basis: KroneckerProduct
+    rotation: KroneckerProduct
     inverse_basis: KroneckerProduct
     spectrum: Tensor
 
@@ -55,12 +60,9 @@ class DifferenceInverse(NamedTuple):
         others = (None, None) if subtracted is None else subtracted
         left = _diagonalised(product.left, others[0], f"left factor S of {name}")
         right = _diagonalised(product.right, others[1], f"right factor A of {name}")
-        spectrum = 1 - left[2][..., :, None] * right[2][..., None, :]
-        return cls(
-            KroneckerProduct(left[0], right[0]),
-            KroneckerProduct(left[1], right[1]),
-            spectrum.clamp_min(SPECTRUM_FLOOR),
-        )
+        spectrum = 1 - left[3][..., :, None] * right[3][..., None, :]
+        basis, rotation, inverse = (KroneckerProduct(*pair) for pair in zip(left[:3], right[:3], strict=True))
+        return cls(basis, rotation, inverse, spectrum.clamp_min(SPECTRUM_FLOOR))
 
     def matvec(self, x: Tensor) -> Tensor:
         """(A ⊗ B - C ⊗ D)⁻¹ vec(X) as a matrix ``[..., m, n]``."""
@@ -68,11 +70,11 @@ class DifferenceInverse(NamedTuple):
 
     def root(self, noise: Tensor) -> Tensor:
         """T vec(noise) with T Tᵀ = (A ⊗ B - C ⊗ D)⁻¹, for sampling."""
-        return self.basis.matvec(noise * self.spectrum.rsqrt())
+        return self.basis.matvec(self.rotation.transpose().matvec(noise) * self.spectrum.rsqrt())
 
     def inverse_root(self, x: Tensor) -> Tensor:
         """T⁻¹ vec(X), the inverse of `root`."""
-        return self.inverse_basis.matvec(x) * self.spectrum.sqrt()
+        return self.rotation.matvec(self.inverse_basis.matvec(x) * self.spectrum.sqrt())
 
     def log_det(self) -> Tensor:
         """Log det of the difference itself (not of its inverse), ``[...]``."""
@@ -82,8 +84,8 @@ class DifferenceInverse(NamedTuple):
         return 2 * (columns * left + rows * right) + self.spectrum.log().sum((-2, -1))
 
 
-def _diagonalised(matrix: Tensor, other: Tensor | None, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """K, K⁻¹ and s with Kᵀ matrix K = I and Kᵀ other K = diag(s)."""
+def _diagonalised(matrix: Tensor, other: Tensor | None, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """K, E, K⁻¹ and s with Kᵀ matrix K = I and Kᵀ other K = diag(s)."""
     factor = cholesky(matrix, name)
     if other is None:
         vectors, values = torch.eye(matrix.shape[-1]).to(matrix).expand_as(matrix), torch.zeros_like(matrix[..., 0])
@@ -91,4 +93,5 @@ def _diagonalised(matrix: Tensor, other: Tensor | None, name: str) -> tuple[Tens
         half = torch.linalg.solve_triangular(factor, other, upper=False)
         whitened = torch.linalg.solve_triangular(factor, half.mT, upper=False)
         values, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
-    return torch.linalg.solve_triangular(factor.mT, vectors, upper=True), vectors.mT @ factor.mT, values
+    basis = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)
+    return basis, vectors, vectors.mT @ factor.mT, values

@@ -356,6 +356,14 @@ def test_labels_come_from_the_given_generator_alone(generator):
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("likelihood", [Softmax(), Bernoulli(), Gaussian(1.0)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_outputs_that_are_not_finite_give_a_loss_that_is_not_finite(likelihood, value):
+    outputs = torch.zeros(5, 3)
+    outputs[2, 1] = value
+    assert not likelihood.sampled_loss(outputs, torch.Generator().manual_seed(0)).isfinite()
+
+
 def test_bad_likelihoods_are_named():
     for std in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(HyperparameterError, match=rf"std={std} must be a positive, finite standard deviation"):

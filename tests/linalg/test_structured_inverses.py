@@ -30,6 +30,17 @@ def test_the_inverse_of_a_difference_is_dense(seed, batch):
     torch.testing.assert_close(columns @ columns.mT, torch.linalg.inv(dense))
 
 
+def test_a_sample_is_a_continuous_function_of_the_matrices():
+    """Eigenvectors are not: of equal eigenvalues any basis is one, and rounding decides which."""
+    generator = seeded(1)
+    larger = KroneckerProduct(4 * torch.eye(3, dtype=F64), spd(4, generator=generator))
+    smaller = KroneckerProduct(torch.eye(3, dtype=F64), 0.1 * larger.right)
+    noise, change = normal(3, 4, generator=generator), 1e-13 * spd(3, generator=generator)
+    near = KroneckerProduct(smaller.left + change, smaller.right)
+    exact, other = (DifferenceInverse.of(larger, each).root(noise) for each in (smaller, near))
+    torch.testing.assert_close(other, exact, rtol=1e-9, atol=1e-9)
+
+
 def test_layers_that_determine_each_other_stay_finite():
     factors = KroneckerProduct(spd(2, generator=seeded(0)), spd(3, generator=seeded(1)))
     inverse = DifferenceInverse.of(factors, factors)  # the difference is zero in some direction

@@ -48,6 +48,8 @@ class BlockTridiagonalKFAC(RowsOptimizer):
         [torch.Size([3, 1]), torch.Size([3, 4])]
     """
 
+    needs_chain = True  # a model of linear layers that feed one another
+
     def __init__(
         self,
         model: nn.Module,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ class JointOptimizer(NoisyOptimizer, ABC):
         seed: Seed of the noise.
         max_nonfinite_steps: Updates in a row that may be skipped for a measurement that is not finite.
     """
+
+    joins_weights = True
 
     def __init__(
         self,
@@ -141,6 +144,18 @@ class JointOptimizer(NoisyOptimizer, ABC):
                 "Freeze what should not be learned with requires_grad_(False) before the optimizer is built."
             )
         super().add_param_group(param_group)
+
+    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        self._require_unfrozen()
+        return super()._open_capture(sample, loss_scale)
+
+    def _require_unfrozen(self) -> None:
+        frozen = [name for name, p in self.model.named_parameters() if p in set(self._params) and not p.requires_grad]
+        if frozen:
+            raise UnsupportedTrainingError(
+                f"{type(self).__name__} joins all weights that were trainable when it was built, and these no longer are: "
+                f"{', '.join(frozen)}. Freeze parameters before the optimizer is built."
+            )
 
     @property
     def _group(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from lightning_bayes.curvature.kronecker import Request
 from lightning_bayes.optim.dense.joint import JointOptimizer
 from lightning_bayes.optim.dense.joint_layers import require_matrix_layers
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
+from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.runtime.parameters import trainable
 
 
@@ -46,12 +47,19 @@ class RowsOptimizer(JointOptimizer, ABC):
         self._layers = require_matrix_layers(model, self.param_groups, type(self).__name__)
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        self._require_unfrozen()
         labels = label_source(self.fisher, self._likelihood, self.model)
         layers = {layer.module: layer.has_bias for layer in self._layers}
         return self._rows.capture(Request(layers, labels, self._label_seed(sample), loss_scale))
 
     def _layer_rows(self, captured: Any) -> list[LayerRows]:
-        """What a finished pass has seen in each layer."""
+        """The rows of each layer in a finished pass; zeros where backward did not reach it."""
         assert isinstance(captured, RowsCapture)
         found = captured.rows()
-        return [found[layer.module] for layer in self._layers]
+        examples = len(next(iter(found.values())).inputs)
+        return [found.get(layer.module) or _no_rows(layer, examples) for layer in self._layers]
+
+
+def _no_rows(layer: MatrixLayer, examples: int) -> LayerRows:
+    _, rows, columns = layer.shape
+    return LayerRows(layer.weight.new_zeros(examples, 1, columns), layer.weight.new_zeros(examples, 1, rows))

@@ -11,7 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,9 @@ SMALL = 2**16  # elements; smaller tensors are joined before they are added up, 
 class NoisyOptimizer(torch.optim.Optimizer, ABC):
     """Base of the family; subclasses fill in `_sample` and `_update_all`.
 
+    Class attributes:
+        joins_weights: Whether the posterior joins all weights: there is one parameter group, which cannot change.
+
     Args:
         model: The model whose passes are measured.
         engine: Measures the passes.
@@ -37,6 +40,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         mc_samples: K, weight samples per ``step(closure)``.
         max_nonfinite_steps: Updates in a row that may be skipped for a measurement that is not finite.
     """
+
+    joins_weights: ClassVar[bool] = False
 
     def __init__(
         self,
