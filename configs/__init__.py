@@ -1,11 +1,11 @@
-"""One runnable `LightningCLI` file per experiment.
+"""Configs of `LightningCLI`: parts that compose, ``data/`` × ``models/`` × ``methods/``, and whole published ``recipes/``.
 
-There is no code here. This file makes the directory a package, so that `importlib.resources` finds the YAML files in a
-wheel, in an editable install, and in a clone whose file system has no symbolic links.
+There is no code here; `lightning_bayes.composition` reads the files. This file makes the directory a package, so that
+`importlib.resources` finds them in a wheel, in an editable install, and in a clone whose file system has no symbolic links.
 
 Example:
     >>> from importlib import resources
-    >>> resources.files("lightning_bayes.configs").joinpath("digits_lenet_vogn.yaml").is_file()
+    >>> resources.files("lightning_bayes.configs").joinpath("methods", "vogn.yaml").is_file()
     True
 """
 

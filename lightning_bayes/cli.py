@@ -1,18 +1,15 @@
-"""The command line: ``lightning-bayes fit|validate|test|predict --config NAME``, a LightningCLI for any model and data.
+"""The command line: ``lightning-bayes fit|validate|test|predict --config DATA+MODEL+METHOD``, a LightningCLI.
 
-``lightning-bayes report RUN [RUN …]`` compares what such runs have left; see `report`.
-
-A config that is no file is looked up among those of this package, so the experiments run from any directory.
+A config is a file, the name of a recipe of this package, or a composition such as ``cifar10+lenet+vogn``; see
+`lightning_bayes.composition`. ``lightning-bayes report RUN [RUN …]`` compares the results of runs; see
+`lightning_bayes.report`.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -20,20 +17,19 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 from rich.console import Console
-from rich.table import Table
 
 import lightning_bayes.zoo  # noqa: F401  (imported classes can be named without their module)
 from lightning_bayes import report
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
-from lightning_bayes.errors import BayesError
+from lightning_bayes.composition import known_names
+from lightning_bayes.config_lookup import with_configs
+from lightning_bayes.errors import BayesError, ConfigError
+from lightning_bayes.metric_table import metric_table
 
-_CONFIG_OPTIONS = ("-c", "--config")
-_SINGLE_SHIFT = re.compile(r"shift(_mean)?/(?!all/)[^/]+/\d+/")
-WAYS = ("Value", "Mean", "Scaled")  # as predicted; at the posterior mean; by the fitted temperature
 _DESCRIPTION = """Train, validate, test and predict with a posterior over the weights.
-CONFIG is a YAML file or the name of a packaged one: {names}.
-Every argument of a class can be shown, such as those of a callback with fit --trainer.callbacks.help=VOGNCallback,
-and overridden, such as with --trainer.max_epochs=5 or --trainer.callbacks.mc_samples=2.
+CONFIG is a YAML file, a recipe, or DATA+MODEL+METHOD, such as digits+lenet+vogn. {names}
+fit --trainer.callbacks.help=VOGNCallback lists the arguments of a class; --trainer.max_epochs=5 or
+--trainer.callbacks.mc_samples=2 overrides one.
 lightning-bayes report RUN [RUN ...] writes one HTML page that compares runs."""
 
 
@@ -48,11 +44,11 @@ def main() -> None:
         _report(sys.argv[2:])
         return
     try:
-        sys.argv[1:] = with_packaged_configs(sys.argv[1:])  # not args=...: processes of DDP are started from sys.argv
-    except FileNotFoundError as error:
+        sys.argv[1:] = with_configs(sys.argv[1:])  # not args=...: DDP starts its processes from sys.argv
+    except ConfigError as error:
         print(f"lightning-bayes: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    # Lightning 2.6 asks torch's pytrees in a way that torch 2.15 deprecates; nobody at a command line can change that.
+    # Lightning 2.6 uses torch's pytrees in a way that torch 2.15 deprecates; users of a command line cannot change that.
     warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)
     try:
         BayesCLI()
@@ -60,98 +56,32 @@ def main() -> None:
         own = _own_error(error)
         if own is None:
             raise
-        raise SystemExit(_told(own)) from error  # it says what to do; no traceback
+        raise SystemExit(_message(own)) from error  # it says how to go on; a traceback would hide it
 
 
 def _report(arguments: list[str]) -> None:
     try:
         report.main(arguments)
     except BayesError as error:
-        raise SystemExit(_told(error)) from error
+        raise SystemExit(_message(error)) from error
 
 
-def _told(error: BayesError) -> str:
-    """What to print; of an error in a process that loads data, torch makes its whole traceback the message."""
+def _message(error: BayesError) -> str:
+    """The line to print. Torch puts the whole traceback into the message of an error from a data-loading process."""
     kind = type(error)
     message = str(error).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")[2]
     return f"lightning-bayes: {kind.__name__}: {message}"
 
 
 def _own_error(error: BaseException | None) -> BayesError | None:
-    """The error of this package behind another one: jsonargparse turns what a constructor raises into errors of its own."""
+    """The error of this package behind another one: jsonargparse wraps the errors of constructors."""
     while error is not None and not isinstance(error, BayesError):
         error = error.__cause__
     return error
 
 
-def packaged_configs() -> dict[str, Path]:
-    """The configs that come with this package.
-
-    Returns:
-        Their files by name, such as ``digits_lenet_vogn.yaml``, in alphabetical order.
-    """
-    folder = Path(str(resources.files("lightning_bayes.configs")))
-    return {path.name: path for path in sorted(folder.glob("*.yaml"))}
-
-
-def find_config(name: str) -> str:
-    """Find a config: a file first, else a packaged one.
-
-    Args:
-        name: A path, or the name of a packaged config with or without ``.yaml``. YAML text and URLs stay as they are.
-
-    Returns:
-        The path.
-
-    Raises:
-        FileNotFoundError: If there is neither; lists the packaged ones.
-
-    Example:
-        >>> Path(find_config("digits_lenet_vogn")).name
-        'digits_lenet_vogn.yaml'
-    """
-    if Path(name).is_file() or "://" in name or "{" in name or "\n" in name:
-        return name
-    packaged = packaged_configs()
-    for candidate in (name, f"{name}.yaml"):
-        if candidate in packaged:
-            return str(packaged[candidate])
-    raise FileNotFoundError(
-        f"there is no config {name}, neither as a file below {Path.cwd()} nor in this package, which has "
-        f"{', '.join(packaged)}."
-    )
-
-
-def with_packaged_configs(arguments: list[str]) -> list[str]:
-    """Replace the names of packaged configs by their paths.
-
-    Args:
-        arguments: Of the command line.
-
-    Returns:
-        The arguments, where what follows ``--config`` or ``-c`` is a path.
-    """
-    return list(_resolved(iter(arguments)))
-
-
-def _resolved(arguments: Iterator[str]) -> Iterator[str]:
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if option in _CONFIG_OPTIONS and equals:
-            yield f"{option}={find_config(value)}"
-        else:
-            yield argument
-            if argument in _CONFIG_OPTIONS:
-                yield from map(find_config, _next(arguments))
-
-
-def _next(arguments: Iterator[str]) -> list[str]:
-    value = next(arguments, None)
-    return [] if value is None else [value]  # without one, the parser complains
-
-
 def instantiate(config: str, *arguments: str) -> BayesCLI:
-    """Build what a config describes, with its seed set, and run nothing.
+    """Build the objects of a config, with its seed set, and run nothing.
 
     Args:
         config: As after ``--config``.
@@ -161,20 +91,20 @@ def instantiate(config: str, *arguments: str) -> BayesCLI:
         An object with ``trainer``, ``model`` and ``datamodule``, and the ``config`` that its ``parser`` can save.
 
     Example:
-        >>> run = instantiate("digits_mlp_vogn", "--trainer.accelerator=cpu", "--trainer.logger=false")
+        >>> run = instantiate("digits+mlp+vogn", "--trainer.accelerator=cpu", "--trainer.logger=false")
         >>> type(run.model).__name__, run.trainer.max_epochs
         ('BayesClassifier', 40)
     """
-    return BayesCLI(with_packaged_configs(["--config", config, *arguments]), run=False)
+    return BayesCLI(with_configs(["--config", config, *arguments]), run=False)
 
 
 class BayesCLI(LightningCLI):
-    """LightningCLI for any module and data module, which writes predictions and says where a run lies.
+    """LightningCLI for any module and data module, which writes predictions and names the folder of a run.
 
-    Config files hold nothing that another LightningCLI would not read.
+    Any other LightningCLI reads the configs that it saves.
 
     Args:
-        arguments: The command line; None takes the one of this process.
+        arguments: The command line; None takes that of this process.
         run: Whether to run the subcommand. If not, there are no subcommands.
     """
 
@@ -187,16 +117,13 @@ class BayesCLI(LightningCLI):
             auto_configure_optimizers=False,  # a task takes its optimizer as an argument
             trainer_defaults={"callbacks": [PredictionWriter(), EvaluationFigures(required=False)]},
             save_config_callback=RunConfig if run else None,
-            parser_kwargs={
-                "prog": "lightning-bayes",
-                "description": _DESCRIPTION.format(names=", ".join(packaged_configs())),
-            },
+            parser_kwargs={"prog": "lightning-bayes", "description": _DESCRIPTION.format(names=known_names())},
             args=arguments,
             run=run,
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments, or those of the process; Lightning's method minds that a process has both.
+        """Parse the arguments, or those of the process. Lightning's own method warns where a process has both.
 
         Args:
             parser: The parser.
@@ -205,7 +132,7 @@ class BayesCLI(LightningCLI):
         self.config = parser.parse_args(args)  # type: ignore[arg-type]  # a list or None, see __init__
 
     def after_fit(self) -> None:
-        """Say where the checkpoint is and how to go on."""
+        """Print the folder of the run and the command that tests it."""
         saved = self.trainer.checkpoint_callback
         checkpoint = (saved.best_model_path or saved.last_model_path) if isinstance(saved, ModelCheckpoint) else ""
         config = RunConfig.path_of(self.trainer)
@@ -238,53 +165,18 @@ class BayesCLI(LightningCLI):
         if not self._get(self.config, "ckpt_path") and not has_members:
             rank_zero_warn(
                 f"{self.subcommand} uses the weights that {type(self.model).__name__} was built with. Pass --ckpt_path "
-                "with the checkpoint that fit has written to use trained ones."
+                "with the checkpoint of a fit to use trained ones."
             )
-        # Every run has a folder of its own; where an evaluation would save checkpoints does not matter.
+        # Every run has its own folder, and evaluations save no checkpoints.
         warnings.filterwarnings("ignore", "The dirpath has changed from", UserWarning)
         arguments = self.config_init[str(self.subcommand)]
-        if "verbose" in arguments:  # Lightning would repeat what belongs to all loaders under each of them
+        if "verbose" in arguments:  # Lightning would print the metrics of all loaders under each of them
             arguments["verbose"] = False
 
     @rank_zero_only
     def _print_metrics(self) -> None:
         if self._get(self.config, "verbose"):
-            rows = pivoted({name: float(value) for name, value in self.trainer.callback_metrics.items()})
-            columns = [column for column in WAYS if any(column in values for values in rows.values())]
-            table = Table("Metric", *columns)
-            for name, values in sorted(rows.items()):
-                table.add_row(name, *(f"{values[way]:.4f}" if way in values else "" for way in columns))
-            Console().print(table)
-
-
-def pivoted(metrics: dict[str, float]) -> dict[str, dict[str, float]]:
-    """Put what a test has measured of one thing in several ways beside each other, for a table that people read.
-
-    Of the many values under shift only the means over its kinds stay; loggers have them all.
-
-    Args:
-        metrics: Values by the keys of a test.
-
-    Returns:
-        For each key without ``_mean`` and ``post/`` its values by a name of `WAYS`.
-
-    Example:
-        >>> pivoted({"test/cls/Acc": 0.9, "test_mean/cls/Acc": 0.8, "test/post/cls/Acc": 0.7, "shift/fog/1/cls/Acc": 0.6})
-        {'test/cls/Acc': {'Value': 0.9, 'Mean': 0.8, 'Scaled': 0.7}}
-    """
-    rows: dict[str, dict[str, float]] = {}
-    for name, value in metrics.items():
-        if _SINGLE_SHIFT.match(name):
-            continue
-        room, slash, rest = name.partition("/")
-        if room.endswith("_mean"):
-            key, way = room.removesuffix("_mean") + slash + rest, "Mean"
-        elif rest.startswith("post/"):
-            key, way = room + slash + rest.removeprefix("post/"), "Scaled"
-        else:
-            key, way = name, "Value"
-        rows.setdefault(key, {})[way] = value
-    return rows
+            Console().print(metric_table({key: float(value) for key, value in self.trainer.callback_metrics.items()}))
 
 
 class RunConfig(SaveConfigCallback):
@@ -305,7 +197,7 @@ class RunConfig(SaveConfigCallback):
 
     @staticmethod
     def path_of(trainer: Trainer) -> Path | None:
-        """Where a trainer's config was written.
+        """The file of a trainer's config.
 
         Args:
             trainer: The trainer.

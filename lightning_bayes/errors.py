@@ -58,6 +58,10 @@ class CheckpointError(BayesError, OSError):
     """A checkpoint or another file of results cannot be written."""
 
 
+class ConfigError(BayesError, ValueError):
+    """There is no such config, or its parts do not fit together."""
+
+
 class WeightsError(BayesError):
     """Weights do not fit the model, cannot be read without running code, or cannot be fetched."""
 

@@ -18,7 +18,7 @@ PACKAGE = "lightning_bayes"
 MAPPED = ("callbacks", "zoo", "configs")
 
 CORE = {"errors", "linalg", "posteriors", "curvature", "optim", "predictive", "metrics"}
-EVERYTHING = {PACKAGE, *CORE, "strategies", "callbacks", "zoo", "configs", "report", "cli", "demo"}
+EVERYTHING = {PACKAGE, *CORE, "strategies", "callbacks", "zoo", "configs", "report", "composition", "config_lookup", "metric_table", "cli", "demo"}
 ARROWS = {  # room: the rooms it may import, beside itself
     "errors": set(),
     "linalg": {"errors"},
@@ -34,6 +34,9 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "report": {"metrics", "errors"},
     PACKAGE: EVERYTHING,  # lightning_bayes/__init__.py, which gathers the public names
     "cli": EVERYTHING,
+    "composition": {"zoo", "configs", "errors"},
+    "config_lookup": {"composition", "errors"},
+    "metric_table": set(),
     "demo": EVERYTHING,
     "__main__": EVERYTHING,
 }
