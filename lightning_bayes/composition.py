@@ -1,13 +1,14 @@
 """Configs by name: whole recipes, and compositions of a data set, a model and a method.
 
-``cifar10+lenet+vogn`` is the file ``configs/base.yaml``, over which ``data/cifar10.yaml``, ``models/lenet.yaml`` and
-``methods/vogn.yaml`` are laid in this order. The result is an ordinary config of LightningCLI. Three rules go beyond its YAML:
+``cifar10+lenet+vogn`` lays ``data/cifar10.yaml``, ``models/lenet.yaml`` and ``methods/vogn.yaml`` over ``base.yaml``. The
+result is an ordinary config of LightningCLI. Parts follow three more rules:
 
-    values:  {image_size: 32}      stands where a part writes ${image_size}
-    with:    {lenet: {...}}        is laid over the rest where the part `lenet` takes part
+    values:  {image_size: 32}      replaces ${image_size} in every part
+    with:    {lenet: {...}}        is laid over all parts if `lenet` is one of them
     callbacks+: [...]              is appended, as on the command line of LightningCLI
 
-A registered model or data set needs no file, see `lightning_bayes.zoo.register_model`; nor do models of timm and torchvision.
+A registered model or data set needs no file, see `lightning_bayes.zoo.register_model`. Neither does a model of timm or
+torchvision.
 """
 
 from __future__ import annotations

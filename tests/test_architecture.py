@@ -18,7 +18,8 @@ PACKAGE = "lightning_bayes"
 MAPPED = ("callbacks", "zoo", "configs")
 
 CORE = {"errors", "linalg", "posteriors", "curvature", "optim", "predictive", "metrics"}
-EVERYTHING = {PACKAGE, *CORE, "strategies", "callbacks", "zoo", "configs", "report", "composition", "config_lookup", "metric_table", "cli", "demo"}
+SHELL = {"report", "composition", "config_lookup", "metric_table", "cli", "demo"}
+EVERYTHING = {PACKAGE, *CORE, *SHELL, "strategies", "callbacks", "zoo", "configs"}
 ARROWS = {  # room: the rooms it may import, beside itself
     "errors": set(),
     "linalg": {"errors"},

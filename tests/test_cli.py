@@ -17,7 +17,9 @@ import yaml
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_bayes import cli, load_posterior, mc_predict
-from lightning_bayes.cli import find_config, instantiate, main, packaged_configs, with_packaged_configs
+from lightning_bayes.cli import instantiate, main
+from lightning_bayes.composition import KINDS, parts, recipes
+from lightning_bayes.config_lookup import find_config, with_configs
 from lightning_bayes.errors import DataError
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
 
@@ -224,9 +226,9 @@ def test_short_class_names_and_options_of_the_callback(capsys):
     assert config["data"]["init_args"]["batch_size"] == 16
 
 
-@pytest.mark.parametrize("name", [name for name in packaged_configs() if "vogn" in name])
+@pytest.mark.parametrize("name", [*(name for name in recipes() if "vogn" in name), "digits+mlp+vogn"])
 def test_options_reach_the_callback_of_a_packaged_config(name, capsys):
-    text = (Path(__file__).parents[1] / "configs" / name).read_text("utf-8")
+    text = Path(find_config(name)).read_text("utf-8") if name in recipes() else find_config(name)
     where = "dict_kwargs" if "from_preset" in text else "init_args"  # a preset takes any argument of its callback
     option = f"--trainer.callbacks.{where}.mc_samples=2"
     _, said = refused(capsys, "fit", "--config", name, option, "--print_config")
@@ -247,21 +249,26 @@ def test_as_a_process():
 # -- configs by name --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["digits_lenet_ogn", "digits_lenet_ogn.yaml"])
+RECIPE = "osawa2019_cifar10_lenet_vogn"
+
+
+@pytest.mark.parametrize("name", [RECIPE, f"{RECIPE}.yaml"])
 def test_a_packaged_config_is_found_by_name(name):
-    assert find_config(name) == str(packaged_configs()["digits_lenet_ogn.yaml"])
+    assert find_config(name) == str(recipes()[RECIPE])
 
 
 def test_packaged_configs_are_those_of_the_repository():
-    there = sorted(path.name for path in (Path(__file__).parents[1] / "configs").glob("*.yaml"))
-    assert list(packaged_configs()) == there
+    for kind, found in (("recipes", recipes()), *((kind, parts(kind)) for kind in KINDS)):
+        assert list(found) == sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / kind).iterdir())
 
 
-def test_a_file_goes_before_a_packaged_config_and_a_folder_does_not():
-    Path("digits_lenet_ogn").mkdir()
-    assert Path(find_config("digits_lenet_ogn")).name == "digits_lenet_ogn.yaml"
-    Path("digits_lenet_ogn.yaml").write_text("{}")
-    assert find_config("digits_lenet_ogn.yaml") == "digits_lenet_ogn.yaml"
+@pytest.mark.parametrize("name", ["digits_lenet_ogn", RECIPE])
+def test_a_file_goes_before_a_packaged_config_and_a_folder_does_not(name):
+    packaged = find_config(name)
+    Path(name).mkdir()
+    assert find_config(name) == packaged
+    Path(f"{name}.yaml").write_text("{}")
+    assert find_config(f"{name}.yaml") == f"{name}.yaml"
 
 
 @pytest.mark.parametrize("text", ["{trainer: {max_epochs: 1}}", "trainer:\n  max_epochs: 1", "s3://bucket/config.yaml"])
@@ -270,25 +277,17 @@ def test_yaml_text_and_urls_stay(text):
 
 
 def test_only_the_values_of_config_options_are_replaced():
-    path = str(packaged_configs()["digits_lenet_ogn.yaml"])
-    given = ["-c", "digits_lenet_ogn", "fit", "--config=digits_lenet_ogn", "--name", "digits_lenet_ogn", "--config"]
-    assert with_packaged_configs(given) == [
-        "-c",
-        path,
-        "fit",
-        f"--config={path}",
-        "--name",
-        "digits_lenet_ogn",
-        "--config",
-    ]
+    path = str(recipes()[RECIPE])
+    given = ["-c", RECIPE, "fit", f"--config={RECIPE}", "--name", RECIPE, "--config"]
+    assert with_configs(given) == ["-c", path, "fit", "--config", path, "--name", RECIPE, "--config"]
 
 
 @pytest.mark.parametrize("arguments", [["--config", "digits_lenet_vgn"], ["--config=digits_lenet_vgn"]])
 def test_an_unknown_config_is_refused_with_the_known_ones(arguments, capsys):
     status, said = refused(capsys, "fit", *arguments)
     assert status == 2
-    assert said.err.startswith("lightning-bayes: there is no config digits_lenet_vgn, neither as a file below ")
-    assert all(name in said.err for name in packaged_configs())
+    assert said.err.startswith("lightning-bayes: There is no config digits_lenet_vgn, neither as a file below ")
+    assert all(name in said.err for name in (*recipes(), *parts("data"), *parts("models"), *parts("methods")))
 
 
 def test_instantiate_builds_and_ignores_the_arguments_of_the_process(monkeypatch):
@@ -361,10 +360,10 @@ def test_an_error_of_another_kind_keeps_its_traceback(fitted):
 
 def test_help_names_subcommands_and_packaged_configs(capsys):
     status, said = refused(capsys, "--help")
-    words = said.out.split()
+    words = set(re.findall(r"[\w/]+", said.out))
     assert status == 0
-    assert {"fit", "validate", "test", "predict"} <= set(words)
-    assert all(name in said.out for name in packaged_configs())
+    assert {"fit", "validate", "test", "predict"} <= words
+    assert all(name in words for kind in (recipes(), *map(parts, KINDS)) for name in kind)
 
 
 def test_help_of_fit_shows_trainer_model_and_data(capsys):

@@ -1,10 +1,11 @@
-"""Every packaged config parses, and trains, validates and tests for one batch."""
+"""Packaged recipes and compositions parse, and train, validate and test for one batch."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,34 @@ from torchvision.datasets import CIFAR10
 import lightning_bayes
 from lightning_bayes import BBBCallback, KFACCallback, NoisyAdamCallback, NoisyKFACCallback
 from lightning_bayes.cli import instantiate
+from lightning_bayes.composition import parts, recipes
+from lightning_bayes.config_lookup import find_config
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = {path.name: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
 METHODS = {name.removesuffix("Callback").lower(): name for name in lightning_bayes.__all__ if name.endswith("Callback")}
-METHODS["adam"] = METHODS["sgd"] = None
-METHODS["imagefolder"] = "VOGNCallback"
+METHODS |= {"adam": None, "sgd": None, "imagefolder": "VOGNCallback", "reparameterisedvon": "VONCallback"}
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
-every_config = pytest.mark.parametrize("name", CONFIGS)
+PAIRS = [  # data and models whose shapes fit
+    *product(("digits", "mnist", "fashion_mnist"), ("lenet", "mlp", "resnet18")),
+    *product(("cifar10",), ("lenet", "mlp", "alexnet", "vgg16", "resnet18")),
+    *product(("imagenet",), ("alexnet", "resnet18")),
+]
+EXACT_HESSIAN = {"von", "cvi", "momentum_von"}  # BackPACK has none of residual networks and of BatchNorm
+PLAIN = {"lenet", "mlp", "alexnet"}
+EVERY = [
+    f"{data}+{model}+{method}"
+    for (data, model), method in product(PAIRS, parts("methods"))
+    if method not in EXACT_HESSIAN or model in PLAIN
+]
+
+
+def covering():
+    """Every recipe, every method on the digits, and every other pair of data and model with one method."""
+    others = [pair for pair in PAIRS if pair not in {("digits", "lenet"), ("imagenet", "alexnet")}]
+    methods = cycle(("vogn", "noisy_kfac", "mc_dropout", "sgd", "bbb", "adam"))
+    pairs = [f"{data}+{model}+{method}" for (data, model), method in zip(others, methods, strict=False)]
+    return [*recipes(), *(f"digits+lenet+{method}" for method in parts("methods")), *pairs]
 
 
 def documented():
@@ -38,26 +58,27 @@ def documented():
 
 
 def callback_of(name):
-    """What the end of a config's name says: of ``ogn`` and ``vogn`` the longer one that fits."""
-    words = name.removesuffix(".yaml").replace("_", "")
+    """The callback by the end of a config's name: of ``ogn`` and ``vogn`` the longer one that fits."""
+    words = re.sub(r"[_+]|\.yaml$", "", name)
     return METHODS[max((method for method in METHODS if words.endswith(method)), key=len)]
 
 
 def read(name):
-    return yaml.safe_load(CONFIGS[name].read_text("utf-8"))
+    found = find_config(name)
+    return json.loads(found) if found.startswith("{") else yaml.safe_load(Path(found).read_text("utf-8"))
 
 
 def class_paths(node):
     """All classes that a part of a config names."""
-    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
     own = {node["class_path"]} if isinstance(node, dict) and "class_path" in node else set()
-    return own.union(*map(class_paths, parts))
+    return own.union(*map(class_paths, inner))
 
 
 def enough():
     """Configs that name all classes between them."""
     seen, names = set(), []
-    for name in CONFIGS:
+    for name in covering():
         names += [] if class_paths(read(name)) <= seen else [name]
         seen |= class_paths(read(name))
     return names
@@ -74,7 +95,7 @@ def _seed_variables(monkeypatch):
 def data_options(name, tmp_path, monkeypatch):
     """Options that put a tiny set in the place of one that is not on this disk."""
     if name.startswith("digits"):
-        return []
+        return small_options(name) if "resnet18" in name else []
     if name.startswith("finetune_imagefolder"):
         write_image_folder(tmp_path / "pictures")
         small = [
@@ -88,8 +109,8 @@ def data_options(name, tmp_path, monkeypatch):
     if name.startswith("imagenet"):
         for part in ("train", "val"):
             write_image_folder(tmp_path / part)
-        classes = ["--model.num_classes=2", "--model.model.num_classes=2"]
-        small += ["--data.image_size=64", "--data.resize=64", "--data.num_workers=0", *classes]
+        small += ["--model.num_classes=2", "--model.model.num_classes=2", "--data.num_workers=0"]
+        small += [] if "alexnet" in name else ["--data.image_size=64", "--data.resize=64"]
         return [f"--data.root={tmp_path}", "--data.val_size=4", "--data.batch_size=4", *small]
     write_idx_sets(tmp_path)
     for attribute, value in write_cifar10(tmp_path).items():
@@ -98,16 +119,17 @@ def data_options(name, tmp_path, monkeypatch):
 
 
 def small_options(name):
-    """Few samples, small factors, and one process without groups of noise: what these do is tested elsewhere."""
+    """Few samples, small factors, and one process without groups of noise: other tests have these."""
     callback = read(name)["trainer"]["callbacks"][-1]
-    where = (
-        "--trainer.callbacks.dict_kwargs" if callback["class_path"].endswith("from_preset") else "--trainer.callbacks"
-    )
+    preset = callback["class_path"].endswith("from_preset")
+    where = "--trainer.callbacks.dict_kwargs" if preset else "--trainer.callbacks"
     options = []
-    if callback_of(name) not in {None, "OGNCallback", "KFACCallback"}:
+    if callback_of(name) not in {None, "OGNCallback", "KFACCallback", "Vprop0Callback", "DeepEnsembleCallback"}:
         options += [f"{where}.eval_samples=2"]
-    if name.endswith("kfac.yaml"):
+    if callback_of(name) in {"KFACCallback", "NoisyKFACCallback"}:
         options += [f"{where}.max_side=64"]
+    if callback_of(name) == "CVICallback":
+        options += [f"{where}.mc_samples=1"]
     return [*options, "--trainer.strategy=auto", "--trainer.accumulate_grad_batches=1"]
 
 
@@ -117,12 +139,12 @@ def checkpoints_that_it_reads(name):
     return [path for given in arguments for path in (given.get("path"), *given.get("members", ())) if path]
 
 
-def train_what_it_reads(name):
+def train_what_it_reads(name, data_options):
     """One batch of the configs whose checkpoints it names, written where it looks for them."""
     for path in checkpoints_that_it_reads(name):
         other = Path(path).parts[1]  # runs/{name of the config}/…
-        one = [f"--trainer.{name}=1" for name in ("max_epochs", "limit_train_batches", "log_every_n_steps")]
-        run = instantiate(other, *QUIET, *one)
+        one = [f"--trainer.{option}=1" for option in ("max_epochs", "limit_train_batches", "log_every_n_steps")]
+        run = instantiate(other, *QUIET, *one, *data_options)
         run.trainer.fit(run.model, datamodule=run.datamodule)
 
 
@@ -139,20 +161,26 @@ def run_for_one_batch(name, *options):
     return results
 
 
-@every_config
+@pytest.mark.parametrize("name", covering())
 def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    train_what_it_reads(name)
+    train_what_it_reads(name, data_options)
     results = run_for_one_batch(name, *data_options)
     assert ("ood/AUROC" in results) == name.startswith("digits")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("digits")])
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in covering()])
+def test_every_composition_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
+    test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in covering() if re.match("digits.(lenet|mlp)", name)])
 def test_trains_digits_in_a_few_epochs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    train_what_it_reads(name)
-    epochs = 3 if name == "digits_lenet_cvi.yaml" else 5  # ten passes a batch
+    train_what_it_reads(name, [])
+    epochs = 3 if name == "digits+lenet+cvi" else 5  # ten passes a batch
     run = instantiate(name, *QUIET, f"--trainer.max_epochs={epochs}")
     run.trainer.fit(run.model, datamodule=run.datamodule)
     assert run.trainer.callback_metrics["val/cls/Acc"] > 0.8
@@ -167,7 +195,7 @@ def test_documented_overrides_run_for_one_batch(name, overrides, data_options, t
 def test_every_figure_of_zhang_et_al_has_a_config_with_the_papers_numbers_for_its_column():
     """Their Table 2 has none for BBB and Noisy Adam with BatchNorm. λ, η and c₀ are those of their appendix C.2."""
     found = set()
-    for name, overrides in [*((name, ()) for name in CONFIGS), *documented()]:
+    for name, overrides in [*((name, ()) for name in recipes()), *documented()]:
         if not name.startswith("zhang2018"):
             continue
         run = instantiate(name, *QUIET, *overrides)
@@ -195,27 +223,30 @@ def test_another_lightning_cli_reads_it(name, monkeypatch):
         subclass_mode_data=True,
         save_config_callback=None,
         auto_configure_optimizers=False,
-        args=["--config", str(CONFIGS[name]), "--trainer.accelerator=cpu"],
+        args=["--config", find_config(name), "--trainer.accelerator=cpu"],
         run=False,
     )
     assert cli.trainer.max_epochs == read(name)["trainer"]["max_epochs"]
 
 
-@every_config
-def test_is_what_its_name_says(name):
-    config, callback = read(name), callback_of(name)
-    callbacks = config["trainer"]["callbacks"]
-    ours = [entry["class_path"] for entry in callbacks if entry["class_path"].startswith("lightning_bayes.")]
-    plain = [path.removesuffix(".from_preset") for path in ours]
-    assert plain[-1:] == ([] if callback is None else [f"lightning_bayes.{callback}"])
-    assert [entry["class_path"] for entry in callbacks][-1:] == ours[
-        -1:
-    ] or not ours  # options go to the last in the list
-    assert config["trainer"]["logger"]["init_args"]["name"] == name.removesuffix(".yaml")
+def test_each_is_what_its_name_says():
+    for name in (*recipes(), *EVERY):
+        config, callback = read(name), callback_of(name)
+        callbacks = [entry["class_path"] for entry in config["trainer"]["callbacks"]]
+        ours = [path for path in callbacks if path.startswith("lightning_bayes.")]
+        expected = [] if callback is None else [f"lightning_bayes.{callback}"]
+        assert [path.removesuffix(".from_preset") for path in ours][-1:] == expected, name
+        assert callbacks[-1:] == ours[-1:] or not ours  # --trainer.callbacks.mc_samples=2 means the last in the list
+        assert config["trainer"]["logger"]["init_args"]["name"] == name.replace("+", "_")
 
 
-@every_config
-def test_names_its_command(name):
-    lines = CONFIGS[name].read_text("utf-8").splitlines()
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_names_its_command(name):
+    lines = recipes()[name].read_text("utf-8").splitlines()
     assert lines[0].startswith("# ")
     assert lines[1] == f"#   lightning-bayes fit --config {name}"
+
+
+@pytest.mark.parametrize("kind", ["data", "models", "methods"])
+def test_a_part_begins_with_its_description(kind):
+    assert all(path.read_text("utf-8").startswith("# ") for path in parts(kind).values())

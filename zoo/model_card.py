@@ -1,4 +1,4 @@
-"""A page in Markdown that says what a posterior file holds and how to predict with it."""
+"""The model card of a posterior file: a Markdown page with its content and a prediction in code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def model_card(file_name: str, content: dict[str, Any], posterior: AbstractPoste
 
     Args:
         file_name: Name of the file.
-        content: What the file holds beside the posterior.
+        content: The rest of the file's content.
         posterior: The posterior.
 
     Returns:

@@ -1,4 +1,4 @@
-"""From an image to the input of a model: the shape, the size and the scale that its weights were trained with.
+"""Input transforms: from an image to the shape, size and scale that a model's weights were trained with.
 
 x = (pixel / 255 - mean) / std        after resizing the shorter side and cropping the centre
 """
@@ -22,9 +22,9 @@ IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 @final
 @dataclass(frozen=True)
 class ImageTransform:
-    """Resizes, crops the centre, brings to the wanted number of channels and normalises.
+    """Resizes, crops the centre, converts to the number of channels of `mean` and normalises.
 
-    It consists of plain values only, so that it fits into a safe file; the number of channels is that of `mean`.
+    It consists of plain values only, so that a posterior file can hold it.
 
     Args:
         image_size: Height and width of the result in pixels.

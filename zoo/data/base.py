@@ -1,10 +1,10 @@
-"""What all data modules on images share: loaders, sets out of distribution, corrupted test images, augmentation."""
+"""The base of the image data modules: loaders, sets out of distribution, corrupted test images, augmentation."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -16,19 +16,41 @@ from lightning_bayes.zoo.data.ood import ood_names, ood_set
 from lightning_bayes.zoo.transforms import ImageTransform
 
 
+class ImageLoading(TypedDict, total=False):
+    """How images are loaded, and which sets the test loaders append: arguments of `ImageDataModule` and its subclasses.
+
+    Args:
+        batch_size: Examples per batch, in all loaders; 32 by default.
+        num_workers: Worker processes per loader; none by default. Decoding image files takes about one per core.
+        ood: Sets out of distribution that the test loaders append: folders of images, or names of registered sets
+            (``svhn``). Their images go through the transform of this set.
+        ood_root: Folder of the named ones.
+        corruptions: Kinds of corruption (`lightning_bayes.zoo.corruption_kinds`) of which the test loaders append copies of
+            the test set, after the sets out of distribution.
+        severities: Severities of each kind; 1 to 5 by default.
+    """
+
+    batch_size: int
+    num_workers: int
+    ood: Sequence[str]
+    ood_root: str
+    corruptions: Sequence[str]
+    severities: Sequence[int]
+
+
 class ImageDataModule(LightningDataModule, ABC):
     """Base of the data modules on images.
 
-    A subclass fills ``train_set``, ``val_set`` (empty without validation) and ``test_set`` in `setup`, says which
-    ``transform`` its images go through, and gives test images without it as `corrupted_set`.
+    A subclass fills ``train_set``, ``val_set`` (empty without validation) and ``test_set`` in `setup`. It defines the
+    ``transform`` of its images, and `corrupted_set`, the test images with a corruption.
 
     Args:
         name: Name of the set.
+        augmentation: Of the training images; None for none.
         batch_size: Examples per batch, in all loaders.
         num_workers: Worker processes per loader.
         ood: Sets out of distribution, see `ood_names`.
-        ood_root: Folder of those that are known by name.
-        augmentation: Of the training images; None for none.
+        ood_root: Folder of the named ones.
         corruptions: Kinds of corrupted copies of the test set that the test appends, see `corruption_kinds`.
         severities: Severities of each kind.
 
@@ -44,11 +66,11 @@ class ImageDataModule(LightningDataModule, ABC):
     def __init__(
         self,
         name: str,
-        batch_size: int,
-        num_workers: int,
-        ood: Sequence[str],
-        ood_root: str,
         augmentation: Augmentation | None,
+        batch_size: int = 32,
+        num_workers: int = 0,
+        ood: Sequence[str] = (),
+        ood_root: str = "data",
         corruptions: Sequence[str] = (),
         severities: Sequence[int] = SEVERITIES,
     ) -> None:
@@ -64,7 +86,7 @@ class ImageDataModule(LightningDataModule, ABC):
     @property
     @abstractmethod
     def transform(self) -> ImageTransform:
-        """What images go through before the model, in distribution and out of it."""
+        """The input transform of all images, in distribution and out of it."""
 
     @abstractmethod
     def corrupted_set(self, corruption: Corruption) -> Dataset[Any]:
@@ -76,11 +98,11 @@ class ImageDataModule(LightningDataModule, ABC):
 
     @property
     def data_augmentation_factor(self) -> float:
-        """ρ that Osawa et al. 2019 use for such augmentation, which callbacks take: N examples count as ρN; 1 without."""
+        """ρ of Osawa et al. 2019 for this augmentation, 1 without: callbacks count N examples as ρN."""
         return self.published_augmentation_factor if self.augmentation is not None else 1.0
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The training images, augmented where that is asked for, shuffled by torch's global generator.
+        """The training images, augmented if requested, shuffled by torch's global generator.
 
         Returns:
             A loader of ``(images, targets)``.

@@ -16,11 +16,12 @@ from typing import ClassVar, TypeAlias, final
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torchvision import transforms
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+from typing_extensions import Unpack
 
 from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo.data.agreement import check_classes, hand_over_transform
-from lightning_bayes.zoo.data.base import ImageDataModule
-from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
+from lightning_bayes.zoo.data.base import ImageDataModule, ImageLoading
+from lightning_bayes.zoo.data.corruptions import Corruption
 from lightning_bayes.zoo.data.images import Augmentation, TransformedImages
 from lightning_bayes.zoo.data.splits import few_shots, stratified_split
 from lightning_bayes.zoo.registry import register_data
@@ -39,25 +40,18 @@ class ImageFolderDataModule(ImageDataModule):
     After `setup`, ``class_names`` are the names of the class folders in alphabetical order.
 
     Args:
-        root: The folder, see the module's description of what is in it.
+        root: The folder, laid out as in the module's description.
         image_size: Height and width of the model's input in pixels.
         resize: Length of an image's shorter side before the central crop; None takes `image_size`.
         mean: Of the pixels in [0, 1]: three numbers for colour, or one, which makes all images grey.
         std: Standard deviations, likewise.
-        batch_size: Examples per batch, in all loaders.
-        num_workers: Worker processes per loader; decoding images is slow, so take about as many as there are cores.
         val_size: Training images set aside for validation, the same share of each class: below 1 a share, else a number. Not
             used where there are folders for validation and test.
         test_size: The same for the test, used only if the class folders lie in the root itself.
         shots: How many training images of each class to train on, the first in a fixed random order; None takes all.
         augment: Whether training images are random crops of a part of the image, resized, and mirrored at random. The
             callbacks then take this module's ``data_augmentation_factor``.
-        ood: Sets out of distribution that the test loaders append: folders of images, or names of other sets here.
-        ood_root: Folder below which those known by name are.
-
-        corruptions: Kinds of corruption (`lightning_bayes.zoo.corruption_kinds`) of which the test loaders append copies of
-            the test set, after the sets out of distribution.
-        severities: Severities of each kind, 1 to 5.
+        **loading: See `ImageLoading`.
 
     Raises:
         DatasetError: In ``setup``, if there are no class folders, or one of them is empty.
@@ -81,20 +75,15 @@ class ImageFolderDataModule(ImageDataModule):
         resize: int | None = 256,
         mean: tuple[float, ...] = IMAGENET_MEAN,
         std: tuple[float, ...] = IMAGENET_STD,
-        batch_size: int = 32,
-        num_workers: int = 0,
         val_size: float = 0.1,
         test_size: float = 0.2,
         shots: int | None = None,
         augment: bool = False,
-        ood: tuple[str, ...] = (),
-        ood_root: str = "data",
-        corruptions: tuple[str, ...] = (),
-        severities: tuple[int, ...] = SEVERITIES,
+        **loading: Unpack[ImageLoading],
     ) -> None:
         self._transform = ImageTransform(image_size, tuple(mean), tuple(std), resize)
         augmentation = _crop_and_mirror(image_size, len(mean)) if augment else None
-        super().__init__(Path(root).name, batch_size, num_workers, ood, ood_root, augmentation, corruptions, severities)
+        super().__init__(Path(root).name, augmentation, **loading)
         self.root = Path(root)
         self.val_size, self.test_size = val_size, test_size
         self.shots = shots
@@ -104,7 +93,7 @@ class ImageFolderDataModule(ImageDataModule):
 
     @property
     def transform(self) -> ImageTransform:
-        """What images go through before the model."""
+        """The input transform of the model."""
         return self._transform
 
     @property

@@ -1,10 +1,10 @@
-"""Images as data sets: held as bytes or read from files, and turned into the input of a model when they are fetched."""
+"""Data sets of images: held as bytes or read from files, and transformed into a model's input when fetched."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 import torch
 from PIL import Image
@@ -23,9 +23,10 @@ _UNREADABLE: Final = (
     SyntaxError,
     ValueError,
     Image.DecompressionBombError,
-)  # what PIL raises for damaged files
+)  # PIL's errors for damaged files
 
 
+@final
 class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
     """Images held as bytes, normalised when they are fetched.
 
@@ -71,6 +72,7 @@ class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
         return list(zip((images - self.mean) / self.std, self.targets[indices], strict=True))
 
 
+@final
 class TransformedImages(Dataset[tuple[Tensor, int]]):
     """Images of any size, from memory or from files, brought to the model's input one by one.
 

@@ -1,4 +1,4 @@
-"""What the torchvision image sets share: one place on disk, a validation split of the training set, normalisation.
+"""The base of the torchvision image sets: one place on disk, a validation split of the training set, normalisation.
 
 x = (pixel / 255 - mean) / std        mean and std per channel, over the published training set
 """
@@ -24,7 +24,7 @@ from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, Tran
 from lightning_bayes.zoo.data.splits import few_shots, split_indices
 from lightning_bayes.zoo.transforms import ImageTransform
 
-# What torchvision raises for files that are missing, truncated or of another kind, and for SVHN without SciPy.
+# Torchvision's errors for files that are missing, truncated or of another kind, and for SVHN without SciPy.
 _UNREADABLE: Final = (RuntimeError, ImportError, ValueError, AssertionError, EOFError, OSError)
 
 
@@ -45,10 +45,9 @@ class VisionDataModule(ImageDataModule, abc.ABC):
         shots: How many of each class to train on, instead of `train_size`; the first of each in the same order.
         augment: Whether training images are cropped at random from a 4-pixel black frame and, where a mirrored image
             still shows its class, mirrored at random. The callbacks then take this module's ``data_augmentation_factor``.
-        ood: Sets out of distribution that the test loaders append: names of other sets here (``svhn``), or folders of
-            images. Their images are brought to the shape of this set, which is said, and normalised like it.
-        ood_root: Folder below which those known by name are; None takes `root`.
-
+        ood: Sets out of distribution that the test loaders append: names of registered sets (``svhn``), or folders of
+            images. Their images are brought to the shape of this set, with a message, and normalised like it.
+        ood_root: Folder of the named ones; None takes `root`.
         corruptions: Kinds of corruption (`lightning_bayes.zoo.corruption_kinds`) of which the test loaders append copies of
             the test set, after the sets out of distribution.
         severities: Severities of each kind, 1 to 5.
@@ -92,7 +91,7 @@ class VisionDataModule(ImageDataModule, abc.ABC):
             )
         augmentation = partial(crop_and_mirror, mirrors=self.mirrors) if augment else None
         super().__init__(
-            _name_of(type(self)), batch_size, num_workers, ood, ood_root or root, augmentation, corruptions, severities
+            _name_of(type(self)), augmentation, batch_size, num_workers, ood, ood_root or root, corruptions, severities
         )
         self.root = root
         self.download = download

@@ -1,4 +1,4 @@
-"""What the image models check alike."""
+"""Checks of arguments and inputs that the image models share."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def require_counts(model: str, num_classes: int, in_channels: int) -> None:
 
 
 def require_size(model: str, image_size: int, sizes: Iterable[int]) -> None:
-    """Require an image size that a model is laid out for.
+    """Require a supported image size.
 
     Args:
         model: The model's name.
         image_size: Height and width in pixels.
-        sizes: Those it is laid out for.
+        sizes: The supported ones.
 
     Raises:
         HyperparameterError: If it is another one.
@@ -46,10 +46,10 @@ def require_size(model: str, image_size: int, sizes: Iterable[int]) -> None:
 
 
 def require_images(images: Tensor, model: str, in_channels: int, image_size: int | None = None) -> None:
-    """Require images that a model was built for.
+    """Require images of the shape that a model was built for.
 
     Args:
-        images: What the model was called with.
+        images: The model's input.
         model: The model's name.
         in_channels: Channels it was built for.
         image_size: Height and width in pixels it was built for; None allows any.

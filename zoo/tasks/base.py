@@ -1,4 +1,4 @@
-"""What every supervised task shares: a network, the user's optimizer, metrics over an epoch."""
+"""The base of the supervised tasks: a network, the user's optimizer, metrics over an epoch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lightning_bayes.errors import ShapeError
 class SupervisedTask(LightningModule, abc.ABC):
     """Base of the tasks on ``(inputs, targets)`` batches.
 
-    A subclass says what the loss is (``training_step``) and what feeds ``val_metrics`` and ``test_metrics``. Arguments
-    are not stored as hyperparameters, so that checkpoints hold tensors and plain values only;
-    ``load_from_checkpoint(path, model=...)`` takes them again.
+    A subclass computes the loss in ``training_step`` and updates ``val_metrics`` and ``test_metrics``. Arguments are not
+    stored as hyperparameters, so that checkpoints hold tensors and plain values only; pass them again to
+    ``load_from_checkpoint(path, model=...)``.
 
     Args:
         model: The network.
@@ -30,8 +30,7 @@ class SupervisedTask(LightningModule, abc.ABC):
         test_metrics: Fed by ``test_step``.
     """
 
-    # The output at the posterior mean. Evaluation callbacks set it while ``forward`` averages over posterior samples;
-    # without it, ``forward`` is all there is.
+    # The output at the posterior mean. Evaluation callbacks set it while ``forward`` averages over posterior samples.
     mean_forward: Callable[[Any], Tensor] | None = None
     averages: bool = False  # whether ``sampled_forward`` gives several samples; evaluation callbacks set it
 
@@ -57,14 +56,14 @@ class SupervisedTask(LightningModule, abc.ABC):
     def forward(self, batch: Any) -> Tensor:
         """The network's output.
 
-        Lightning's own ``predict_step`` hands over whole batches, targets included. They are dropped here, so that
+        Lightning's ``predict_step`` passes whole batches, targets included. They are dropped here, so that
         ``trainer.predict`` works on the loaders of training and test.
 
         Args:
-            batch: The inputs, or a tuple or list whose first entry they are.
+            batch: The inputs, or a tuple or list that begins with them.
 
         Returns:
-            What the network returns.
+            The output of the network.
         """
         outputs: Tensor = self.model(batch[0] if isinstance(batch, (tuple, list)) else batch)
         return outputs
@@ -72,8 +71,8 @@ class SupervisedTask(LightningModule, abc.ABC):
     def sampled_forward(self, batch: Any) -> Tensor:
         """The network's outputs under each posterior sample.
 
-        With a point estimate there is one. Evaluation callbacks replace this method, like ``forward``, while they are
-        active: it is for steps that need more of the samples than their average.
+        A point estimate gives one sample. Evaluation callbacks replace this method, like ``forward``, while they are active.
+        It is for steps that need more than the average over samples.
 
         Args:
             batch: As in ``forward``.
@@ -88,7 +87,7 @@ class SupervisedTask(LightningModule, abc.ABC):
         """The user's optimizer and schedule, on the network's parameters.
 
         Returns:
-            What Lightning expects; a ``ReduceLROnPlateau`` of ``lightning.pytorch.cli`` brings its ``monitor`` along.
+            Lightning's configuration, with the ``monitor`` of a ``ReduceLROnPlateau`` of ``lightning.pytorch.cli``.
         """
         optimizer = self.optimizer(self.model.parameters())
         scheduler = self.lr_scheduler(optimizer) if self.lr_scheduler is not None else None
@@ -96,7 +95,7 @@ class SupervisedTask(LightningModule, abc.ABC):
         return configured
 
     def on_validation_epoch_start(self) -> None:
-        """Forget what an interrupted validation may have left."""
+        """Discard the state of an interrupted validation."""
         self.val_metrics.reset()
 
     def on_validation_epoch_end(self) -> None:
@@ -104,7 +103,7 @@ class SupervisedTask(LightningModule, abc.ABC):
         self.log_metrics(self.val_metrics)
 
     def on_test_epoch_start(self) -> None:
-        """Forget what an interrupted test may have left."""
+        """Discard the state of an interrupted test."""
         self.test_metrics.reset()
 
     def on_test_epoch_end(self) -> None:
@@ -112,12 +111,12 @@ class SupervisedTask(LightningModule, abc.ABC):
         self.log_metrics(self.test_metrics)
 
     def log_metrics(self, metrics: MetricCollection) -> None:
-        """Log metrics over all that they saw since their last reset, on all processes.
+        """Log metrics over all batches since their last reset, on all processes.
 
         Args:
             metrics: Metrics with scalar values; their keys, prefix included, are the logged names.
         """
-        # compute() has met the other processes already; sync_dist averages equal values and keeps Lightning quiet.
+        # compute() has reduced over all processes; sync_dist averages equal values and avoids Lightning's warning.
         self.log_dict(metrics.compute(), sync_dist=True)
 
 

@@ -2,8 +2,8 @@
 
     loss = -mean_i log p(y_i | x_i, θ)
 
-An input's score for being out of distribution is the entropy of its predicted class probabilities, in nats; other scores are
-measured beside it.
+The out-of-distribution score of an input is the entropy of its predicted class probabilities, in nats. Other scores are
+reported beside it.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ POINT_SCORES = tuple(name for name in OOD_SCORES if name != "mutual_information"
 
 @final
 class BayesClassifier(SupervisedTask):
-    """An ordinary classifier, ready for any callback of this package; without one it trains as it stands.
+    """An ordinary classifier, which any callback of this package makes Bayesian.
 
-    Logged are ``train/loss``, ``val/loss`` and the ``{val,test}/{cls,cal,sc,mis}/...`` of `classification_metrics`. A test
-    under a posterior logs all that is below twice: of the average over samples as said, and of the posterior mean under
-    ``test_mean/...``, ``ood_mean/...`` and ``shift_mean/...``.
+    It logs ``train/loss``, ``val/loss`` and the ``{val,test}/{cls,cal,sc,mis}/...`` of `classification_metrics`. Under a
+    posterior, a test logs every metric twice: of the average over samples under the keys below, and of the posterior mean
+    under ``test_mean/...``, ``ood_mean/...`` and ``shift_mean/...``.
 
-    If ``test_dataloader`` gives a list, its first loader is the test set. Then come the sets out of distribution, whose
-    targets are not looked at, with the names in the data module's ``ood_names``, else ``set1``, ``set2``, and so on.
-    ``ood/{AUROC,AUPR,FPR95}`` compares the test set with all of these sets together by entropy and, where there are
-    several, ``ood/{set}/...`` with each of them; ``ood/{set}/{score}/...`` does so by each of the scores
-    ``entropy, max_probability, mutual_information`` (of samples only), ``energy, max_logit``.
+    If ``test_dataloader`` returns a list, its first loader is the test set. Sets out of distribution follow, named by the
+    data module's ``ood_names``, else ``set1``, ``set2``, and so on; their targets are ignored. ``ood/{AUROC,AUPR,FPR95}``
+    compares the test set with all of these sets together by entropy. With several sets, ``ood/{set}/...`` compares it with
+    each. ``ood/{set}/{score}/...`` uses each of the scores ``entropy, max_probability, mutual_information`` (of samples
+    only), ``energy, max_logit``.
 
-    Last come shifted copies of the test set, with the kinds and severities in the data module's ``shift_names``, such as
-    ``("fog", 3)``: ``shift/{kind}/{severity}/...``, see `lightning_bayes.metrics.ShiftMetrics`.
+    Shifted copies of the test set come last, with the kinds and severities in the data module's ``shift_names``, such as
+    ``("fog", 3)``. Their keys are ``shift/{kind}/{severity}/...``, see `lightning_bayes.metrics.ShiftMetrics`.
 
     With a ``temperature``, which the callback ``TemperatureScaling`` sets, ``test/post/...`` has the metrics of the test set
-    after scaling. Steps return their logits and targets, for callbacks.
+    after scaling. Steps return logits and targets, for callbacks.
 
-    ``trainer.predict`` returns logits; with a callback of this package the Bayesian predictive instead.
+    ``trainer.predict`` returns logits; with a callback of this package it returns the Bayesian predictive.
 
     Args:
         model: Network from inputs to logits ``[batch, num_classes]``.
@@ -63,8 +63,8 @@ class BayesClassifier(SupervisedTask):
         torch.Size([2, 3])
     """
 
-    link: ClassVar[str] = "softmax"  # callbacks read how an output becomes a prediction
-    likelihood: ClassVar[Likelihood] = Softmax()  # and what labels a model would draw, for the Fisher
+    link: ClassVar[str] = "softmax"  # from an output to a prediction; callbacks read it
+    likelihood: ClassVar[Likelihood] = Softmax()  # of the labels that the Fisher draws
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class BayesClassifier(SupervisedTask):
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Feed the validation metrics.
+        """Update the validation metrics.
 
         Args:
             batch: Inputs, and class indices ``[batch]``.
@@ -118,7 +118,7 @@ class BayesClassifier(SupervisedTask):
         return {"outputs": outputs, "targets": targets}
 
     def on_test_epoch_start(self) -> None:
-        """Prepare fresh metrics, by the number of loaders and by the ways to predict."""
+        """Build the metrics for the loaders and the ways to predict."""
         super().on_test_epoch_start()
         self._sets = named_sets(getattr(self.trainer, "datamodule", None), len(self.trainer.num_test_batches))
         scores = tuple(OOD_SCORES) if self.averages else POINT_SCORES
@@ -136,12 +136,12 @@ class BayesClassifier(SupervisedTask):
         self._evaluations = evaluations
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Feed the test metrics.
+        """Update the test metrics.
 
         Args:
             batch: Inputs, and class indices ``[batch]``.
             batch_idx: Position in the epoch.
-            dataloader_idx: 0 for the test set, above for what follows it.
+            dataloader_idx: 0 for the test set; larger for the sets that follow it.
 
         Returns:
             ``outputs``, the logits ``[samples, batch, classes]``; ``targets``; ``set``, the name of the loader's set; and
@@ -162,7 +162,7 @@ class BayesClassifier(SupervisedTask):
     def on_test_epoch_end(self) -> None:
         """Log all metrics of the test."""
         for evaluation in self._evaluations.values():
-            # compute() has met the other processes already, as in log_metrics
+            # compute() has reduced over all processes, as in log_metrics
             self.log_dict(evaluation.compute(), sync_dist=True)
         if self.temperature is not None:
             self.log("test/post/temperature", self.temperature, sync_dist=True)
@@ -173,7 +173,7 @@ class BayesClassifier(SupervisedTask):
     def _labelled(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, targets = split_batch(batch)
         check_targets(targets, self.num_classes)
-        return inputs, targets.long()  # F.cross_entropy knows no other integers than 64-bit ones and bytes
+        return inputs, targets.long()  # F.cross_entropy takes 64-bit integers and bytes only
 
     def _logits(self, inputs: Tensor) -> Tensor:
         # self(...), not self.model(...): callbacks and DDP see forward.

@@ -1,4 +1,4 @@
-"""What a test of a classifier measures: on the test set, on sets out of distribution, and on shifted copies.
+"""The metrics of a classifier's test: on the test set, on sets out of distribution, and on shifted copies.
 
 The loaders of a test follow one order: the test set, the data module's ``ood_names``, then its ``shift_names``.
 """
@@ -6,7 +6,7 @@ The loaders of a test follow one order: the test set, the data module's ``ood_na
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ from lightning_bayes.predictive import OOD_SCORES, combine
 
 
 class EvaluationSets(NamedTuple):
-    """The names of what follows the test set in a test."""
+    """The sets that follow the test set in a test."""
 
-    ood: tuple[str, ...] = ()  # sets out of distribution, whose targets are not looked at
+    ood: tuple[str, ...] = ()  # sets out of distribution, whose targets are ignored
     shifts: tuple[tuple[str, int], ...] = ()  # kind and severity of shifted copies of the test set
 
     def names(self) -> list[str]:
@@ -61,12 +61,13 @@ def named_sets(datamodule: Any, num_loaders: int) -> EvaluationSets:
     return EvaluationSets(ood, shifts)
 
 
+@final
 class ClassifierEvaluation:
     """The metrics of one way to predict, over all loaders of a test.
 
     Args:
         metrics: Of the test set.
-        sets: What follows it.
+        sets: The sets that follow it.
         suffix: Between the first word and the slash of the keys of the other sets: ``"_mean"`` gives ``ood_mean/AUROC``.
         scores: Names of the scores out of distribution, from `OOD_SCORES`; the first gives the keys without a score.
         temperature: Logits are divided by it.
@@ -105,7 +106,7 @@ class ClassifierEvaluation:
             self.shift.update(combine(outputs, "softmax").exp(), targets, dataloader_idx - first_shift)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return all values over all that was seen, on all processes."""
+        """Return all values over all batches, on all processes."""
         found: dict[str, Tensor] = self.metrics.compute()
         for more in (self.detection, self.shift):
             if more is not None:

@@ -1,4 +1,4 @@
-"""The noise of a Gaussian likelihood y ~ N(f, 1/τ): its precision τ known, learned, or with a Gamma posterior.
+"""The noise of a Gaussian likelihood y ~ N(f, 1/τ), whose precision τ is fixed, learned, or has a Gamma posterior.
 
     fixed      τ = 1/σ²
     learned    τ = 1/r²                                      the maximum of the likelihood
@@ -30,21 +30,21 @@ PUBLISHED_PRIOR: Final = (6.0, 6.0)  # (a₀, b₀) of Zhang et al.
 
 
 class Noise(nn.Module, ABC):
-    """What is known of τ."""
+    """The state of knowledge about τ."""
 
     @abstractmethod
     def moments(self) -> tuple[Tensor, Tensor]:
         """E[τ] and E[log τ], scalars."""
 
     def observe(self, residuals: Tensor) -> None:
-        """Take note of residuals under one weight sample.
+        """Update the state with residuals under one weight sample.
 
         Args:
             residuals: y - f of a batch, ``[batch]``.
         """
 
     def count(self, num_data: int) -> None:
-        """Take note of N, the number of training examples."""
+        """Set N, the number of training examples."""
 
     def expected_nll(self, mean: Tensor, targets: Tensor) -> Tensor:
         """The mean over examples of -E log p(y | f, τ), the loss.
@@ -76,7 +76,7 @@ class Noise(nn.Module, ABC):
 
 @final
 class FixedNoise(Noise):
-    """Known noise.
+    """Noise with a fixed σ.
 
     Args:
         std: σ.
@@ -93,7 +93,7 @@ class FixedNoise(Noise):
 
 
 class RunningNoise(Noise, ABC):
-    """Noise that follows the residuals.
+    """Noise that is estimated from a running average of squared residuals.
 
     Args:
         std: σ to start with.
@@ -108,7 +108,7 @@ class RunningNoise(Noise, ABC):
         self.register_buffer("num_data", torch.tensor(0.0))
 
     def count(self, num_data: int) -> None:
-        """Take note of N."""
+        """Set N."""
         self.num_data.fill_(num_data)
 
     @torch.no_grad()
@@ -117,7 +117,9 @@ class RunningNoise(Noise, ABC):
         batch = residuals.detach().to(self.mean_square.dtype).square().mean()
         rate = (len(residuals) / self.num_data).clamp_max(1.0)
         moved = torch.lerp(self.mean_square, batch, rate)
-        self.mean_square.copy_(torch.where(moved.isfinite(), moved, self.mean_square))  # such a step is skipped
+        self.mean_square.copy_(
+            torch.where(moved.isfinite(), moved, self.mean_square)
+        )  # the optimizer skips such a step
 
 
 @final
@@ -183,13 +185,13 @@ def student_t_log_density(residuals: Tensor, shape: float, rate: Tensor) -> Tens
     Returns:
         In nats, shaped like the residuals.
     """
-    # The difference of the two log-gammas needs float64, which Python's have.
+    # The difference of the two log-gammas needs float64, as Python's floats are.
     normaliser = math.lgamma(shape + 0.5) - math.lgamma(shape) - 0.5 * torch.log(2 * math.pi * rate)
     return normaliser - (shape + 0.5) * torch.log1p(residuals.square() / (2 * rate))
 
 
 def make_noise(name: NoiseName, std: float, prior: tuple[float, float]) -> Noise:
-    """The noise of a name.
+    """Build the noise by name.
 
     Args:
         name: ``"fixed"``, ``"learned"`` or ``"gamma"``.

@@ -2,8 +2,8 @@
 
     loss = -mean_i E log N(y_i | f(x_i, θ), 1/τ) = mean_i ½ (E[τ] (y_i - f(x_i, θ))² - E[log τ] + log 2π)
 
-E[τ] stays in: a posterior is only right if the loss is the negative log-likelihood, and not merely proportional to it.
-See `noise` for what can be known of the precision τ, and for the predictive density that enters the test log-likelihood.
+E[τ] stays in the loss: a posterior is only right if the loss equals the negative log-likelihood, not if it is proportional
+to it. `noise` describes the precision τ and the predictive density of the test log-likelihood.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR, NoiseName, make_noi
 
 @final
 class BayesRegressor(SupervisedTask):
-    """An ordinary regressor of one number, ready for any callback of this package; without one it trains as it stands.
+    """An ordinary regressor of one number, which any callback of this package makes Bayesian.
 
-    Logged are ``train/loss`` and ``val/loss`` in the units that the network sees, and ``{val,test}/reg/{RMSE,NLL}`` in
-    the data's own: where the data module has attributes ``target_mean`` and ``target_std``, targets are taken for
-    standardised with them. NLL is that of each point under the average of the predictive densities of all posterior
-    samples, log-mean-exp and not a Gaussian with matched moments; without a posterior there is one sample.
+    It logs ``train/loss`` and ``val/loss`` in the units of the network, and ``{val,test}/reg/{RMSE,NLL}`` in those of the
+    data: if the data module has ``target_mean`` and ``target_std``, targets are assumed to be standardised with them. NLL is
+    that of each point under the average of the predictive densities of all posterior samples (log-mean-exp, not a Gaussian
+    with matched moments). Without a posterior there is one sample.
 
     Args:
         model: Network from inputs to means, ``[batch, 1]`` or ``[batch]``.
         optimizer: Called with the network's parameters; Adam with its default learning rate of 1e-3 if not given.
         lr_scheduler: Called with the optimizer, stepped once per epoch; None keeps the learning rate.
-        noise_std: Standard deviation σ of the noise, in the units of the targets that the network sees, usually
-            standardised; 1 then is the noise of knowing nothing. Where the noise is learned, the value to start with.
+        noise_std: Standard deviation σ of the noise, in the units of the network's targets. For standardised targets, 1 is
+            the noise of a constant prediction. Learned noise starts there.
         noise: ``"fixed"`` keeps it; ``"learned"`` follows the maximum of the likelihood; ``"gamma"`` gives the precision
             1/σ² a Gamma prior and posterior (Zhang et al. 2018, appendix C.1).
         noise_prior: Shape and rate of that prior.
@@ -50,7 +50,7 @@ class BayesRegressor(SupervisedTask):
         torch.Size([2, 1])
     """
 
-    link: ClassVar[str] = "identity"  # callbacks read how an output becomes a prediction
+    link: ClassVar[str] = "identity"  # from an output to a prediction; callbacks read it
 
     target_mean: Tensor
     target_std: Tensor
@@ -77,7 +77,7 @@ class BayesRegressor(SupervisedTask):
         return Gaussian(float(self.noise.moments()[0]) ** -0.5)
 
     def setup(self, stage: str) -> None:
-        """Learn from the data module what the targets were standardised with.
+        """Read the mean and standard deviation of the targets from the data module.
 
         Args:
             stage: Ignored.
@@ -89,18 +89,18 @@ class BayesRegressor(SupervisedTask):
                 getattr(self, name).fill_(float(value))
 
     def on_train_start(self) -> None:
-        """Tell the noise how many examples there are.
+        """Pass the number of training examples to the noise.
 
         Raises:
-            UnknownNumDataError: If the noise is learned and the training data do not say how many they are.
+            UnknownNumDataError: If the noise is learned and the training set has no length.
         """
         dataset = getattr(self.trainer.train_dataloader, "dataset", None)
         if isinstance(dataset, Sized):
             self.noise.count(len(dataset))
         elif hasattr(self.noise, "num_data"):
             raise UnknownNumDataError(
-                f"Noise that is learned averages over an epoch, but {type(dataset).__name__} does not tell how many "
-                "examples it has. Give the training data set a length, or use noise='fixed'."
+                f"Learned noise averages over an epoch, but {type(dataset).__name__} has no length. Give the training data "
+                "set a length, or use noise='fixed'."
             )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -121,7 +121,7 @@ class BayesRegressor(SupervisedTask):
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Feed the validation metrics.
+        """Update the validation metrics.
 
         Args:
             batch: Inputs, and targets ``[batch]`` or ``[batch, 1]``.
@@ -133,7 +133,7 @@ class BayesRegressor(SupervisedTask):
         self.val_metrics.update(**self._scores(samples, targets))
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Feed the test metrics.
+        """Update the test metrics.
 
         Args:
             batch: Inputs, and targets ``[batch]`` or ``[batch, 1]``.
@@ -148,7 +148,7 @@ class BayesRegressor(SupervisedTask):
         return torch.stack([mean for mean, _ in each]), each[0][1]
 
     def _scores(self, samples: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """What the metrics take, in the data's own units."""
+        """The arguments of the metrics, in the units of the data."""
         scale = self.target_std.to(samples.dtype)
         return {
             "mean": samples.mean(0) * scale,

@@ -1,4 +1,4 @@
-"""Loading weights into a model strictly: what does not fit is listed, all of it; only the head may be another one."""
+"""Strict loading of weights into a model. An error lists every misfit; only the head may be replaced."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def load_weights(
     Args:
         model: The model.
         state: Tensors by name.
-        source: What messages call the state dict.
-        replace_head: Whether the last layer keeps the values it has. None: it does if the state dict's has another
-            number of classes, which is said; False: the number of classes must be the same.
+        source: Name of the state dict in messages.
+        replace_head: Whether the last layer keeps the values it has. None: it does if the state dict has another
+            number of classes, with a message; False: the number of classes must be the same.
 
     Raises:
         WeightsError: If the state dict does not fit or holds values that are not finite. It lists all names that are
@@ -47,7 +47,7 @@ def load_weights(
             f"{source} does not fit {type(model).__name__} ({misfits}). Build the model with the name and the arguments "
             "that the weights were trained with."
         )
-    model.load_state_dict(given, strict=False)  # all that matters has just been compared
+    model.load_state_dict(given, strict=False)  # the keys have been compared above
     if replaced:
         rank_zero_info(
             f"{source}: the head ({', '.join(sorted(replaced))}) is not taken over; it starts from random values."
@@ -58,7 +58,7 @@ def head_name(model: nn.Module) -> tuple[str, ...]:
     """The layers that give the logits.
 
     Args:
-        model: A model; timm's say which layer it is, of another it is the last linear one.
+        model: A model. timm's models name this layer; for others it is the last linear one.
 
     Returns:
         Names of layers; the empty name if the model itself is a linear layer.
@@ -85,7 +85,7 @@ def _is_part(name: str, layers: tuple[str, ...]) -> bool:
 
 
 def _has_other_classes(own: Mapping[str, Tensor], given: Mapping[str, Tensor], head: set[str]) -> bool:
-    """Whether all that differs in the head is dimension 0, the classes."""
+    """Whether the head differs in dimension 0 alone, the classes."""
     pairs = [(own[name].shape, given[name].shape) for name in head if name in given]
     if len(pairs) < len(head) or not all(ours and theirs for ours, theirs in pairs):
         return False
@@ -109,7 +109,7 @@ def _misfits(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[
 
 
 def _is_of_another_type(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether copying would lose something, or has no values to copy; the number of bits does not matter."""
+    """Whether copying would lose values, or there are none to copy; the number of bits does not matter."""
     same_numbers = ours.is_complex() == theirs.is_complex() and ours.is_floating_point() == theirs.is_floating_point()
     return not same_numbers or theirs.layout != torch.strided or theirs.is_meta
 

@@ -33,8 +33,8 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         Tensors by name, on the CPU; a prefix that all of them share (``model.``, ``module.``) is cut off.
 
     Raises:
-        WeightsError: If there is no file, it is damaged, or it holds something else than tensors, such as a pickled module,
-            which is not read because that could run code.
+        WeightsError: If there is no file, it is damaged, or it holds objects other than tensors, such as a pickled module.
+            Those are not unpickled, because that could run code.
     """
     file = Path(path)
     if not file.is_file():
@@ -55,7 +55,7 @@ def unwrapped(content: Any, source: str = "The state dict") -> dict[str, Tensor]
 
     Args:
         content: A state dict, or a dictionary that holds one.
-        source: What error messages call it.
+        source: Its name in error messages.
 
     Returns:
         Tensors by name, without a prefix that all names share.
