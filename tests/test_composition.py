@@ -241,7 +241,7 @@ def test_a_name_is_given_to_one_object(stranger):
         ("digits+lennet+vogn", r"There is no part 'lennet'\. Recipes are .*models: alexnet, lenet, .*timm/NAME"),
         ("digits+mnist+vogn", r"digits\+mnist\+vogn has two parts of one kind \(data, data, methods\)"),
         ("lenet+vogn", r"lenet\+vogn needs a value for image_size, in_channels, num_classes\. Name a data set"),
-        ("imagenet+resnet18+vadagrad", r"needs a value for steps\. .*\+FILE\.yaml with `values: \{steps: \.\.\.\}`"),
+        ("svhn+lenet+vadagrad", r"needs a value for steps\. .*\+FILE\.yaml with `values: \{steps: \.\.\.\}`"),
         ("digits_lenet_vgn", r"There is no config digits_lenet_vgn, neither as a file below .* nor here"),
     ],
 )
