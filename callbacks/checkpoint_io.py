@@ -15,7 +15,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from lightning_bayes.posteriors import check_whole, named_if_unreadable, require_checkpoint, write_whole
+from lightning_bayes.posteriors import atomic_save, named_if_unreadable, require_checkpoint, verify_checksums
 
 
 class WholeFileIO(TorchCheckpointIO):
@@ -38,7 +38,7 @@ class WholeFileIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         advice = "Free space or choose another directory, and go on with ckpt_path=..."
-        write_whole(path, checkpoint, "checkpoint", advice)
+        atomic_save(path, checkpoint, "checkpoint", advice)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
         """Read a checkpoint, or refuse one that is damaged or no checkpoint of Lightning, before anything is changed.
@@ -52,7 +52,7 @@ class WholeFileIO(TorchCheckpointIO):
             Its contents.
         """
         if not _is_remote(path):
-            check_whole(path)
+            verify_checksums(path)
         with named_if_unreadable(path):
             checkpoint = super().load_checkpoint(path, *arguments, **options)
         return require_checkpoint(checkpoint, path)

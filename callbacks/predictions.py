@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.posteriors import write_whole
+from lightning_bayes.posteriors import atomic_save
 from lightning_bayes.predictive import Link, as_dict, summarise
 
 FILENAME = "predictions.pt"
@@ -152,5 +152,5 @@ def save(table: dict[str, Tensor], path: Path) -> None:
         table: The columns.
         path: The file; its folders are created.
     """
-    write_whole(path, table, "predictions", "Free space, or choose another directory.")
+    atomic_save(path, table, "predictions", "Free space, or choose another directory.")
     rank_zero_info(f"{len(table['dataloader_idx'])} predictions ({', '.join(table)}) are in {path}")

@@ -1,7 +1,6 @@
-"""A posterior in one file: weights with their precision, and all that a prediction needs beside them.
+"""A posterior in one file: weights with their precision, and everything else that a prediction needs.
 
-The file holds tensors, numbers, text, lists and dictionaries only, so that reading it runs no code. A model card in Markdown
-is written beside it.
+The file is a safetensors file (`posterior_format`), so reading it runs no code. A model card in Markdown lies beside it.
 """
 
 from __future__ import annotations
@@ -20,49 +19,40 @@ from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import (
     AbstractPosterior,
     BlockTridiagonal,
-    FileKind,
     FullGaussian,
     MatrixGaussian,
     MeanField,
+    atomic_write,
     named_if_unreadable,
-    read_whole,
-    write_whole,
 )
 from lightning_bayes.predictive import check_fits
 from lightning_bayes.zoo.create import Architecture, architecture, create_model, input_transform
 from lightning_bayes.zoo.model_card import model_card
 from lightning_bayes.zoo.posterior_folder import find_posterior
+from lightning_bayes.zoo.posterior_format import FORMAT, POSTERIOR_FILE, VERSION, read_content, to_bytes
 from lightning_bayes.zoo.transforms import ImageTransform
 from lightning_bayes.zoo.weights import load_weights
-
-FORMAT: Final = "lightning_bayes.posterior"
-VERSION: Final = 1  # raised whenever an older reader would misread the file
 
 _FAMILIES: Final[dict[str, type[Any]]] = {
     family.__name__: family for family in (MeanField, MatrixGaussian, FullGaussian, BlockTridiagonal)
 }
 
-_POSTERIOR_FILE: Final = FileKind(
-    "a file of tensors and plain values",
-    PosteriorError,
-    "A pickle is refused, because reading it could run code; otherwise check that the file is complete.",
-    "Copy it again from where it is whole, or write it again.",
-)
+_CARD_REPLACES: Final = {".safetensors", ".pt", ".pth"}
 
 
 @final
 @dataclass(frozen=True)
 class SavedPosterior:
-    """What a posterior file holds.
+    """The contents of a posterior file.
 
     Attributes:
-        model: The architecture, with the posterior mean as its weights, in evaluation mode.
+        model: The architecture with the posterior mean as its weights, in evaluation mode.
         posterior: The posterior of its weights.
-        transform: What images go through before the model; None if that is not known.
+        transform: The transform of the model's input images; None if it is not known.
         class_names: Names of the classes in their order; empty if not known.
-        metrics: What was measured, by name.
-        config: How it was trained.
-        temperature: What logits are divided by, 1 if they were not scaled.
+        metrics: Measured values by name.
+        config: The training configuration.
+        temperature: The temperature that logits are divided by, 1 without scaling.
     """
 
     model: nn.Module
@@ -87,25 +77,25 @@ def save_posterior(
 ) -> Path:
     """Write a posterior into one file, and a model card beside it.
 
-    Where that cannot be done, such as on a full disk, a `CheckpointError` says why, and a file that was there stays whole.
+    If the file cannot be written, such as on a full disk, a `CheckpointError` says why, and a previous file stays intact.
 
     Args:
-        path: The file, such as ``"digits.pt"``; the card is ``digits.md`` then. Other endings than ``.pt`` and ``.pth`` are
-            kept, as in ``digits.bin.md``. Its folders are created.
+        path: The file, such as ``"digits.safetensors"``, whose card is ``digits.md``. The format is safetensors under any
+            ending. Its folders are created.
         model: Built by `create_model`; its weights do not matter.
-        posterior: Of this model's weights; ``posterior.select("model.")`` takes them out of those of a task.
-        transform: What images go through before the model; by default `input_transform` of the model.
+        posterior: The posterior of this model's weights; ``posterior.select("model.")`` extracts it from that of a task.
+        transform: The transform of the model's input images; by default the model's `input_transform`.
         class_names: Names of the classes in their order.
-        metrics: Numbers that were measured, such as ``trainer.callback_metrics``.
-        config: How it was trained, such as the YAML of the run; plain values only.
-        temperature: What logits shall be divided by, such as from `lightning_bayes.predictive.fit_temperature`.
+        metrics: Measured values, such as ``trainer.callback_metrics``.
+        config: The training configuration, such as the YAML of the run; plain values only.
+        temperature: The temperature that logits are divided by, such as from `lightning_bayes.predictive.fit_temperature`.
 
     Returns:
         The model card's path.
 
     Raises:
-        HyperparameterError: If there are other values than plain ones, names for another number of classes, a temperature
-            that is not positive, or a path that ends in ``.md``.
+        HyperparameterError: If a value is not plain, the number of class names is wrong, the temperature is not positive, or
+            the path ends in ``.md``.
 
     Example:
         >>> import tempfile
@@ -113,8 +103,8 @@ def save_posterior(
         >>> mean = {name: p.detach() for name, p in model.named_parameters()}
         >>> q = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=10)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     card = save_posterior(f"{folder}/tiny.pt", model, q, class_names=["no", "yes"])
-        ...     saved = load(f"{folder}/tiny.pt")
+        ...     card = save_posterior(f"{folder}/tiny.safetensors", model, q, class_names=["no", "yes"])
+        ...     saved = load(f"{folder}/tiny.safetensors")
         >>> card.name, saved.class_names, saved.posterior.num_data
         ('tiny.md', ('no', 'yes'), 10)
     """
@@ -124,8 +114,6 @@ def save_posterior(
     _check_fits(built, class_names, temperature)
     card = _card_of(Path(path))
     content: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
         "architecture": {"name": built.name, "arguments": built.arguments},
         "transform": transform.to_dict() if transform is not None else None,
         "class_names": [str(name) for name in class_names],
@@ -136,44 +124,49 @@ def save_posterior(
     strange = _not_plain(content, "")
     if strange:
         raise HyperparameterError(
-            f"A posterior file holds plain values only, but {', '.join(strange)} is none. Turn them into text or numbers."
+            f"A posterior file holds plain values only; these are not: {', '.join(strange)}. Turn them into text or numbers."
         )
     family = type(posterior).__name__
-    whole = {**content, "family": family, "posterior": posterior.to("cpu").state_dict()}
-    write_whole(path, whole, "posterior file", "Free space, or choose another directory.")
+    data = to_bytes({**content, "family": family, "posterior": posterior.state_dict()})
+    atomic_write(path, data, "posterior file", "Free space, or choose another directory.")
     card.write_text(model_card(Path(path).name, content, posterior), "utf-8")
     return card
 
 
 def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> SavedPosterior:
-    """Read a posterior file; nothing in it is run.
+    """Read a posterior file without running code from it.
 
     ``mc_predict(saved.model, saved.posterior, images, temperature=saved.temperature)`` predicts with it.
 
     Args:
-        path: What `save_posterior` has written: a file, or a name, see `find_posterior`.
+        path: A file that `save_posterior` wrote, or its name; see `find_posterior`.
         map_location: Device of the tensors and the model.
 
     Returns:
         The posterior and the model that it belongs to.
 
     Raises:
-        PosteriorError: If the file is none of these, damaged, a pickle, or of a newer format.
+        PosteriorError: If the file is of another kind, damaged, a pickle, or of a newer format.
     """
     path = find_posterior(path)
-    content = read_whole(path, _POSTERIOR_FILE, map_location)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    content = read_content(path, map_location)
+    if content.get("format") != FORMAT:
         raise PosteriorError(
             f"{path} is no posterior file. zoo.save_posterior writes one; a Lightning checkpoint is read by load_posterior, "
             "weights alone by create_model(..., pretrained=path)."
         )
     version, family = content.get("version"), str(content.get("family"))
-    if version not in range(1, VERSION + 1) or family not in _FAMILIES:
+    if version not in range(1, VERSION + 1):
         raise PosteriorError(
-            f"{path} has format {version!r} with a {family}, but this package reads up to format {VERSION} with "
-            f"{', '.join(_FAMILIES)}. Upgrade lightning-bayes if the file is newer; otherwise it is damaged, write it again."
+            f"{path} has format {version!r}, but this package reads formats up to {VERSION}. Upgrade lightning-bayes if the "
+            "file is newer; otherwise it is damaged, write it again."
         )
-    with named_if_unreadable(path, _POSTERIOR_FILE):
+    if family not in _FAMILIES:
+        raise PosteriorError(
+            f"{path} holds a posterior of the family {family}, but this package knows {', '.join(_FAMILIES)}. Upgrade "
+            "lightning-bayes if the file is newer; otherwise it is damaged, write it again."
+        )
+    with named_if_unreadable(path, POSTERIOR_FILE):
         return _decoded(content, str(path), map_location)
 
 
@@ -201,13 +194,13 @@ def _check_fits(built: Architecture, class_names: Sequence[str], temperature: fl
 def _card_of(path: Path) -> Path:
     if path.suffix == ".md":
         raise HyperparameterError(
-            f"{path} would be overwritten by its own model card. Take another ending, such as .pt."
+            f"{path} would be overwritten by its own model card. Take another ending, such as .safetensors."
         )
-    return path.with_suffix(".md") if path.suffix in {".pt", ".pth"} else path.with_name(f"{path.name}.md")
+    return path.with_suffix(".md") if path.suffix in _CARD_REPLACES else path.with_name(f"{path.name}.md")
 
 
 def _not_plain(value: Any, name: str) -> list[str]:
-    """Names of values that a safe file cannot hold."""
+    """Names of the values that the file cannot hold."""
     if isinstance(value, dict):
         return [found for key, inner in value.items() for found in _not_plain(inner, f"{name}.{key}".lstrip("."))]
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Posterior files by name: one folder for those that several projects use."""
+"""Posterior files by name, in one folder for several projects."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "LIGHTNING_BAYES_HOME"  # of the environment: another folder
-_ENDING: Final = ".pt"
+_ENDINGS: Final = (".safetensors", ".pt")  # the second one of files before version 2
 
 
 def posterior_folder() -> Path:
-    """Where posterior files are found by name: ``$LIGHTNING_BAYES_HOME``, else ``~/.cache/lightning_bayes``.
+    """Return the folder of named posterior files: ``$LIGHTNING_BAYES_HOME``, else ``~/.cache/lightning_bayes``.
 
     Returns:
         The folder; it need not exist.
@@ -23,7 +23,8 @@ def find_posterior(path: str | os.PathLike[str]) -> Path:
     """Find a posterior file.
 
     Args:
-        path: A file, or the name of one, with or without ``.pt``, here or in `posterior_folder`; the nearer one is taken.
+        path: A file or its name without ``.safetensors`` or ``.pt``, in the working directory or in `posterior_folder`; the
+            working directory comes first.
 
     Returns:
         The file.
@@ -32,13 +33,17 @@ def find_posterior(path: str | os.PathLike[str]) -> Path:
         FileNotFoundError: If there is none; lists the names in the folder.
     """
     places = [Path(path), posterior_folder() / path]
-    candidates = [file for place in places for file in (place, place.with_name(place.name + _ENDING))]
+    candidates = [file for place in places for file in _with_endings(place)]
     for file in candidates:
         if file.is_file():
             return file
-    names = sorted(file.stem for file in posterior_folder().glob(f"*{_ENDING}"))
+    names = sorted({file.stem for ending in _ENDINGS for file in posterior_folder().glob(f"*{ending}")})
     raise FileNotFoundError(
         f"There is no posterior file {path}, neither below {Path.cwd()} nor in {posterior_folder()}, which has "
-        f"{', '.join(names) or 'none'}. zoo.save_posterior(zoo.posterior_folder() / 'NAME.pt', ...) puts one there; "
-        f"{VARIABLE} names another folder."
+        f"{', '.join(names) or 'none'}. zoo.save_posterior(zoo.posterior_folder() / 'NAME.safetensors', ...) puts one "
+        f"there; {VARIABLE} names another folder."
     )
+
+
+def _with_endings(place: Path) -> list[Path]:
+    return [place, *(place.with_name(place.name + ending) for ending in _ENDINGS)]

@@ -10,7 +10,14 @@ from lightning_bayes.posteriors.checkpoint import (
     read_checkpoint,
     require_checkpoint,
 )
-from lightning_bayes.posteriors.files import FileKind, check_whole, named_if_unreadable, read_whole, write_whole
+from lightning_bayes.posteriors.files import (
+    FileKind,
+    atomic_save,
+    atomic_write,
+    named_if_unreadable,
+    verified_load,
+    verify_checksums,
+)
 from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_size
 from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 from lightning_bayes.posteriors.layer_precision import layer_floored, layer_noise_damping, layer_precision
@@ -40,9 +47,10 @@ __all__ = [
     "MatrixGaussian",
     "MeanField",
     "WeightPosterior",
+    "atomic_save",
+    "atomic_write",
     "callback_state",
     "check_full_size",
-    "check_whole",
     "group_arguments",
     "initial_curvature",
     "kl_weight_now",
@@ -60,11 +68,11 @@ __all__ = [
     "posterior_of",
     "precision",
     "read_checkpoint",
-    "read_whole",
     "require_checkpoint",
     "require_memory",
     "root_mean_squares",
     "state_precision",
     "tensor_sizes",
-    "write_whole",
+    "verified_load",
+    "verify_checksums",
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors.files import read_whole
+from lightning_bayes.posteriors.files import verified_load
 from lightning_bayes.posteriors.states import Entry, WeightPosterior, posterior_of
 
 # Key of the callbacks' state in a checkpoint: one for the whole family, so that a run can change its arguments.
@@ -42,7 +42,7 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
     Returns:
         Its contents, with at least a ``state_dict``. A file that is damaged or no checkpoint is a `PosteriorError`.
     """
-    return require_checkpoint(read_whole(path, map_location=map_location), path)
+    return require_checkpoint(verified_load(path, map_location=map_location), path)
 
 
 def require_checkpoint(checkpoint: object, path: str | os.PathLike[str]) -> dict[str, Any]:

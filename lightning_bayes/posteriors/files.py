@@ -1,7 +1,6 @@
-"""Files of tensors and plain values that are written whole or not at all, and read whole, without running code from them.
+"""Files of tensors and plain values: written atomically, verified before they are read, and read without running code.
 
-`torch.load` does not look at the checksums that `torch.save` has written: without this check a flipped bit in a weight goes
-unnoticed.
+`torch.load` ignores the checksums that `torch.save` writes, so without this check a flipped bit in a weight goes unnoticed.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from lightning_bayes.errors import BayesError, CheckpointError, PosteriorError
 @final
 @dataclass(frozen=True)
 class FileKind:
-    """How to speak of a file that cannot be read.
+    """The words for a file that cannot be read.
 
     Attributes:
-        noun: What it should be, with its article.
-        error: Raised if it is not.
-        advice: What to do about a file that is foreign or incomplete.
-        instead: What to do about a damaged one.
+        noun: The kind of file, with its article.
+        error: The error to raise.
+        advice: The next step for a file of another kind or an incomplete one.
+        instead: The next step for a damaged file.
     """
 
     noun: str
@@ -41,24 +40,26 @@ class FileKind:
 CHECKPOINT: Final = FileKind("a checkpoint", PosteriorError, "Is the file complete?", "Take an earlier checkpoint.")
 
 
-def read_whole(
+def verified_load(
     path: str | os.PathLike[str],
     kind: FileKind = CHECKPOINT,
     map_location: str | torch.device = "cpu",
     parse: Callable[[str | os.PathLike[str]], Any] | None = None,
 ) -> Any:
-    """Read a file after its checksums were verified.
+    """Verify a file's checksums and read it.
+
+    A damaged file, a pickle and a file of another format raise the error of `kind`; a missing file is a FileNotFoundError.
 
     Args:
         path: The file.
-        kind: What it should be.
+        kind: The kind of file that is expected.
         map_location: Device of the tensors.
-        parse: Reads another format than that of `torch.save`.
+        parse: Reads a format other than that of `torch.save`.
 
     Returns:
-        Its contents. One that is damaged, foreign or a pickle is an error of `kind`, a missing one a FileNotFoundError.
+        The contents.
     """
-    check_whole(path, kind)
+    verify_checksums(path, kind)
     with named_if_unreadable(path, kind):
         if parse is not None:
             return parse(path)
@@ -66,22 +67,34 @@ def read_whole(
             return torch.load(file, map_location=map_location, weights_only=True)
 
 
-def write_whole(path: str | os.PathLike[str], content: Any, noun: str, advice: str) -> None:
-    """Write a file beside its place and rename it, so that one that was there before stays whole until then.
+def atomic_save(path: str | os.PathLike[str], content: Any, noun: str, advice: str) -> None:
+    """Save by `torch.save` into a temporary file and rename it, so that a previous file stays intact until then.
 
     Args:
         path: The file; its folders are created.
         content: For `torch.save`.
-        noun: What it is, for the error.
-        advice: What to do if it cannot be written.
-
-    Raises:
-        CheckpointError: If it cannot be written, such as on a full disk.
+        noun: The kind of file, for the error.
+        advice: The next step, for the error.
     """
     buffer = io.BytesIO()  # torch.save into the file itself would hide the error of a full disk behind its own
     torch.save(content, buffer)
+    atomic_write(path, buffer.getbuffer(), noun, advice)
+
+
+def atomic_write(path: str | os.PathLike[str], data: bytes | memoryview, noun: str, advice: str) -> None:
+    """Write bytes into a temporary file and rename it, so that a previous file stays intact until then.
+
+    Args:
+        path: The file; its folders are created.
+        data: The contents.
+        noun: The kind of file, for the error.
+        advice: The next step, for the error.
+
+    Raises:
+        CheckpointError: If the file cannot be written, such as on a full disk.
+    """
     try:
-        _replace(Path(path), buffer)
+        _replace(Path(path), data)
     except OSError as error:
         raise CheckpointError(
             f"The {noun} {path} could not be written ({error.strerror or error}). A file that was there before is still "
@@ -89,12 +102,12 @@ def write_whole(path: str | os.PathLike[str], content: Any, noun: str, advice: s
         ) from error
 
 
-def _replace(path: Path, buffer: io.BytesIO) -> None:
+def _replace(path: Path, data: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")  # one name, so that a kill leaves one file at most
     try:
         with open(partial, "wb") as file:
-            file.write(buffer.getbuffer())
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -102,12 +115,12 @@ def _replace(path: Path, buffer: io.BytesIO) -> None:
         partial.unlink(missing_ok=True)
 
 
-def check_whole(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> None:
-    """Verify the checksums that `torch.save` has written.
+def verify_checksums(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> None:
+    """Verify the checksums that `torch.save` wrote.
 
     Args:
-        path: A file; one that is no archive of torch passes.
-        kind: What it should be, whose error is raised for a wrong checksum.
+        path: The file; anything but an archive of torch passes.
+        kind: The kind of file that is expected; its error is raised for a wrong checksum.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -119,11 +132,11 @@ def check_whole(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> No
 
 @contextmanager
 def named_if_unreadable(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> Iterator[None]:
-    """Turn whatever a parser raises into an error of `kind` that names the file.
+    """Turn any error of a parser into the error of `kind`, which names the file.
 
     Args:
         path: The file that is read inside.
-        kind: What it should be.
+        kind: The kind of file that is expected.
 
     Yields:
         Nothing.

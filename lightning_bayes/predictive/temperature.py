@@ -1,10 +1,10 @@
-"""Temperature scaling (Guo et al. 2017, https://arxiv.org/abs/1706.04599), of a point or of a sampled posterior.
+"""Temperature scaling (Guo et al. 2017, https://arxiv.org/abs/1706.04599) of a point estimate or a sampled posterior.
 
     p̄_T(y | x) = (1/S) Σ_s softmax(f_s(x) / T)_y        T = argmin - mean_i log p̄_T(y_i | x_i)
 
-The mean over the i is one over validation examples. Every sample is divided by the same T before the average: the NLL that
-T minimises is that of the prediction which is made. Of several samples the NLL need not be convex in T, so the search looks
-at a grid first, and needs no derivative.
+The mean over i is taken over the validation examples. Every sample is divided by the same T before the average, so T
+minimises the NLL of the prediction itself. Over several samples the NLL need not be convex in T, so the search starts on a
+grid and uses no derivative.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from torch import Tensor
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
 
-SMALLEST, LARGEST = 0.05, 20.0  # bounds of T; a network that needs more than that is not calibrated but broken
+SMALLEST, LARGEST = 0.05, 20.0  # bounds of T; a network beyond them is broken rather than uncalibrated
 _GRID = 31  # steps of 22 % in T
-_GOLDEN = (math.sqrt(5) - 1) / 2
 _TOLERANCE = 1e-6  # of log T
-_CHUNK = 2**22  # logits that are worked on at once, in float64
+_CHUNK = 2**22  # logits per block, in float64
 
 
 def fit_temperature(
     outputs: Tensor, targets: Tensor, reduce: Callable[[Tensor], Tensor] = lambda total: total
 ) -> float:
-    """The temperature of the lowest NLL.
+    """Find the temperature of the lowest NLL.
 
     Args:
         outputs: Logits of validation examples, ``[samples, batch, classes]`` or ``[batch, classes]``.
         targets: Their classes, ``[batch]``.
-        reduce: Adds a scalar up over the processes that have a part of the examples each; all get the same T.
+        reduce: Sums a scalar over processes that each have a part of the examples; all get the same T.
 
     Returns:
-        T, from `SMALLEST` to `LARGEST`: above 1 if predictions are too confident. It is at a bound where the NLL has no
+        T, from `SMALLEST` to `LARGEST`: above 1 if predictions are overconfident. It lies at a bound if the NLL has no
         minimum inside, such as without any error.
 
     Raises:
@@ -91,7 +90,7 @@ def nll_sum(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
 
 
 def minimise_over_temperature(loss: Callable[[float], float]) -> float:
-    """Search the lowest value: on a grid in log T, then by golden section between the neighbours of the best point.
+    """Minimise over a grid in log T, then by Brent's method between the neighbours of the best point.
 
     Args:
         loss: A function of T.
@@ -103,23 +102,13 @@ def minimise_over_temperature(loss: Callable[[float], float]) -> float:
         >>> round(minimise_over_temperature(lambda t: math.log(t / 3) ** 2), 5)
         3.0
     """
+    from scipy.optimize import minimize_scalar  # slow to import
+
     low, high = math.log(SMALLEST), math.log(LARGEST)
     grid = [low + (high - low) * step / (_GRID - 1) for step in range(_GRID)]
     best = min(range(_GRID), key=lambda step: loss(math.exp(grid[step])))
-    inside = _golden_section(loss, grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)])
-    return min(inside, math.exp(grid[best]), key=loss)  # at a bound, the search comes near but does not reach it
-
-
-def _golden_section(loss: Callable[[float], float], low: float, high: float) -> float:
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = loss(math.exp(left)), loss(math.exp(right))
-    while high - low > _TOLERANCE:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - _GOLDEN * (high - low)
-            at_left = loss(math.exp(left))
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + _GOLDEN * (high - low)
-            at_right = loss(math.exp(right))
-    return math.exp((low + high) / 2)
+    bounds = grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)]
+    options = {"xatol": _TOLERANCE}
+    found = minimize_scalar(lambda log_t: loss(math.exp(log_t)), bounds=bounds, method="bounded", options=options)
+    candidates = [math.exp(found.x), math.exp(grid[best])]  # the search approaches a bound but does not reach it
+    return min(candidates, key=loss)

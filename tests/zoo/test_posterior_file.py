@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,7 +21,7 @@ from lightning_bayes import VOGN, VOGNCallback, load_posterior, mc_predict, zoo
 from lightning_bayes.errors import CheckpointError, HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import FullGaussian, MatrixGaussian, MeanField
 from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, save_posterior
-from lightning_bayes.zoo.posterior_file import VERSION
+from lightning_bayes.zoo.posterior_format import VERSION, read_content, to_bytes
 
 TRANSFORM = ImageTransform(32, mean=(0.5,), std=(0.25,), resize=36)
 EXTRAS = {
@@ -45,7 +47,7 @@ def posterior_like(model, seed=0):
 def saved(tmp_path):
     model = network()
     posterior = posterior_like(model)
-    path = tmp_path / "cats.pt"
+    path = tmp_path / "cats.safetensors"
     card = save_posterior(path, model, posterior, transform=TRANSFORM, **EXTRAS)
     return path, card, model, posterior
 
@@ -86,17 +88,18 @@ def test_the_model_is_at_the_mean_and_ready(saved):
 
 def test_a_loaded_posterior_can_be_saved_again(saved, tmp_path):
     loaded = zoo.load(saved[0])
-    save_posterior(tmp_path / "again.pt", loaded.model, loaded.posterior)
-    again = zoo.load(tmp_path / "again.pt")
+    save_posterior(tmp_path / "again.safetensors", loaded.model, loaded.posterior)
+    again = zoo.load(tmp_path / "again.safetensors")
     assert same(again.posterior.mean, loaded.posterior.mean)
     assert (again.transform, again.class_names, again.metrics, again.config) == (TRANSFORM, (), {}, {})
 
 
 def test_the_folder_of_a_file_is_created(tmp_path):
     model = network()
-    card = save_posterior(tmp_path / "new" / "folder" / "q.pt", model, posterior_like(model))
+    card = save_posterior(tmp_path / "new" / "folder" / "q.safetensors", model, posterior_like(model))
     assert card.exists()
-    assert sorted(zoo.load(tmp_path / "new" / "folder" / "q.pt").posterior.mean) == sorted(posterior_like(model).mean)
+    loaded = zoo.load(tmp_path / "new" / "folder" / "q.safetensors")
+    assert sorted(loaded.posterior.mean) == sorted(posterior_like(model).mean)
 
 
 def test_on_a_full_disk_the_old_file_stays(saved, monkeypatch):
@@ -126,8 +129,8 @@ def test_other_families_make_the_round_trip(tmp_path, generator):
     ]
     images = torch.randn(2, 1, 2, 2, generator=generator)
     for posterior in families:
-        save_posterior(tmp_path / "small.pt", model, posterior)
-        loaded = zoo.load(tmp_path / "small.pt")
+        save_posterior(tmp_path / "small.safetensors", model, posterior)
+        loaded = zoo.load(tmp_path / "small.safetensors")
         assert type(loaded.posterior) is type(posterior)
         ours, theirs = (mc_predict(m, q, images) for m, q in [(loaded.model, loaded.posterior), (model, posterior)])
         assert torch.equal(ours.sample_probs, theirs.sample_probs)
@@ -136,8 +139,8 @@ def test_other_families_make_the_round_trip(tmp_path, generator):
 def test_the_transform_of_pretrained_weights_is_stored(tmp_path):
     weights = torchvision.models.get_model("resnet18", num_classes=2).state_dict()
     model = create_model("resnet18_imagenet", num_classes=2, pretrained=weights)
-    save_posterior(tmp_path / "a.pt", model, posterior_like(model))
-    assert zoo.load(tmp_path / "a.pt").transform == ImageTransform(224, resize=256)
+    save_posterior(tmp_path / "a.safetensors", model, posterior_like(model))
+    assert zoo.load(tmp_path / "a.safetensors").transform == ImageTransform(224, resize=256)
 
 
 def test_what_a_callback_has_trained_can_be_kept(tmp_path, quiet_trainer, generator):
@@ -149,8 +152,8 @@ def test_what_a_callback_has_trained_can_be_kept(tmp_path, quiet_trainer, genera
     trainer.fit(task, loader, loader)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     posterior = load_posterior(tmp_path / "last.ckpt")
-    save_posterior(tmp_path / "kept.pt", model, posterior.select("model."))
-    loaded = zoo.load(tmp_path / "kept.pt")
+    save_posterior(tmp_path / "kept.safetensors", model, posterior.select("model."))
+    loaded = zoo.load(tmp_path / "kept.safetensors")
     assert torch.equal(
         mc_predict(loaded.model, loaded.posterior, x).sample_probs, mc_predict(task, posterior, x).sample_probs
     )
@@ -163,8 +166,8 @@ def test_what_the_optimizer_has_trained_can_be_kept(tmp_path, generator):
     with opt.sampled_params():
         F.cross_entropy(model(x), y).backward()
     opt.step()
-    save_posterior(tmp_path / "kept.pt", model, opt.posterior())
-    assert same(zoo.load(tmp_path / "kept.pt").posterior.precision, opt.posterior().precision)
+    save_posterior(tmp_path / "kept.safetensors", model, opt.posterior())
+    assert same(zoo.load(tmp_path / "kept.safetensors").posterior.precision, opt.posterior().precision)
 
 
 # -- the card ---------------------------------------------------------------------------------------------------------
@@ -175,7 +178,7 @@ def test_the_card_says_what_the_file_holds(saved):
     text = card.read_text("utf-8")
     assert card.name == "cats.md"
     for part in (
-        "# cats.pt",
+        "# cats.safetensors",
         "`create_model('vgg16', num_classes=3, in_channels=1, norm='batch', width=0.05)`",
         f"MeanField over {sum(p.numel() for p in model.parameters())} weights in {len(list(model.parameters()))} tensors",
         "| Training examples N | 123 |",
@@ -189,7 +192,15 @@ def test_the_card_says_what_the_file_holds(saved):
 
 
 @pytest.mark.parametrize(
-    ("name", "card"), [("q.pt", "q.md"), ("q.pth", "q.md"), ("q", "q.md"), ("v1.0", "v1.0.md"), ("v1.1", "v1.1.md")]
+    ("name", "card"),
+    [
+        ("q.safetensors", "q.md"),
+        ("q.pt", "q.md"),
+        ("q.pth", "q.md"),
+        ("q", "q.md"),
+        ("v1.0", "v1.0.md"),
+        ("v1.1", "v1.1.md"),
+    ],
 )
 def test_the_card_has_the_name_of_its_file_alone(tmp_path, name, card):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
@@ -199,7 +210,9 @@ def test_the_card_has_the_name_of_its_file_alone(tmp_path, name, card):
 
 def test_a_posterior_is_not_written_where_its_card_belongs(tmp_path):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
-    with pytest.raises(HyperparameterError, match=r"q\.md would be overwritten by its own model card\. .* as \.pt"):
+    with pytest.raises(
+        HyperparameterError, match=r"q\.md would be overwritten by its own model card\. .* as \.safetensors"
+    ):
         save_posterior(tmp_path / "q.md", model, posterior_like(model))
     assert list(tmp_path.iterdir()) == []
 
@@ -229,26 +242,82 @@ def test_the_code_on_the_card_scales_by_the_temperature(saved, monkeypatch, gene
 # -- refused ----------------------------------------------------------------------------------------------------------
 
 
-def rewritten(path, **changes):
-    content = torch.load(path, weights_only=True)
-    torch.save({**content, **changes}, path)
+def rewritten(path, drop=(), **changes):
+    """Write a file again with other contents and the right checksum."""
+    content = {name: value for name, value in {**read_content(path, "cpu"), **changes}.items() if name not in drop}
+    path.write_bytes(to_bytes(content))
 
 
-@pytest.mark.parametrize(
-    ("changes", "shown"),
-    [
-        ({"version": VERSION + 1}, f"format {VERSION + 1} with a MeanField"),
-        ({"version": "2"}, "format '2' with a MeanField"),
-        ({"version": None}, "format None with a MeanField"),
-        ({"family": "NormalisingFlow"}, f"format {VERSION} with a NormalisingFlow"),
-        ({"family": None}, f"format {VERSION} with a None"),
-    ],
-)
-def test_another_format_is_refused(saved, changes, shown):
+def with_metadata(path, **changes):
+    with safe_open(path, framework="pt") as file:
+        metadata = {**file.metadata(), **changes}
+    save_file(load_file(path), path, metadata)
+
+
+@pytest.mark.parametrize(("version", "shown"), [(str(VERSION + 1), str(VERSION + 1)), ("two", "'two'"), ("", "''")])
+def test_another_format_is_refused(saved, version, shown):
     path, *_ = saved
-    rewritten(path, **changes)
-    with pytest.raises(PosteriorError, match=rf"cats\.pt has {shown}, but this package reads up to format 1 .*Upgrade"):
+    with_metadata(path, version=version)
+    with pytest.raises(
+        PosteriorError, match=rf"cats\.safetensors has format {shown}, but this package reads formats up to 2.*Upgrade"
+    ):
         zoo.load(path)
+
+
+@pytest.mark.parametrize("family", ["NormalisingFlow", None])
+def test_another_family_is_refused(saved, family):
+    path, *_ = saved
+    rewritten(path, family=family)
+    with pytest.raises(PosteriorError, match=rf"cats\.safetensors .* family {family}, but .* MeanField, .*Upgrade"):
+        zoo.load(path)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_a_file_of_version_1_is_read(tmp_path, temperature):
+    model = network()
+    posterior = posterior_like(model)
+    architecture = {"width": 0.05, "norm": "batch", "num_classes": 3, "in_channels": 1}
+    content = {
+        "format": "lightning_bayes.posterior",
+        "version": 1,
+        "architecture": {"name": "vgg16", "arguments": architecture},
+        "transform": {"image_size": 32, "mean": (0.5,), "std": (0.25,), "resize": 36},
+        "class_names": ["cat", "dog", "eel"],
+        "metrics": {"test/cls/Acc": 0.9},
+        "config": {"seed": 0},
+        "temperature": temperature,
+        "family": "MeanField",
+        "posterior": posterior.state_dict(),
+    }
+    torch.save(content, tmp_path / "old.pt")
+    loaded = zoo.load(tmp_path / "old.pt")
+    assert same(loaded.posterior.mean, posterior.mean)
+    assert same(loaded.posterior.precision, posterior.precision)
+    assert (loaded.transform, loaded.temperature, loaded.config) == (TRANSFORM, temperature, {"seed": 0})
+    torch.save({**content, "version": 3}, tmp_path / "newer.pt")
+    with pytest.raises(PosteriorError, match=r"newer\.pt has format 3, but this package reads formats up to 2"):
+        zoo.load(tmp_path / "newer.pt")
+
+
+def test_any_reader_of_safetensors_finds_the_tensors(saved):
+    path, _, _, posterior = saved
+    tensors = load_file(path)
+    assert torch.equal(tensors["posterior.precision.classifier.bias"], posterior.precision["classifier.bias"])
+
+
+def test_tuples_lists_and_shared_tensors_make_the_round_trip(tmp_path):
+    weight = torch.arange(6.0).view(2, 3)
+    content = {
+        "factors": {"a": (weight, weight.T)},
+        "list": [1, None, 0.1, {"b": weight[0]}],
+        "bfloat16": weight.bfloat16(),
+    }
+    (tmp_path / "q").write_bytes(to_bytes(content))
+    read = read_content(tmp_path / "q", "cpu")
+    torch.testing.assert_close(read["factors"], content["factors"], rtol=0, atol=0)
+    torch.testing.assert_close(read["bfloat16"], content["bfloat16"], rtol=0, atol=0)
+    assert read["list"][:3] == [1, None, 0.1]
+    assert torch.equal(read["list"][3]["b"], weight[0])
 
 
 @pytest.mark.parametrize(
@@ -267,7 +336,7 @@ def test_damaged_content_is_refused_with_the_name_of_the_file(saved, changes, re
     path, *_ = saved
     rewritten(path, **changes)
     with pytest.raises(
-        PosteriorError, match=rf"cats\.pt cannot be read as .* \({reason}.*check that the file is compl"
+        PosteriorError, match=rf"cats\.safetensors cannot be read as .* \({reason}.*check that the file is compl"
     ):
         zoo.load(path)
 
@@ -275,10 +344,8 @@ def test_damaged_content_is_refused_with_the_name_of_the_file(saved, changes, re
 @pytest.mark.parametrize("name", ["architecture", "transform", "class_names", "metrics", "config", "temperature"])
 def test_what_a_file_lacks_is_named(saved, name):
     path, *_ = saved
-    content = torch.load(path, weights_only=True)
-    del content[name]
-    torch.save(content, path)
-    with pytest.raises(PosteriorError, match=rf"cats\.pt cannot be read as .*'{name}'"):
+    rewritten(path, drop=[name])
+    with pytest.raises(PosteriorError, match=rf"cats\.safetensors cannot be read as .*'{name}'"):
         zoo.load(path)
 
 
@@ -302,7 +369,7 @@ def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, write):
 def test_a_truncated_file_is_named(saved, share):
     path, *_ = saved
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    with pytest.raises(PosteriorError, match=r"cats\.pt cannot be read .*check that the file is complete"):
+    with pytest.raises(PosteriorError, match=r"cats\.safetensors cannot be read .*check that the file is complete"):
         zoo.load(path)
 
 
@@ -312,7 +379,16 @@ def test_a_flipped_bit_is_found(saved, name):
     content = bytearray(path.read_bytes())
     content[content.index(posterior.precision[name].numpy().tobytes()) + 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(PosteriorError, match=r"cats\.pt is damaged: .* has another checksum\. Copy it again"):
+    with pytest.raises(PosteriorError, match=r"cats\.safetensors is damaged: .* another checksum\. Copy it again"):
+        zoo.load(path)
+
+
+def test_a_flipped_bit_in_the_numbers_beside_the_tensors_is_found(saved):
+    path, *_ = saved
+    content = path.read_bytes()
+    assert content.count(b'\\"num_data\\": 123') == 1
+    path.write_bytes(content.replace(b'\\"num_data\\": 123', b'\\"num_data\\": 133'))
+    with pytest.raises(PosteriorError, match=r"cats\.safetensors is damaged: .* another checksum"):
         zoo.load(path)
 
 
@@ -333,10 +409,10 @@ def test_a_file_that_is_not_there_is_an_ordinary_file_error(tmp_path):
 # -- by name ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cats", "cats.pt", "animals/cats"])
+@pytest.mark.parametrize("name", ["cats", "cats.safetensors", "animals/cats"])
 def test_a_file_of_the_folder_is_found_by_its_name(saved, tmp_path, monkeypatch, name):
     monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(tmp_path / "home"))
-    file = (zoo.posterior_folder() / name).with_suffix(".pt")
+    file = (zoo.posterior_folder() / name).with_suffix(".safetensors")
     file.parent.mkdir(parents=True)
     saved[0].rename(file)
     assert zoo.load(name).class_names == ("cat", "dog", "eel")
@@ -346,7 +422,7 @@ def test_a_file_here_comes_before_one_of_the_folder(saved, tmp_path, monkeypatch
     path, _, model, posterior = saved
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(tmp_path / "home"))
-    save_posterior(zoo.posterior_folder() / "cats.pt", model, posterior)
+    save_posterior(zoo.posterior_folder() / "cats.safetensors", model, posterior)
     monkeypatch.chdir(path.parent)
     assert zoo.load("cats").class_names == ("cat", "dog", "eel")
 
@@ -373,33 +449,33 @@ def test_a_posterior_of_another_model_is_not_saved(tmp_path):
     with pytest.raises(
         PosteriorError, match=r"The posterior is not one of this VGG16 .*posterior\.select\('model\.'\)"
     ):
-        save_posterior(tmp_path / "a.pt", model, posterior_like(nn.ModuleDict({"model": model})))
+        save_posterior(tmp_path / "a.safetensors", model, posterior_like(nn.ModuleDict({"model": model})))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_from_elsewhere_is_not_saved(tmp_path):
     model = nn.Linear(2, 2)
     with pytest.raises(HyperparameterError, match=r"This Linear does not know how it was built"):
-        save_posterior(tmp_path / "a.pt", model, posterior_like(model))
+        save_posterior(tmp_path / "a.safetensors", model, posterior_like(model))
 
 
 def test_values_that_are_not_plain_are_listed(tmp_path):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     config = {"data": {"root": tmp_path}, "sizes": [1, torch.ones(1)]}
     with pytest.raises(
-        HyperparameterError, match=r"but config\.data\.root \(\w+Path\), config\.sizes\[1\] \(Tensor\) is none"
+        HyperparameterError, match=r"not: config\.data\.root \(\w+Path\), config\.sizes\[1\] \(Tensor\)\. Turn"
     ):
-        save_posterior(tmp_path / "a.pt", model, posterior_like(model), config=config)
+        save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), config=config)
 
 
 def test_names_for_another_number_of_classes_are_refused(tmp_path):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     with pytest.raises(HyperparameterError, match=r"There are 2 class_names for a model of 3 classes"):
-        save_posterior(tmp_path / "a.pt", model, posterior_like(model), class_names=["a", "b"])
+        save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), class_names=["a", "b"])
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_impossible_temperature_is_refused(tmp_path, temperature):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     with pytest.raises(HyperparameterError, match=rf"temperature={temperature} must be positive and finite"):
-        save_posterior(tmp_path / "a.pt", model, posterior_like(model), temperature=temperature)
+        save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), temperature=temperature)

@@ -1,7 +1,7 @@
 """Street View House Numbers (Netzer et al. 2011): 73 257 training and 26 032 test images in colour, 32 × 32.
 
-Normalised with the mean and standard deviation of its training images, per channel. Reading it needs SciPy, which comes with
-scikit-learn. Often the set out of distribution for CIFAR-10.
+Normalised with the mean and standard deviation of its training images, per channel. torchvision reads it by
+SciPy. Often the set out of distribution for CIFAR-10.
 """
 
 from __future__ import annotations

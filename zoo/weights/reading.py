@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lightning_bayes.errors import WeightsError
-from lightning_bayes.posteriors import FileKind, read_whole
+from lightning_bayes.posteriors import FileKind, verified_load
 
 _WEIGHTS_FILE: Final = FileKind(
     "plain tensors",
@@ -40,12 +41,10 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     if not file.is_file():
         raise WeightsError(f"There is no file of weights at {file.absolute()}. Pass the path of a state dict.")
     parse = _read_safetensors if file.suffix == ".safetensors" else None
-    return unwrapped(read_whole(file, _WEIGHTS_FILE, parse=parse), str(file))
+    return unwrapped(verified_load(file, _WEIGHTS_FILE, parse=parse), str(file))
 
 
 def _read_safetensors(file: str | os.PathLike[str]) -> dict[str, Tensor]:
-    from safetensors.torch import load_file  # timm depends on it
-
     state: dict[str, Tensor] = load_file(file)
     return state
 

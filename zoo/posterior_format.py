@@ -1,0 +1,120 @@
+"""Posterior files as bytes: safetensors with everything that is no tensor in the metadata, as JSON.
+
+Reading such a file runs no code. Tensors are stored by their path, such as ``posterior.mean.conv.weight``, and the JSON
+refers to them. Safetensors has no checksum, so the metadata holds one of all tensors and the JSON. Version 1 was written by
+`torch.save`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from lightning_bayes.errors import PosteriorError
+from lightning_bayes.posteriors import FileKind, named_if_unreadable, verified_load
+
+FORMAT: Final = "lightning_bayes.posterior"
+VERSION: Final = 2  # raised whenever an older reader would misread the file
+
+POSTERIOR_FILE: Final = FileKind(
+    "a posterior file",
+    PosteriorError,
+    "A pickle is refused, because reading it could run code; otherwise check that the file is complete.",
+    "Copy it again from where it is intact, or write it again.",
+)
+_TENSOR, _TUPLE = "$tensor", "$tuple"
+
+
+def to_bytes(content: Mapping[str, Any]) -> bytes:
+    """Serialise nested dictionaries, lists and tuples of tensors and plain values.
+
+    Args:
+        content: What the file shall hold; keys become text.
+
+    Returns:
+        The file's bytes.
+
+    Example:
+        >>> data = to_bytes({"mean": {"weight": torch.ones(2)}, "num_data": 10})
+        >>> b'"mean.weight":{"dtype":"F32","shape":[2]' in data
+        True
+    """
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_without_tensors(content, "", tensors))
+    metadata = {"format": FORMAT, "version": str(VERSION), "content": text, "sha256": _checksum(text, tensors)}
+    data: bytes = save(tensors, metadata)
+    return data
+
+
+def read_content(path: str | os.PathLike[str], device: str | torch.device) -> dict[str, Any]:
+    """Read a posterior file of any version.
+
+    Args:
+        path: The file.
+        device: Device of the tensors.
+
+    Returns:
+        What was given to `to_bytes`, with ``format`` and ``version``.
+
+    Raises:
+        PosteriorError: If the file is damaged, a pickle, of another kind or of a newer version.
+    """
+    if zipfile.is_zipfile(path) or Path(path).stat().st_size == 0:
+        content = verified_load(path, POSTERIOR_FILE, device)
+        return content if isinstance(content, dict) else {}
+    with named_if_unreadable(path, POSTERIOR_FILE), safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    version = metadata.get("version", "")
+    if metadata.get("format") != FORMAT or version != str(VERSION):
+        return {"format": metadata.get("format"), "version": int(version) if version.isdigit() else version}
+    with named_if_unreadable(path, POSTERIOR_FILE):
+        text, expected = metadata["content"], metadata["sha256"]
+    if _checksum(text, tensors) != expected:
+        raise PosteriorError(f"{path} is damaged: its contents have another checksum. {POSTERIOR_FILE.instead}")
+    with named_if_unreadable(path, POSTERIOR_FILE):
+        content = _with_tensors(json.loads(text), {name: tensor.to(device) for name, tensor in tensors.items()})
+        return {**content, "format": FORMAT, "version": VERSION}
+
+
+def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Replace every tensor by a reference, and put a copy of it into `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+        return {_TENSOR: path}
+    if isinstance(value, Mapping):
+        prefix = f"{path}." if path else ""
+        return {str(key): _without_tensors(inner, f"{prefix}{key}", tensors) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_without_tensors(inner, f"{path}.{index}", tensors) for index, inner in enumerate(value)]
+        return {_TUPLE: items} if isinstance(value, tuple) else items
+    return value
+
+
+def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_TENSOR}:
+            return tensors[value[_TENSOR]]
+        if value.keys() == {_TUPLE}:
+            return tuple(_with_tensors(inner, tensors) for inner in value[_TUPLE])
+        return {key: _with_tensors(inner, tensors) for key, inner in value.items()}
+    return [_with_tensors(inner, tensors) for inner in value] if isinstance(value, list) else value
+
+
+def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
