@@ -28,7 +28,7 @@ class DefaultNoise:
         layers = noisy_layers(optimizer.param_groups, optimizer.state)
         if self._seen == (optimizer, layers):
             return
-        self._seen, step = (optimizer, layers), optimizer.user_step
+        self._seen, step = (optimizer, layers), optimizer.base_step
         bounds = CAUTIOUS_NOISE if step is not None and step.follows_gradients else self.bounds
         share = noise_of_depth(bounds[0 if link in {"softmax", "sigmoid"} else 1], layers)
         for group in (optimizer.defaults, *optimizer.param_groups):

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim import BetaSchedule, NoisyOptimizer, Schedule
-from lightning_bayes.optim.steps.base_optimizer import GRADIENT_STEPS, UserStep
+from lightning_bayes.optim.steps.base_optimizer import GRADIENT_STEPS, BaseOptimizerStep
 
 _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # their learning rate is not the length of a step
 _NAMES_OF_DECOUPLED = ("AdamW", "Adafactor", "Muon")  # the last came with torch 2.9
@@ -139,7 +139,7 @@ def _converted(old: Optimizer, group: dict[str, Any], cycles_momentum: bool) -> 
     }
 
 
-def without_penalty(old: Optimizer, cycles_momentum: bool) -> UserStep:
+def without_penalty(old: Optimizer, cycles_momentum: bool) -> BaseOptimizerStep:
     """Let the user's optimizer move the means, without the L2 penalty that the prior stands for.
 
     Args:
@@ -152,7 +152,7 @@ def without_penalty(old: Optimizer, cycles_momentum: bool) -> UserStep:
     for group in (old.defaults, *old.param_groups):
         if not _is_decoupled(old, group) and "weight_decay" in group:
             group["weight_decay"] = 0.0
-    return UserStep(old, cycles_momentum)
+    return BaseOptimizerStep(old, cycles_momentum)
 
 
 def _is_decoupled(old: Optimizer, group: dict[str, Any]) -> bool:

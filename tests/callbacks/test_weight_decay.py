@@ -77,7 +77,7 @@ def test_decay_is_decoupled_where_pytorch_decouples_it(name, options):
     (group,) = callback.optimizer.param_groups
     found = (group["weight_decay"], group["prior_precision"])
     assert found == ((0.5, 0.1) if decoupled else (0.0, pytest.approx(0.5 * 10)))
-    assert callback.optimizer.user_step.base.param_groups[0]["weight_decay"] == (0.5 if decoupled else 0.0)
+    assert callback.optimizer.base_step.base.param_groups[0]["weight_decay"] == (0.5 if decoupled else 0.0)
 
 
 @pytest.mark.parametrize("optimizer_class", [Adam, SGD])

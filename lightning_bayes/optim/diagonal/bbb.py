@@ -145,4 +145,4 @@ class BBB(SignedCurvatureOptimizer):
         if arguments["std_lr"] is None:
             arguments["std_lr"] = arguments["lr"]
         # A trust region takes running means of squares, which have no bias.
-        return {**arguments, "debias": group["step_rule"] == "natural"}
+        return {**arguments, "debias": self.step_of(group).is_published}

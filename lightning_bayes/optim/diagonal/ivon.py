@@ -155,7 +155,7 @@ class IVON(SignedCurvatureOptimizer):
 
     def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         arguments = super()._update_arguments(group, step)
-        if arguments.pop("rescale_lr"):
+        if group["rescale_lr"]:
             if "rate_factor" not in group:  # decided once: a warm-up of the KL weight is none of the learning rate
                 start = effective(group)
                 group["rate_factor"] = group["init_precision"] * start.kl_weight / start.num_data

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.curvature import make_engine
+from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.measures import engine_quantity
 from lightning_bayes.optim.diagonal.measuring import MeasuringOptimizer
-from lightning_bayes.optim.diagonal.state import MeanFieldState, debiased
+from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.hyperparameters import (
     Hyperparameters,
     OptimizerFields,
@@ -36,8 +38,8 @@ from lightning_bayes.optim.runtime.parameters import (
     trainable,
 )
 from lightning_bayes.optim.settings import plain
-from lightning_bayes.optim.steps import trust_region
-from lightning_bayes.optim.steps.base_optimizer import UserStep, add_prior_gradient_, check_base, groups_of
+from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
+from lightning_bayes.optim.steps.base_optimizer import groups_of
 from lightning_bayes.posteriors import (
     Entry,
     WeightPosterior,
@@ -90,7 +92,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         model: nn.Module,
         params: Iterable[Any] | None = None,
         *,
-        base: torch.optim.Optimizer | UserStep | None = None,
+        base: torch.optim.Optimizer | BaseOptimizerStep | None = None,
         own: Mapping[str, Any] | None = None,
         **fields: Unpack[OptimizerFields],
     ) -> None:
@@ -98,12 +100,15 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         values = self.hyperparameters.given(given, self.own_defaults)
         require_sizes(model)
         self._reference = reference_weights(model)
-        self._points = points(model, values["bayesian"], norms=values["step_rule"] == "natural")
+        self.steps = make_steps(base)
+        step = step_for(values["step_rule"], self.steps)
+        self._points = points(model, values["bayesian"], norms=step.is_published)
+        taken = signature(type(self).natural_update).parameters
+        self._own_arguments = [name for name in self.hyperparameters.own_names() if name in taken]
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
-        self.user_step = UserStep(base) if isinstance(base, torch.optim.Optimizer) else base
         self._scratch: dict[nn.Parameter, Tensor] = {}
         if params is None:
-            params = trainable(model) if self.user_step is None else groups_of(self.user_step.base)
+            params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
         engine, quantity = values["engine"], engine_quantity(self.measures)
         super().__init__(
             model,
@@ -125,20 +130,28 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         self._functions.append(take_functions(group, self.hyperparameters))
         group.update(plain(group))
         self.hyperparameters.check(group, complete=True)
-        check_base(group["step_rule"], self.user_step and self.user_step.base)
-        if self.user_step is not None:
-            self.user_step.add(group, len(self.param_groups))
+        step_for(group["step_rule"], self.steps).add_group(group, len(self.param_groups))
         require_full_precision(group["params"])
         for param in group["params"]:
             self._state(param, group)
+
+    def step_of(self, group: Mapping[str, Any]) -> Step:
+        """How the means of a group move."""
+        return self.steps[group["step_rule"]]
+
+    @property
+    def base_step(self) -> BaseOptimizerStep | None:
+        """The step of the optimizer that moves the means; None where the algorithm's own update does."""
+        step = self.steps.get("user")
+        return step if isinstance(step, BaseOptimizerStep) else None
 
     def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
         if not state:
             size = root_mean_squares([self._reference.get(param, param).detach()])[0]
             state["step"] = 0
-            only_averages = self.averages_curvature and group["step_rule"] == "user"
-            for name in ("curvature",) if only_averages else self.state_type._fields[1:]:
+            is_needed = self.step_of(group).uses_update or not self.averages_curvature
+            for name in self.state_type._fields[1:] if is_needed else ("curvature",):
                 state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["scale"] = torch.where(size > 0, size, torch.ones_like(size))
             state["noisy"] = param not in self._points
@@ -202,9 +215,9 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         for group in self.param_groups:
             effective(group)  # N must be known
             for params in self._cohorts(group):
-                self._update_cohort(params, group)
-        if self.user_step is not None:
-            self.user_step.step(self.param_groups, self.state)
+                self.step_of(group).apply(self._cohort(params, group))
+        for step in self.steps.values():
+            step.finish(self.param_groups, self.state)
         self._count_update()
 
     def _count_update(self) -> None:
@@ -212,25 +225,39 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             group["step"] += 1
             apply_functions(group, functions, self.hyperparameters)
 
-    def _update_cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
-        # `_measured` has put zeros where backward did not reach.
-        measured = [self._passes.curvature[param].contiguous() for param in params]
+    def _cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> DiagonalCohort:
+        """Parameters that are updated together, this update counted."""
+        measured = self._measured_curvature(params, group)
         states = [self.state[param] for param in params]
         if not self._start_curvature(params, group):
             torch._foreach_copy_([state["curvature"] for state in states], measured)
         for state in states:
             state["step"] += 1
-        if group["weight_decay"] and group["step_rule"] != "user":
-            torch._foreach_mul_(list[Tensor](params), 1 - group["lr"] * group["weight_decay"])
-        if group["step_rule"] == "natural":
-            self._natural_step(params, measured, self._update_arguments(group, states[0]["step"]))
-        elif group["step_rule"] == "user":
-            self._prepare_user_step(params, measured, group)
-        else:
-            self._bounded_step(params, measured, group)
+        return self._diagonal_cohort(params, group, measured)
+
+    def _measured_curvature(self, params: list[nn.Parameter], group: dict[str, Any]) -> list[Tensor]:
+        """ĥ of `params`, contiguous."""
+        # `_measured` has put zeros where backward did not reach.
+        return [self._passes.curvature[param].contiguous() for param in params]
+
+    def _diagonal_cohort(
+        self, params: list[nn.Parameter], group: dict[str, Any], measured: list[Tensor]
+    ) -> DiagonalCohort:
+        states = [self.state[param] for param in params]
+        return DiagonalCohort(
+            params,
+            states,
+            group,
+            measured,
+            update=type(self).natural_update,
+            state_type=self.state_type,
+            arguments=self._update_arguments(group, states[0]["step"]),
+            only_averages=self.averages_curvature,
+            buffer=self._buffer,
+        )
 
     def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """Keyword arguments of `natural_update`; subclasses may add what depends on the group."""
+        """Keyword arguments of `natural_update`; subclasses may add those that depend on the group."""
         now = effective(group)
         return {
             "lr": float(group["lr"]),
@@ -238,64 +265,8 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             "prior": now.prior,
             "damping": now.damping,
             "step": step,
-            **{name: group[name] for name in self.hyperparameters.own_names()},
+            **{name: group[name] for name in self._own_arguments},
         }
-
-    def _natural_step(
-        self,
-        params: list[nn.Parameter],
-        measured: list[Tensor],
-        hyper: dict[str, Any],
-        steps: list[Tensor] | None = None,
-    ) -> None:
-        """The algorithm's own update; with `steps` the means stay, and their changes are written there."""
-        grads = [param.grad.contiguous() for param in params if param.grad is not None]
-        fields = {name: [self.state[param][name] for param in params] for name in self.state_type._fields[1:]}
-        prior_means = self._prior_means(params)
-        for block in blocks(params):
-            mean = block.join(params)
-            # Updates know a prior at zero only: they see the distance from its mean.
-            centre = block.join(prior_means) if prior_means else None
-            start = mean if centre is None else mean - centre
-            old = self.state_type(start, *(block.join(field) for field in fields.values()))
-            new = type(self).natural_update(old, block.join(grads), block.join(measured), **hyper)
-            if steps is None:
-                block.write_(params, new.mean if centre is None else new.mean + centre)
-            else:
-                block.write_(steps, new.mean - old.mean)
-            for name, field in fields.items():
-                block.write_(field, getattr(new, name))
-
-    def _default_arguments(self, params: list[nn.Parameter], group: dict[str, Any]) -> dict[str, Any]:
-        """As `_update_arguments`, for a curvature that the first batch has started."""
-        hyper = self._update_arguments(group, self.state[params[0]]["step"])
-        weights = hyper["betas"][0], trust_region.weight_of_old(hyper["betas"][1], hyper["step"])
-        return {**hyper, "betas": weights, "lr": trust_region.NATURAL_RATE}
-
-    def _bounded_step(self, params: list[nn.Parameter], measured: list[Tensor], group: dict[str, Any]) -> None:
-        hyper = self._default_arguments(params, group)
-        steps = [self._buffer(param) for param in params]
-        self._natural_step(params, measured, hyper, steps)
-        trust_region.bounded_step_(params, steps, self._radius(params, group, hyper["step"]))
-
-    def _prepare_user_step(self, params: list[nn.Parameter], measured: list[Tensor], group: dict[str, Any]) -> None:
-        hyper = self._default_arguments(params, group)
-        if self.averages_curvature:
-            torch._foreach_lerp_([self.state[param]["curvature"] for param in params], measured, 1 - hyper["betas"][1])
-        else:
-            self._natural_step(params, measured, hyper, [self._buffer(param) for param in params])
-        add_prior_gradient_(params, self._prior_means(params), hyper["prior"] * group["prior_on_mean"])
-
-    def _prior_means(self, params: list[nn.Parameter]) -> list[Tensor]:
-        return [self.state[param]["prior_mean"] for param in params if "prior_mean" in self.state[param]]
-
-    def _radius(self, params: list[nn.Parameter], group: dict[str, Any], step: int) -> Tensor | float:
-        """How far the trust region lets each of `params` go at their update number `step`."""
-        if group["radius"] != "sgd":
-            return trust_region.adam_radius(float(group["lr"]))
-        sizes = root_mean_squares([self.state[param]["momentum"] for param in params])
-        sizes = debiased(sizes, group["betas"][0], step)
-        return trust_region.sgd_radius(float(group["lr"]), group["momentum"], sizes)
 
     def _start_noise(self) -> None:
         """Start the curvature where `init_precision` says it."""

@@ -85,13 +85,13 @@ class Vadam(GradientMagnitudeOptimizer):
     natural_update = staticmethod(update)
 
     def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+        # Steps other than the papers' take running means from the first batch on, which have no bias.
         if "from_zero" not in group:  # decided once: schedules of the prior do not change where s started
-            group["from_zero"] = _starts_at_zero(group)
+            group["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
         return {**super()._update_arguments(group, step), "from_zero": group["from_zero"]}
 
 
 def _starts_at_zero(group: dict[str, Any]) -> bool:
-    # The trust region's s is a running mean from the first batch on, which has no bias.
-    if group["init_precision"] is None or group["step_rule"] != "natural":
+    if group["init_precision"] is None:
         return False
     return initial_curvature(group["init_precision"], **effective(group).precision_arguments) == 0

@@ -11,12 +11,13 @@ In the package's one parametrisation, with ĝ the mean gradient at θ ~ N(μ, Σ
 Khan et al. use one rate, α = β, and no momentum, β₁ = 0. With exact expectations the fixed point is the optimum of the
 mean-field bound: 1/Σ = (Ñ/τ) E_q[diag ∇²f] + δ. ĥ may be negative, and s + δ̃ has to stay positive:
 
-    "backtracking"   β = min(1-β₂, ½ (s + δ̃) / (s - ĥ)) where ĥ < s
+    "backtracking"   β = min(1-β₂, ½ (s + δ̃) / (s - ĥ)) where ĥ < 0
     "correction"     s ← s + β (ĥ - s) + ½ β² (ĥ - s)² / (s + δ̃)      Lin et al. 2020, https://arxiv.org/abs/2002.10060
 
-Under either one s + δ̃ at most halves. The back-tracking is that of App. D.1 with three repairs: the bound there, s/|ĥ|,
-is that of s + βĥ and not of (1-β)s + βĥ; what must stay positive is s + δ̃; and each weight has a rate of its own. It
-cuts negative moves only, so noise in ĥ leaves s too large; the correction's bias is of second order in β.
+A negative ĥ halves s + δ̃ at most, and under the correction any ĥ does. The back-tracking is that of App. D.1 with three
+repairs: the bound there, s/|ĥ|, belongs to s + βĥ and not to (1-β)s + βĥ; s + δ̃ must stay positive, not s; and each weight
+has its own rate. It cuts moves for negative ĥ only, so noise in ĥ leaves s too large; the correction's bias is of second
+order in β.
 
 The diagonal of the Hessian of a network of linear layers, ReLU and max-pooling is that of its Gauss-Newton matrix: the
 output is piecewise linear in each single weight. It is negative only with curved activations such as tanh.
@@ -79,7 +80,7 @@ def moved_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: floa
         moved = start + change + change.square() / (2 * precision)
     else:
         largest = 0.5 * precision / gap.neg().clamp_min(torch.finfo(gap.dtype).tiny)
-        moved = start + gap * largest.clamp_max(rate)
+        moved = start + gap * torch.where(hessian < 0, largest.clamp_max(rate), rate)
     return keep_positive(moved, prior)
 
 

@@ -113,11 +113,9 @@ class _VpropOptimizer(GradientMagnitudeOptimizer):
     ) -> None:
         super().__init__(model, params, own={"scaling": scaling}, **fields)
 
-    def _update_cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
-        if group["scaling"] == "sum":
-            squares = [self._passes.curvature[param] for param in params]
-            torch._foreach_mul_(squares, effective(group).scale)
-        super()._update_cohort(params, group)
+    def _measured_curvature(self, params: list[nn.Parameter], group: dict[str, Any]) -> list[Tensor]:
+        squares = super()._measured_curvature(params, group)
+        return [square * effective(group).scale for square in squares] if group["scaling"] == "sum" else squares
 
     def _doubt(self, batch_size: float, group: dict[str, Any]) -> str:
         if group["scaling"] == "mean":

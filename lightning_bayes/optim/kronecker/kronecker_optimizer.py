@@ -22,6 +22,7 @@ from typing_extensions import Unpack
 from lightning_bayes.curvature import Capture, Likelihood
 from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, Request
 from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.diagonal.cohort import prior_means
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, MeanFieldArguments, effective
@@ -33,8 +34,7 @@ from lightning_bayes.optim.kronecker.kronecker_passes import KroneckerPasses
 from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, setting
-from lightning_bayes.optim.steps import trust_region
-from lightning_bayes.optim.steps.base_optimizer import UserStep, add_prior_gradient_
+from lightning_bayes.optim.steps import BaseOptimizerStep, Cohort
 from lightning_bayes.posteriors import require_memory
 
 DEFAULT_MAX_SIDE = 4096  # such a factor takes 64 MiB in float32
@@ -66,8 +66,44 @@ class Move(NamedTuple):
     params: list[nn.Parameter]
     steps: list[Tensor]
     group: dict[str, Any]
-    number: int  # of their update, from 1
     norm: Tensor  # vᵀ F v
+
+
+class ComputedCohort(Cohort):
+    """Parameters whose curvature is updated and whose changes are computed, at the learning rate 1.
+
+    Args:
+        params: The parameters.
+        states: Their optimizer states, which count this update already.
+        group: Their parameter group.
+        changes: The changes of the means; empty where another optimizer moves them.
+        share: Factor that the bound of the step's Fisher norm leaves of them.
+    """
+
+    def __init__(
+        self,
+        params: list[nn.Parameter],
+        states: list[dict[str, Any]],
+        group: dict[str, Any],
+        changes: list[Tensor],
+        share: float = 1.0,
+    ) -> None:
+        self.params, self.states, self.group, self.prior = params, states, group, effective(group).prior
+        self.number, self.measurements = states[0]["step"], states[0]["measurements"]
+        self.prior_means = prior_means(states)
+        self._changes, self._share = changes, share
+
+    def move_(self) -> None:
+        """Add the changes to the means; see `Cohort`."""
+        torch._foreach_add_(list[Tensor](self.params), self.propose_(float(self.group["lr"]), 0.0))
+
+    def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
+        """The changes; see `Cohort`."""
+        torch._foreach_mul_(self._changes, lr * self._share)
+        return self._changes
+
+    def average_(self, weight_of_old: float) -> None:
+        """Nothing: the curvature is updated; see `Cohort`."""
 
 
 class KroneckerOptimizer(MeanFieldOptimizer, ABC):
@@ -134,7 +170,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
 
     def _kinds(self, layer: MatrixLayer) -> list[str]:
         """The products that an inversion of the layer yields: ``"inverse"`` for the step, ``"root"`` for the noise."""
-        return ["inverse"] if self.user_step is None else []
+        return ["inverse"] if self.base_step is None else []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; see `MeanFieldOptimizer.add_param_group`. Refuses factors that do not fit into memory.
@@ -146,7 +182,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         layers = self.division().layers
         sizes = [groups * (rows**2 + columns**2) for groups, rows, columns in (layer.shape for layer in layers)]
         if layers:
-            kept = {"factors": True, "inverses": self.user_step is None, "roots": self.noisy}
+            kept = {"factors": True, "inverses": self.base_step is None, "roots": self.noisy}
             kinds = [kind for kind, is_kept in kept.items() if is_kept]
             require_memory(
                 f"The Kronecker {', '.join(kinds)} of {len(layers)} layers",
@@ -278,8 +314,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
 
     def _weight_of_old(self, state: dict[str, Any], group: dict[str, Any]) -> float:
         beta: float = group["betas"][1]
-        is_paper_s = group["step_rule"] == "natural"
-        return beta if is_paper_s else trust_region.weight_of_old(beta, state["measurements"] + 1)
+        return self.step_of(group).weight_of_old(beta, state["measurements"] + 1)
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
@@ -294,10 +329,10 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         self._invert(
             [layer for layer, delay in zip(layers, delays, strict=True) if self._is_due(layer, delay, measures)]
         )
-        if self.user_step is None:
+        if self.base_step is None:
             self._step(layers, measures)
         else:
-            self._step_with(self.user_step, layers, measures)
+            self._step_with(self.base_step, layers, measures)
         self._count_update()
 
     def _step(self, layers: list[MatrixLayer], measures: bool) -> None:
@@ -309,7 +344,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         for move in moves:
             self._apply(move, clip)
 
-    def _step_with(self, user: UserStep, layers: list[MatrixLayer], measures: bool) -> None:
+    def _step_with(self, step: BaseOptimizerStep, layers: list[MatrixLayer], measures: bool) -> None:
         """The step of the user's optimizer, see `optim.steps`; the measurement shapes the posterior alone."""
         every = [(list(layer.params), layer.group) for layer in layers]
         for group in self.param_groups:
@@ -318,11 +353,11 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
                 if measures:
                     self._average_squares(params, group)
         for params, group in every:
-            prior = effective(group).prior * group["prior_on_mean"]
-            add_prior_gradient_(params, self._prior_means(params), prior)
-            for param in params:
-                self.state[param]["step"] += 1
-        user.step(self.param_groups, self.state)
+            states = [self.state[param] for param in params]
+            for state in states:
+                state["step"] += 1
+            step.apply(ComputedCohort(params, states, group, []))
+        step.finish(self.param_groups, self.state)
 
     def _average_squares(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
         curvatures = [self.state[param]["curvature"] for param in params]
@@ -334,9 +369,9 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
 
     def _layer_moves(self, layer: MatrixLayer) -> Iterator[Move]:
         states = [self.state[param] for param in layer.params]
-        centred, prior_means = layer.matrix(layer.params).detach(), self._prior_means(list(layer.params))
-        if prior_means:
-            centred = centred - layer.matrix(prior_means)
+        centred, at = layer.matrix(layer.params).detach(), prior_means(states)
+        if at:
+            centred = centred - layer.matrix(at)
         for state in states:
             state["step"] += 1
         number = states[0]["step"]
@@ -354,7 +389,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         for param, group, part, norm in zip(
             layer.params, layer.groups, layer.tensors(found.direction), norms, strict=True
         ):
-            yield Move([param], [part.neg()], group, number, norm.sum())
+            yield Move([param], [part.neg()], group, norm.sum())
 
     def _other_move(self, params: list[nn.Parameter], group: dict[str, Any], measures: bool) -> Move:
         states = [self.state[param] for param in params]
@@ -363,21 +398,16 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         measured = [self._passes.curvature[param].contiguous() for param in params] if measures else curvatures
         if measures and not has_started:
             torch._foreach_copy_(curvatures, measured)
-        arguments = self._update_arguments(group, states[0]["step"] + 1)
-        arguments |= {"lr": 1.0, "betas": (group["betas"][0], self._weight_of_old(states[0], group))}
-        steps = [self._buffer(param) for param in params]
-        self._natural_step(params, measured, arguments, steps)
+        weight = self._weight_of_old(states[0], group)
         for state in states:
             state["step"] += 1
             state["measurements"] += measures
-        damping = arguments["prior"] + arguments["damping"]
-        norms = [(step.square() * (s + damping)).sum() for step, s in zip(steps, curvatures, strict=True)]
-        return Move(params, steps, group, states[0]["step"], torch.stack(norms).sum())
-
-    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        arguments = super()._update_arguments(group, step)
-        del arguments["kl_clip"]  # of the whole step
-        return arguments
+        steps = self._diagonal_cohort(params, group, measured).propose_(1.0, weight)
+        now = effective(group)
+        norms = [
+            (step.square() * (s + now.prior + now.damping)).sum() for step, s in zip(steps, curvatures, strict=True)
+        ]
+        return Move(params, steps, group, torch.stack(norms).sum())
 
     def _clip(self, moves: list[Move]) -> float:
         """The share of the step that the bound of its Fisher norm leaves."""
@@ -385,18 +415,10 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         if bound is None:
             return 1.0
         device = moves[0].norm.device
-        norm = torch.stack([move.norm.to(device) * self._rate(move.group) ** 2 for move in moves]).sum()
+        rates = [self.step_of(move.group).rate(float(move.group["lr"])) for move in moves]
+        norm = torch.stack([move.norm.to(device) * rate**2 for move, rate in zip(moves, rates, strict=True)]).sum()
         return float(clipped_lr(1.0, norm, bound))
 
-    def _rate(self, group: dict[str, Any]) -> float:
-        return trust_region.NATURAL_RATE if group["step_rule"] == "trust_region" else float(group["lr"])
-
     def _apply(self, move: Move, clip: float) -> None:
-        params, group = move.params, move.group
-        if group["weight_decay"]:
-            torch._foreach_mul_(list[Tensor](params), 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_mul_(move.steps, self._rate(group) * clip)
-        if group["step_rule"] == "trust_region":
-            trust_region.bounded_step_(params, move.steps, self._radius(params, group, move.number))
-        else:
-            torch._foreach_add_(list[Tensor](params), move.steps)
+        states = [self.state[param] for param in move.params]
+        self.step_of(move.group).apply(ComputedCohort(move.params, states, move.group, move.steps, clip))

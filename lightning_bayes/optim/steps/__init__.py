@@ -1,1 +1,52 @@
-"""What moves the posterior mean: the papers' natural step, a trust region round it, or the user's optimizer."""
+"""What moves the posterior mean: the papers' natural step, a trust region around it, or the user's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.steps.base_optimizer import BaseOptimizerStep
+from lightning_bayes.optim.steps.natural import NaturalStep
+from lightning_bayes.optim.steps.step import Cohort, Step
+from lightning_bayes.optim.steps.trust_region import TrustRegionStep
+
+__all__ = ["BaseOptimizerStep", "Cohort", "NaturalStep", "Step", "TrustRegionStep", "make_steps", "step_for"]
+
+
+def make_steps(base: torch.optim.Optimizer | BaseOptimizerStep | None) -> dict[str, Step]:
+    """The steps that an optimizer's groups can take, by step rule.
+
+    Args:
+        base: The optimizer that moves the means; None for none.
+
+    Returns:
+        With a base optimizer its step alone, else the others.
+    """
+    if base is None:
+        return {"natural": NaturalStep(), "trust_region": TrustRegionStep()}
+    return {"user": base if isinstance(base, BaseOptimizerStep) else BaseOptimizerStep(base)}
+
+
+def step_for(step_rule: str, steps: Mapping[str, Step]) -> Step:
+    """The step of a rule.
+
+    Args:
+        step_rule: The rule.
+        steps: From `make_steps`.
+
+    Returns:
+        The step.
+
+    Raises:
+        HyperparameterError: If the rule ``"user"`` has no optimizer, or another rule has one.
+    """
+    if step_rule not in steps:
+        base = steps.get("user")
+        name = type(base.base).__name__ if isinstance(base, BaseOptimizerStep) else None
+        raise HyperparameterError(
+            f"step_rule={step_rule!r} and base={name} do not fit: the rule 'user', and no other, lets another optimizer "
+            "move the means. Pass that one as base=..., or leave both out."
+        )
+    return steps[step_rule]

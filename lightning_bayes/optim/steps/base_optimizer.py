@@ -36,12 +36,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.steps.step import Cohort, Step
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
 NOISE_OF_CLASSIFIERS = 0.3  # κ; an argmax stands more noise
@@ -55,13 +55,16 @@ GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
 STATE_KEY = "base"  # of the user's optimizer in each parameter's state
 
 
-class UserStep:
+@final
+class BaseOptimizerStep(Step):
     """Steps with another optimizer, whose state lives in the noisy optimizer's own.
 
     Args:
         base: The user's optimizer, over the same parameters in the same groups.
         cycles_momentum: Whether a scheduler changes the momentum of the noisy optimizer's groups.
     """
+
+    uses_update = False
 
     def __init__(self, base: torch.optim.Optimizer, cycles_momentum: bool = False) -> None:
         self.base, self.cycles_momentum = base, cycles_momentum
@@ -74,24 +77,19 @@ class UserStep:
         """Whether the steps are in proportion to the gradient."""
         return isinstance(self.base, GRADIENT_STEPS)
 
-    def add(self, group: Mapping[str, Any], count: int) -> None:
-        """Give the user's optimizer a group that came later.
+    def apply(self, cohort: Cohort) -> None:
+        """Update the curvature of one cohort and leave G in ``param.grad``; see `Step`."""
+        cohort.average_(self.weight_of_old(cohort.group["betas"][1], cohort.measurements))
+        add_prior_gradient_(cohort.params, cohort.prior_means, cohort.prior * cohort.group["prior_on_mean"])
 
-        Args:
-            group: The noisy optimizer's group.
-            count: Number of its groups, this one included.
-        """
+    def add_group(self, group: Mapping[str, Any], count: int) -> None:
+        """Give the user's optimizer a group that came later; see `Step`."""
         if count > len(self.base.param_groups):
             self.base.add_param_group({"params": list(group["params"]), "lr": group["lr"]})
 
     @torch.no_grad()
-    def step(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Move the means by their gradients.
-
-        Args:
-            groups: The noisy optimizer's groups, whose learning rates count.
-            states: Its state.
-        """
+    def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Move the means by their gradients, at the learning rates of `groups`; see `Step`."""
         for own, group in zip(self.base.param_groups, groups, strict=True):
             own["lr"] = group["lr"]
             if self.cycles_momentum and "momentum" in own:
@@ -172,23 +170,6 @@ def add_prior_gradient_(params: Sequence[nn.Parameter], prior_means: Sequence[Te
     torch._foreach_add_(grads, list[Tensor](params), alpha=prior)
     if prior_means:
         torch._foreach_add_(grads, list(prior_means), alpha=-prior)
-
-
-def check_base(step_rule: str, base: object) -> None:
-    """Require an optimizer that moves the means for the step rule ``"user"``, and for no other.
-
-    Args:
-        step_rule: The rule.
-        base: The optimizer, or None.
-
-    Raises:
-        HyperparameterError: If they do not fit.
-    """
-    if (step_rule == "user") != (base is not None):
-        raise HyperparameterError(
-            f"step_rule={step_rule!r} and base={base and type(base).__name__} do not fit: the rule 'user', and no other, "
-            "lets another optimizer move the means. Pass that one as base=..., or leave both out."
-        )
 
 
 def groups_of(base: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -14,18 +14,38 @@ fixed rate a, and bounds its root mean square, tensor by tensor, by the step of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 import torch
 from torch import Tensor
 
+from lightning_bayes.optim.steps.step import Cohort, Step, decay_
 from lightning_bayes.posteriors import root_mean_squares
 
 NATURAL_RATE = 0.1  # a
 
 
-def weight_of_old(beta: float, step: int) -> float:
-    """β₂(t), the weight of the old curvature at update t = `step`, from 1."""
-    return min(beta, (step - 1) / step)
+@final
+class TrustRegionStep(Step):
+    """Bounds the algorithm's own update by the step of the user's Adam or SGD."""
+
+    def rate(self, lr: float) -> float:
+        """The fixed rate a; see `Step`."""
+        return NATURAL_RATE
+
+    def apply(self, cohort: Cohort) -> None:
+        """Update one cohort; see `Step`."""
+        decay_(cohort)
+        weight = self.weight_of_old(cohort.group["betas"][1], cohort.measurements)
+        bounded_step_(cohort.params, cohort.propose_(self.rate(cohort.group["lr"]), weight), _radius(cohort))
+
+
+def _radius(cohort: Cohort) -> Tensor | float:
+    group = cohort.group
+    if group["radius"] != "sgd":
+        return adam_radius(float(group["lr"]))
+    sizes = root_mean_squares([state["momentum"] for state in cohort.states]) / (1 - group["betas"][0] ** cohort.number)
+    return sgd_radius(float(group["lr"]), group["momentum"], sizes)
 
 
 def adam_radius(lr: float) -> float:

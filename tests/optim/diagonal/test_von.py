@@ -179,7 +179,7 @@ def test_reparameterised_hessian_is_unbiased():
 
 @pytest.mark.parametrize("positivity", POSITIVITY)
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_precision_at_most_halves_whatever_the_hessian(positivity, dtype, generator):
+def test_a_negative_hessian_halves_the_precision_at_most(positivity, dtype, generator):
     """Algorithms E30, for 20 000 random (s, ĥ) over twelve orders of magnitude and both signs."""
 
     def spread(size):
@@ -193,7 +193,16 @@ def test_precision_at_most_halves_whatever_the_hessian(positivity, dtype, genera
         after = moved_curvature(curvature, hessian, rate, prior, positivity) + prior
         is_above_least = before > 4e-3 * prior  # below, the least precision acts
         assert (after > 0).all()
-        assert (after[is_above_least] >= 0.499 * before[is_above_least]).all()
+        is_bounded = is_above_least & ((hessian < 0) | (positivity == "correction"))
+        assert (after[is_bounded] >= 0.499 * before[is_bounded]).all()
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.8, 1.0])
+def test_back_tracking_leaves_positive_curvature_alone(rate):
+    """App. D.1 cuts where s + βĥ would not be positive, which takes a negative ĥ."""
+    curvature, hessian = torch.tensor([1.0, 4.0, -0.05]), torch.tensor([0.01, 0.0, 3.0])
+    moved = moved_curvature(curvature, hessian, rate, 0.1, "backtracking")
+    torch.testing.assert_close(moved, (1 - rate) * curvature + rate * hessian)
 
 
 @pytest.mark.parametrize("positivity", POSITIVITY)

@@ -1,0 +1,88 @@
+"""Cohorts of a mean-field method: many tensors, one elementwise update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.optim.runtime.blocks import blocks
+from lightning_bayes.optim.steps import Cohort
+
+
+def prior_means(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """μ₀ of each parameter from its optimizer state; empty for zero."""
+    return [state["prior_mean"] for state in states if "prior_mean" in state]
+
+
+@final
+class DiagonalCohort(Cohort):
+    """Parameters that one pure, elementwise update moves.
+
+    Args:
+        params: The parameters, alike in device, dtype and number of updates.
+        states: Their optimizer states, which count this update already.
+        group: Their parameter group.
+        measured: ĥ of each parameter.
+        update: The pure update.
+        state_type: Its state.
+        arguments: Its keyword arguments.
+        only_averages: Whether its curvature is a running average of ĥ and nothing else.
+        buffer: Memory for a change of a parameter.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        states: Sequence[dict[str, Any]],
+        group: Mapping[str, Any],
+        measured: Sequence[Tensor],
+        *,
+        update: Callable[..., Any],
+        state_type: Any,
+        arguments: Mapping[str, Any],
+        only_averages: bool,
+        buffer: Callable[[nn.Parameter], Tensor],
+    ) -> None:
+        self.params, self.states, self.group, self.prior = params, states, group, arguments["prior"]
+        self.number = self.measurements = arguments["step"]
+        self.prior_means = prior_means(states)
+        self._measured, self._update, self._state_type = measured, update, state_type
+        self._arguments, self._only_averages, self._buffer = arguments, only_averages, buffer
+
+    def move_(self) -> None:
+        """Take the algorithm's update; see `Cohort`."""
+        self._run(self._arguments)
+
+    def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
+        """Update the state and return the changes of the means; see `Cohort`."""
+        changes = [self._buffer(param) for param in self.params]
+        self._run({**self._arguments, "lr": lr, "betas": (self._arguments["betas"][0], weight_of_old)}, changes)
+        return changes
+
+    def average_(self, weight_of_old: float) -> None:
+        """Update the curvature alone; see `Cohort`."""
+        if self._only_averages:
+            torch._foreach_lerp_([state["curvature"] for state in self.states], list(self._measured), 1 - weight_of_old)
+        else:
+            self.propose_(self._arguments["lr"], weight_of_old)
+
+    def _run(self, arguments: Mapping[str, Any], changes: list[Tensor] | None = None) -> None:
+        """Run the update block by block; with `changes` the means stay, and their changes are written there."""
+        grads = [param.grad.contiguous() for param in self.params if param.grad is not None]
+        fields = {name: [state[name] for state in self.states] for name in self._state_type._fields[1:]}
+        for block in blocks(self.params):
+            mean = block.join(self.params)
+            # Updates know a prior at zero only: they see the distance from its mean.
+            centre = block.join(self.prior_means) if self.prior_means else None
+            start = mean if centre is None else mean - centre
+            old = self._state_type(start, *(block.join(field) for field in fields.values()))
+            new = self._update(old, block.join(grads), block.join(self._measured), **arguments)
+            if changes is None:
+                block.write_(self.params, new.mean if centre is None else new.mean + centre)
+            else:
+                block.write_(changes, new.mean - old.mean)
+            for name, field in fields.items():
+                block.write_(field, getattr(new, name))

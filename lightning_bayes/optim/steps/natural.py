@@ -1,0 +1,19 @@
+"""The papers' step: the algorithm's own update, as published."""
+
+from __future__ import annotations
+
+from typing import final
+
+from lightning_bayes.optim.steps.step import Cohort, Step, decay_
+
+
+@final
+class NaturalStep(Step):
+    """Takes the algorithm's own update at the group's learning rate."""
+
+    is_published = True
+
+    def apply(self, cohort: Cohort) -> None:
+        """Update one cohort; see `Step`."""
+        decay_(cohort)
+        cohort.move_()

@@ -1,0 +1,35 @@
+"""A cohort whose algorithm proposes given changes and records what a step asks of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lightning_bayes.optim.hyperparameters import Hyperparameters, effective
+from lightning_bayes.optim.steps import Cohort
+
+
+class RecordedCohort(Cohort):
+    def __init__(self, means, changes, *, grads=None, prior_means=(), number=1):
+        self.params = [nn.Parameter(mean, requires_grad=False) for mean in means]
+        for param, grad in zip(self.params, grads or [torch.zeros_like(mean) for mean in means], strict=True):
+            param.grad = grad
+        self.states = [{} for _ in means]
+        self.group = {**Hyperparameters.defaults(), "num_data": 10}
+        self.prior_means, self.number, self.measurements = prior_means, number, number
+        self.changes, self.calls = changes, []
+
+    @property
+    def prior(self):
+        return effective(self.group).prior
+
+    def move_(self):
+        self.calls.append(("move_",))
+        torch._foreach_add_(self.params, self.changes)
+
+    def propose_(self, lr, weight_of_old):
+        self.calls.append(("propose_", lr, weight_of_old))
+        return [change.clone() for change in self.changes]
+
+    def average_(self, weight_of_old):
+        self.calls.append(("average_", weight_of_old))
