@@ -41,8 +41,8 @@ def test_cvi_takes_ten_samples_by_default():
     ("build", "message"),
     [
         (lambda: VONCallback(hessian="ggn"), r"hessian='ggn' must be one of 'exact', 'reparameterised'"),
-        (lambda: VONCallback(positivity="clip"), r"positivity='clip' must be one of"),
-        (lambda: CVICallback(positivity="clip"), r"positivity='clip' must be one of"),
+        (lambda: VONCallback(positivity="clip"), r"positivity='clip' must be 'backtracking'"),
+        (lambda: CVICallback(positivity="clip"), r"positivity='clip' must be 'backtracking'"),
         (lambda: BBBCallback(std_lr=-1.0), r"std_lr=-1\.0 must be at least 0"),
     ],
 )
