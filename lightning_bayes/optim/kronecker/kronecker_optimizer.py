@@ -27,6 +27,7 @@ from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, MeanFieldArguments, effective
 from lightning_bayes.optim.kronecker import layer_state
+from lightning_bayes.optim.kronecker.computed_cohort import ComputedCohort
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, distributed_invert
 from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due, is_power_of_two
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
@@ -34,7 +35,7 @@ from lightning_bayes.optim.kronecker.kronecker_passes import KroneckerPasses
 from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, setting
-from lightning_bayes.optim.steps import BaseOptimizerStep, Cohort
+from lightning_bayes.optim.steps import BaseOptimizerStep
 from lightning_bayes.posteriors import require_memory
 
 DEFAULT_MAX_SIDE = 4096  # such a factor takes 64 MiB in float32
@@ -67,43 +68,6 @@ class Move(NamedTuple):
     steps: list[Tensor]
     group: dict[str, Any]
     norm: Tensor  # vᵀ F v
-
-
-class ComputedCohort(Cohort):
-    """Parameters whose curvature is updated and whose changes are computed, at the learning rate 1.
-
-    Args:
-        params: The parameters.
-        states: Their optimizer states, which count this update already.
-        group: Their parameter group.
-        changes: The changes of the means; empty where another optimizer moves them.
-        share: Factor that the bound of the step's Fisher norm leaves of them.
-    """
-
-    def __init__(
-        self,
-        params: list[nn.Parameter],
-        states: list[dict[str, Any]],
-        group: dict[str, Any],
-        changes: list[Tensor],
-        share: float = 1.0,
-    ) -> None:
-        self.params, self.states, self.group, self.prior = params, states, group, effective(group).prior
-        self.number, self.measurements = states[0]["step"], states[0]["measurements"]
-        self.prior_means = prior_means(states)
-        self._changes, self._share = changes, share
-
-    def move_(self) -> None:
-        """Add the changes to the means; see `Cohort`."""
-        torch._foreach_add_(list[Tensor](self.params), self.propose_(float(self.group["lr"]), 0.0))
-
-    def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
-        """The changes; see `Cohort`."""
-        torch._foreach_mul_(self._changes, lr * self._share)
-        return self._changes
-
-    def average_(self, weight_of_old: float) -> None:
-        """Nothing: the curvature is updated; see `Cohort`."""
 
 
 class KroneckerOptimizer(MeanFieldOptimizer, ABC):
