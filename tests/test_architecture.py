@@ -17,18 +17,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "lightning_bayes"
 MAPPED = ("callbacks", "zoo", "configs")
 
-CORE = {"errors", "linalg", "posteriors", "curvature", "optim", "predictive", "metrics"}
+CORE = {"errors", "private_torch", "linalg", "posteriors", "curvature", "optim", "predictive", "metrics"}
 SHELL = {"report", "composition", "config_lookup", "metric_table", "cli", "demo"}
 EVERYTHING = {PACKAGE, *CORE, *SHELL, "strategies", "callbacks", "zoo", "configs"}
 ARROWS = {  # room: the rooms it may import, beside itself
     "errors": set(),
+    "private_torch": {"errors"},
     "linalg": {"errors"},
-    "posteriors": {"linalg", "errors"},
-    "curvature": {"errors"},
-    "optim": {"posteriors", "curvature", "linalg", "errors"},
-    "predictive": {"posteriors", "errors"},
+    "posteriors": {"private_torch", "linalg", "errors"},
+    "curvature": {"private_torch", "errors"},
+    "optim": {"private_torch", "posteriors", "curvature", "linalg", "errors"},
+    "predictive": {"private_torch", "posteriors", "errors"},
     "metrics": {"errors"},
-    "strategies": {"optim", "errors"},
+    "strategies": {"private_torch", "optim", "errors"},
     "callbacks": CORE | {"strategies"},
     "zoo": CORE,
     "configs": set(),

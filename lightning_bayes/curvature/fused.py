@@ -32,6 +32,15 @@ from lightning_bayes.curvature.rules.registry import LayerRule, Sums
 from lightning_bayes.curvature.units import Unit, find_units, refuse_scripted, refuse_sequence_first
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
+from lightning_bayes.private_torch import (
+    has_children,
+    is_in_backward,
+    is_in_functorch,
+    is_view,
+    own_parameters,
+    saved_by,
+    will_execute,
+)
 
 
 class FusedEngine(AbstractEngine):
@@ -129,13 +138,13 @@ class FusedCapture(Capture):
         is_measured = torch.is_grad_enabled()
         if not is_measured and not _in_reentrant_checkpoint():
             return forward(*args, **kwargs)
-        if is_measured and torch._C._are_functorch_transforms_active():
+        if is_measured and is_in_functorch():
             raise UnsupportedTrainingError(
                 f"{unit.label} is called under a transform of torch.func, where nothing can be measured. Use "
                 "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
             )
         params = {name: p for name, p in unit.named_parameters() if p.requires_grad}
-        if torch._C._current_graph_task_id() == -1:  # otherwise a checkpoint repeats a call that counts already
+        if not is_in_backward():  # otherwise a checkpoint repeats a call that counts already
             self.calls.update(params.values())
         return self.record(unit, params).run(forward, args, kwargs) if is_measured else forward(*args, **kwargs)
 
@@ -145,7 +154,7 @@ class FusedCapture(Capture):
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         """Whether the running backward accumulates into parameters; ``autograd.grad`` of the loss by its inputs does not."""
-        return any(map(torch._C._will_engine_execute_node, accumulators))
+        return any(map(will_execute, accumulators))
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
         """Keep Σ_i c_i² of a parameter."""
@@ -183,7 +192,7 @@ def _in_reentrant_checkpoint() -> bool:
 
 def _is_needed(output: Tensor) -> bool:
     """Whether a custom function may not mark `output` as changed in place: a view, or saved for its own backward."""
-    return output._is_view() or hasattr(output.grad_fn, "_saved_result")
+    return is_view(output) or saved_by(output.grad_fn, "result") is not None
 
 
 class LayerCall:
@@ -191,7 +200,7 @@ class LayerCall:
 
     def __init__(self, captured: FusedCapture, unit: Unit, params: dict[str, nn.Parameter]) -> None:
         self.captured, self.unit, self.params = captured, unit, params
-        modules = unit.module.modules() if unit.module._modules else [unit.module]
+        modules = unit.module.modules() if has_children(unit.module) else [unit.module]
         self.modes = [(module, module.training) for module in modules]  # those of the forward, for the backward
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -308,15 +317,15 @@ class _GenericCall(LayerCall):
 @contextmanager
 def _detached_parameters(module: nn.Module) -> Iterator[None]:
     """Let `module` and its children compute with detached parameters."""
-    holders = [module] if not module._modules else [m for m in module.modules() if m._parameters]
-    own: list[dict[str, Any]] = [dict(holder._parameters) for holder in holders]
+    holders = [module] if not has_children(module) else [m for m in module.modules() if own_parameters(m)]
+    own: list[dict[str, Any]] = [dict(own_parameters(holder)) for holder in holders]
     try:
         for holder, params in zip(holders, own, strict=True):
-            holder._parameters.update({name: p if p is None else p.detach() for name, p in params.items()})
+            own_parameters(holder).update({name: p if p is None else p.detach() for name, p in params.items()})
         yield
     finally:
         for holder, params in zip(holders, own, strict=True):
-            holder._parameters.update(params)
+            own_parameters(holder).update(params)
 
 
 class _Measured(torch.autograd.Function):

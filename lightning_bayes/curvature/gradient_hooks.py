@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature.units import Unit
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.private_torch import gradient_hooks
 
 
 @contextmanager
@@ -24,8 +25,8 @@ def changes_refused(units: Iterable[Unit]) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    hooked = [(unit, param) for unit in units for _, param in unit.named_parameters() if param._backward_hooks]
-    hooks_of: list[Any] = [param._backward_hooks for _, param in hooked]
+    hooked = [(unit, param) for unit in units for _, param in unit.named_parameters() if gradient_hooks(param)]
+    hooks_of: list[Any] = [gradient_hooks(param) for _, param in hooked]
     own = [(hooks, dict(hooks)) for hooks in hooks_of]
     try:
         for (unit, param), (hooks, before) in zip(hooked, own, strict=True):

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.errors import NoMeasurementError
+from lightning_bayes.private_torch import tree_leaves
 
 
 class GradientEngine(AbstractEngine):

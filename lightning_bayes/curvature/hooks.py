@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from backpack import extend
-from backpack.context import CTX
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks
 from lightning_bayes.curvature.rules.registry import computes
 from lightning_bayes.curvature.units import Unit
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
 
 STOCK_LAYERS = (
     nn.Linear,
@@ -42,7 +43,8 @@ def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
     """
     modules = list(modules)
     before = [(part, dict(vars(part))) for module in modules for part in module.modules()]
-    num_handles = len(CTX.hook_handles)
+    handles = hook_handles()
+    num_handles = len(handles)
     try:
         with warnings.catch_warnings():
             # BackPACK needs no input gradients; torch tells it that there are none.
@@ -51,18 +53,14 @@ def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
                 extend(module)
             yield
     finally:
-        for handle in CTX.hook_handles[num_handles:]:
+        for handle in handles[num_handles:]:
             handle.remove()
-        del CTX.hook_handles[num_handles:]  # BackPACK itself keeps every handle for ever
+        del handles[num_handles:]  # BackPACK itself keeps every handle for ever
         for module, attributes in before:
-            for name in [n for n in vars(module) if _is_backpacks(n)]:
+            for name in [n for n in vars(module) if is_backpacks(n)]:
                 delattr(module, name)
-            vars(module).update({n: value for n, value in attributes.items() if _is_backpacks(n)})
-            module._is_full_backward_hook = attributes.get("_is_full_backward_hook")
-
-
-def _is_backpacks(attribute: str) -> bool:
-    return attribute in {"_backpack_extend", "output"} or attribute.removeprefix("input").isdecimal()
+            vars(module).update({n: value for n, value in attributes.items() if is_backpacks(n)})
+            setattr(module, BACKWARD_HOOK_KIND, attributes.get(BACKWARD_HOOK_KIND))
 
 
 def without_compiler() -> AbstractContextManager[None]:

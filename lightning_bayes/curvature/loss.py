@@ -24,6 +24,7 @@ from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_reading import LossReader, Values
 from lightning_bayes.curvature.parameter_uses import enters_measured_layer
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
+from lightning_bayes.private_torch import saved_by
 
 LossReduction: TypeAlias = Literal["auto", "mean", "sum"]
 
@@ -121,7 +122,7 @@ def loss_functions(loss: Tensor) -> set[str]:
     """
     root = graph.root_of(loss)
     nodes = graph.in_order(root, enters_measured_layer(root))
-    return {graph.name_of(node) for node in nodes if hasattr(node, "_saved_reduction")}
+    return {graph.name_of(node) for node in nodes if saved_by(node, "reduction") is not None}
 
 
 class BackwardWatch(TorchFunctionMode):

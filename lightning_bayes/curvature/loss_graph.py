@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.parameter_uses import is_measured
+from lightning_bayes.private_torch import DDP_SINK, output_shapes, saved_by
 
 Edge: TypeAlias = tuple[Any, int]  # a node, and which of its outputs
 Shape: TypeAlias = tuple[int, ...]
@@ -64,7 +65,7 @@ def is_leaf(node: Any) -> bool:
 def shape_of(edge: Edge) -> Shape:
     """Shape of the tensor at an edge."""
     node, output = edge
-    return tuple(node._input_metadata[output].shape)
+    return output_shapes(node)[output]
 
 
 def edges_of(node: Any) -> list[Edge | None]:
@@ -75,9 +76,9 @@ def edges_of(node: Any) -> list[Edge | None]:
 def _behind_ddp(edge: Edge) -> Edge | None:
     """DDP passes all outputs of a step through one identity."""
     node, output = edge
-    if name_of(node) != "_DDPSink":
+    if name_of(node) != DDP_SINK:
         return edge
-    return edges_of(node)[output - len(node._input_metadata)]
+    return edges_of(node)[output - len(output_shapes(node))]
 
 
 def in_order(root: Any, is_measured_graph: bool) -> Iterator[Any]:
@@ -101,9 +102,9 @@ def is_number(edge: Edge) -> bool:
 
 def counted_targets(node: Any) -> Tensor | None:
     """Which targets of a loss function count, in their shape; None if it knows no targets to ignore."""
-    if not hasattr(node, "_saved_ignore_index"):
+    if saved_by(node, "ignore_index") is None:
         return None
-    counted: Tensor = node._saved_target != signed(node._saved_ignore_index)
+    counted: Tensor = saved_by(node, "target") != signed(saved_by(node, "ignore_index"))
     return counted
 
 
@@ -124,7 +125,7 @@ def _saved_constants(node: Any) -> list[Any]:
     if name_of(node) not in {"Mul", "Div"}:
         return []
     constant = [place for place in (0, 1) if place >= len(node.next_functions) or node.next_functions[place][0] is None]
-    saved = [getattr(node, ("_saved_self", "_saved_other")[place], None) for place in constant]
+    saved = [saved_by(node, ("self", "other")[place]) for place in constant]
     return [value for value in saved if value is not None]
 
 
@@ -135,7 +136,7 @@ def signed(dim: int) -> int:
 
 def saved_dims(node: Any, rank: int) -> set[int]:
     """The dimensions that a node works on; empty if it does not say."""
-    dims = getattr(node, "_saved_dim", None)
+    dims = saved_by(node, "dim")
     listed = () if dims is None else (dims,) if isinstance(dims, int) else dims
     return {signed(dim) % max(rank, 1) for dim in listed}
 
@@ -156,7 +157,7 @@ def chooses_rows(node: Any, shape: Shape, dim: int) -> bool:
     if name == "MaskedSelect":
         return True
     if name == "Index":
-        indices = node._saved_indices
+        indices = saved_by(node, "indices")
         index = indices[dim] if dim < len(indices) else None
         if index is None:
             return any(other is not None and other.dtype == torch.bool for other in indices[: dim + 1])
@@ -183,7 +184,7 @@ def moved(node: Any, shape: Shape, outer: int, batch_size: int) -> int | None:
     if name_of(node) in RESHAPES:
         return outer
     dim, after = example_dim(shape, outer, batch_size), shape_of((node, 0))
-    if not hasattr(node, "_saved_dim") and after == (batch_size,):  # what a loss function leaves without reduction
+    if saved_by(node, "dim") is None and after == (batch_size,):  # what a loss function leaves without reduction
         return 1
     new = None if dim is None else _new_dim(node, dim, len(shape), len(after))
     if dim is None or new is None or new >= len(after) or after[new] != shape[dim]:
@@ -194,14 +195,14 @@ def moved(node: Any, shape: Shape, outer: int, batch_size: int) -> int | None:
 def _new_dim(node: Any, dim: int, rank: int, new_rank: int) -> int | None:
     name = name_of(node)
     if name == "Transpose":
-        swapped = [signed(d) % rank for d in (node._saved_dim0, node._saved_dim1)]
+        swapped = [signed(d) % rank for d in (saved_by(node, "dim0"), saved_by(node, "dim1"))]
         return sum(swapped) - dim if dim in swapped else dim
     if name == "Permute":
-        return [signed(d) % rank for d in node._saved_dims].index(dim)
+        return [signed(d) % rank for d in saved_by(node, "dims")].index(dim)
     if name == "T":
         return rank - 1 - dim
     if name == "Stack":
-        return dim + (signed(node._saved_dim) % new_rank <= dim)
+        return dim + (signed(saved_by(node, "dim")) % new_rank <= dim)
     if name == "Index":
         return dim
     if new_rank >= rank:  # new dimensions of a broadcast come first

@@ -21,6 +21,7 @@ from torch import Tensor
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_graph import Shape, name_of
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.private_torch import saved_by
 
 _REDUCTION_CODES = {1: "mean", 2: "sum"}  # at::Reduction
 _REDUCING = {"Mean": "mean", "Sum": "sum", "Nansum": "sum"}
@@ -73,7 +74,7 @@ class LossReader:
         self.terms: list[Tensor | None] = []
         self._found: dict[Any, Values | None] = {}
         nodes = list(graph.in_order(root, shows_layers))
-        self._counted = [graph.counted_targets(node) for node in nodes if hasattr(node, "_saved_ignore_index")]
+        self._counted = [graph.counted_targets(node) for node in nodes if saved_by(node, "ignore_index") is not None]
         for node in nodes:
             self._found[node] = self._read(node)
         self.loss = self._found[root]
@@ -110,11 +111,11 @@ class LossReader:
 
     def _from_examples(self, node: Any, inputs: list[tuple[Values, Shape]]) -> Values | None:
         name, (values, shape) = name_of(node), inputs[0]
-        if kind := _REDUCTION_CODES.get(getattr(node, "_saved_reduction", 0)):
+        if kind := _REDUCTION_CODES.get(saved_by(node, "reduction", 0)):
             return self._reduced(node, kind, values, shape)
         if name in _REDUCING:
             return self._summed(node, _REDUCING[name], values, shape)
-        if name == "MaskedFill" and any(_is_complement(node._saved_mask, counted) for counted in self._counted):
+        if name == "MaskedFill" and any(_is_complement(saved_by(node, "mask"), counted) for counted in self._counted):
             return None  # the second half of a cross-entropy with label smoothing
         return _unclear(_reduced_by(node)) if graph.is_number((node, 0)) else self._rearranged(node, inputs)
 
@@ -158,7 +159,7 @@ class LossReader:
         )
 
     def _require_all(self, node: Any, values: Values, shape: Shape) -> None:
-        target = getattr(node, "_saved_target", None)
+        target = saved_by(node, "target")
         sizes = shape if target is None else tuple(target.shape)
         if target is None and not self.shows_layers:
             return

@@ -31,6 +31,7 @@ from lightning_bayes.curvature.hooks import (
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import KroneckerFactors, SecondOrderQuantity
 from lightning_bayes.curvature.modules import AsModules
+from lightning_bayes.curvature.private_backpack import known_layers
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.units import Unit, find_units
@@ -123,7 +124,7 @@ def _extension(quantity: SecondOrderQuantity, mc_samples: int) -> Any:
 
 
 def _known_layers(extension: Any) -> set[type[nn.Module]]:
-    known = set(extension._BackpropExtension__module_extensions)  # BackPACK's own table; it has no public reader
+    known = known_layers(extension)
     if isinstance(extension, (extensions.KFLR, extensions.KFRA)):
         # These factors would be those of the transposed weight.
         known -= {nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
+from lightning_bayes.private_torch import has_children, own_parameters
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Unit:
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The module's parameters by name; a layer without children needs no walk through them."""
-        if self.module._modules:
+        if has_children(self.module):
             return self.module.named_parameters()
-        return [(name, p) for name, p in self.module._parameters.items() if p is not None]
+        return [(name, p) for name, p in own_parameters(self.module).items() if p is not None]
 
     def require_examples(self, x: Tensor) -> None:
         """Require an input that holds examples; the generic rule finds out by itself.
@@ -109,7 +110,7 @@ def refuse_scripted(model: nn.Module) -> None:
     found = [
         name or "the model itself"
         for name, module in scripted
-        if any(param is not None and param.requires_grad for param in module._parameters.values())
+        if any(param is not None and param.requires_grad for param in own_parameters(module).values())
     ]
     if found:
         raise UnsupportedLayerError(
@@ -123,7 +124,7 @@ def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Unit]
         return
     seen.add(module)
     rule = rule_for(module)
-    params = module.parameters() if rule is not None else (p for p in module._parameters.values() if p is not None)
+    params = module.parameters() if rule is not None else (p for p in own_parameters(module).values() if p is not None)
     if any(param.requires_grad for param in params):
         yield Unit(name, module, rule)
         return

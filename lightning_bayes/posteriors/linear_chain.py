@@ -8,6 +8,7 @@ from torch import nn
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB, require_memory
+from lightning_bayes.private_torch import own_parameters
 
 
 def linear_chain(model: nn.Module, limit_mib: float = DEFAULT_LIMIT_MIB) -> list[str]:
@@ -29,7 +30,7 @@ def linear_chain(model: nn.Module, limit_mib: float = DEFAULT_LIMIT_MIB) -> list
         >>> linear_chain(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
         ['0', '2']
     """
-    layers = [(name, m) for name, m in model.named_modules() if m._parameters]
+    layers = [(name, m) for name, m in model.named_modules() if own_parameters(m)]
     linear = [(name, m) for name, m in layers if type(m) is nn.Linear]
     others = [f"{name or 'the model itself'} ({type(m).__name__})" for name, m in layers if type(m) is not nn.Linear]
     others += [

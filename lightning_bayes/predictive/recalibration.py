@@ -14,10 +14,10 @@ from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive.samples import Samples, placed
+from lightning_bayes.private_torch import BatchNormBase
 
 Statistics = dict[str, Tensor]  # running mean, variance and number of batches by buffer name
 
@@ -135,8 +135,8 @@ def running_statistics(model: nn.Module) -> Statistics:
     }
 
 
-def _layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+def _layers(model: nn.Module) -> list[tuple[str, BatchNormBase]]:
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, BatchNormBase)]
     return [(name, layer) for name, layer in layers if layer.running_mean is not None]
 
 
@@ -158,5 +158,5 @@ def _only_batch_norm_trains(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _set(layer: _BatchNorm, training: bool, momentum: float | None) -> None:
+def _set(layer: BatchNormBase, training: bool, momentum: float | None) -> None:
     layer.training, layer.momentum = training, momentum

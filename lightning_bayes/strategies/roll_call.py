@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+
+from lightning_bayes.private_torch import default_store
 
 _PAUSE = 0.05  # seconds between two looks into the store
 _DEAD = "lightning_bayes/dead"  # key of the ranks of which one of the others knows that they have ended
@@ -42,7 +43,7 @@ def silent_ranks(seconds: float, known_dead: Callable[[], list[int]] = list) -> 
     rank, others = dist.get_rank(), set(range(dist.get_world_size())) - {dist.get_rank()}
     deadline = time.monotonic() + seconds
     try:
-        store = distributed_c10d._get_default_store()
+        store = default_store()
         store.set(_key(rank), "here")
         while others and time.monotonic() < deadline:
             if dead := known_dead():

@@ -22,6 +22,7 @@ from lightning_bayes.curvature.rules.registry import (
     layer_rule,
 )
 from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.private_torch import BatchNormBase, saved_by
 
 BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Statistics: TypeAlias = tuple[Tensor, Tensor]  # mean and 1/√(var + eps), each [C]
@@ -63,8 +64,8 @@ def batch_norm_sums(
 @batch_norm.saved_from_forward
 def batch_statistics(layer: BatchNorm, output: Tensor) -> Statistics | None:
     """The statistics that the forward has computed and autograd has saved; None if it has not, or in half precision."""
-    mean = getattr(output.grad_fn, "_saved_result1", None)
-    inverse_std = getattr(output.grad_fn, "_saved_result2", None)
+    mean = saved_by(output.grad_fn, "result1")
+    inverse_std = saved_by(output.grad_fn, "result2")
     if not uses_batch_statistics(layer) or mean is None or inverse_std is None or mean.dtype != layer.weight.dtype:
         return None
     return mean, inverse_std
@@ -92,5 +93,5 @@ def statistics_of(layer: BatchNorm, x: Tensor) -> Statistics:
 
 def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether `module` is a BatchNorm whose output for one example depends on the others."""
-    is_batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    is_batch_norm = isinstance(module, BatchNormBase)
     return is_batch_norm and (module.training or module.running_mean is None)

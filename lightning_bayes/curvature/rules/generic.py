@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.pytree import differentiable
@@ -26,6 +25,7 @@ from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, 
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
+from lightning_bayes.private_torch import CALL_HOOKS, PRE_HOOKS, tree_flatten, tree_unflatten
 
 
 class ReplayedCall:
@@ -309,16 +309,13 @@ def _call(module: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...], kw
 @contextlib.contextmanager
 def _only_weight_hooks(module: nn.Module) -> Iterator[None]:
     """Silence the module's own hooks, but for the work of its pre-hooks: old-style weight_norm computes the weight there."""
-    own = {name: hooks for name, hooks in vars(module).items() if name in _CALL_HOOKS}
+    own = {name: hooks for name, hooks in vars(module).items() if name in CALL_HOOKS}
     try:
         vars(module).update({name: type(hooks)() for name, hooks in own.items()})
-        module._forward_pre_hooks.update({k: _without_result(hook) for k, hook in own["_forward_pre_hooks"].items()})
+        vars(module)[PRE_HOOKS].update({k: _without_result(hook) for k, hook in own[PRE_HOOKS].items()})
         yield
     finally:
         vars(module).update(own)
-
-
-_CALL_HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"}
 
 
 def _without_result(hook: Callable[..., Any]) -> Callable[..., None]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_bayes.errors import UnsupportedLayerError
+from lightning_bayes.private_torch import tree_flatten, tree_unflatten
 
 _TRANSPARENT = (
     Tensor,

@@ -32,6 +32,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.private_torch import has_children, own_parameters
 
 Inputs: TypeAlias = tuple[Any, ...]
 PerExample: TypeAlias = dict[str, Tensor]  # parameter name → c_i, [B, *shape]
@@ -223,10 +224,10 @@ def add_sums(total: Sums, name: str, part: Tensor) -> None:
 
 def _holds(layer: nn.Module, parameters: tuple[str, ...]) -> bool:
     """Whether all parameters of `layer` and of its children are among `parameters`, and the first of them is its own."""
-    if parameters[0] not in layer._parameters:
+    if parameters[0] not in own_parameters(layer):
         return False
-    if not layer._modules:
-        return all(name in parameters for name, param in layer._parameters.items() if param is not None)
+    if not has_children(layer):
+        return all(name in parameters for name, param in own_parameters(layer).items() if param is not None)
     return all(name in parameters for name, _ in layer.named_parameters(remove_duplicate=False))
 
 

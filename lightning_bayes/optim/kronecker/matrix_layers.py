@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.factors import has_factors
 from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.posteriors import layer_matrix, layer_tensors
+from lightning_bayes.private_torch import own_parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +120,7 @@ def divide(
 
 
 def _layer(unit: Unit, group_of: dict[nn.Parameter, dict[str, Any]]) -> MatrixLayer | None:
-    own = unit.module._parameters
+    own = own_parameters(unit.module)
     if not has_factors(unit.module) or own["weight"] not in group_of:
         return None
     params = tuple(p for p in (own["weight"], own.get("bias")) if p is not None and p in group_of)

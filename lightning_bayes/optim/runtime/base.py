@@ -22,6 +22,7 @@ from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import PassCollector
+from lightning_bayes.private_torch import mark_as_scheduled
 
 SMALL = 2**16  # elements; smaller tensors are joined before they are added up, for each call costs as much
 
@@ -270,7 +271,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._forget_passes()
         return loss
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    mark_as_scheduled(step)
 
     def _run(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.private_torch import NormBase
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -84,7 +84,7 @@ def reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
     }
 
 
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NORMS = (NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def _of_norms(model: nn.Module) -> set[nn.Parameter]:

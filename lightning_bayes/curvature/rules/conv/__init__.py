@@ -21,8 +21,9 @@ from lightning_bayes.curvature.rules.conv.shape import conv_shape
 from lightning_bayes.curvature.rules.conv.windows import Conv, input_patches, padded
 from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.private_torch import conv_helper
 
-_HELPERS = {nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_forward}
+_HELPERS = {conv_helper(kind) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)}
 
 
 @layer_rule(
@@ -31,7 +32,7 @@ _HELPERS = {nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_fo
     nn.Conv3d,
     parameters=("weight", "bias"),
     input_dims=lambda layer: layer.weight.dim(),
-    applies=lambda layer: type(layer)._conv_forward in _HELPERS,
+    applies=lambda layer: conv_helper(type(layer)) in _HELPERS,
     cases=[
         (lambda: nn.Conv1d(4, 6, 3), (5, 4, 9)),
         (lambda: nn.Conv1d(4, 6, 4, padding="same", dilation=2, bias=False), (5, 4, 9)),

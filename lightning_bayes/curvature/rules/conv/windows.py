@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.private_torch import ConvBase
 
 Conv: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -141,7 +142,7 @@ def patch_elements(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool) -
     return layer.groups * layer.weight[0].numel() * grad_output.shape[2:].numel()
 
 
-def input_patches(layer: nn.modules.conv._ConvNd, x: Tensor, positions: torch.Size) -> Tensor:
+def input_patches(layer: ConvBase, x: Tensor, positions: torch.Size) -> Tensor:
     """Every patch that the kernel sees: a view, which copies faster than `torch.nn.functional.unfold`.
 
     Args:
@@ -191,7 +192,7 @@ def _padded_into(workspace: Workspace, layer: Conv, x: Tensor, channels_last: bo
     return whole
 
 
-def _windows(layer: nn.modules.conv._ConvNd, x: Tensor, positions: torch.Size) -> Tensor:
+def _windows(layer: ConvBase, x: Tensor, positions: torch.Size) -> Tensor:
     """What the kernel sees of `x` as it lies in memory, ``[B, C, *kernel, *out]``."""
     batch, channel, *axes = x.stride()
     within = [axis * step for axis, step in zip(axes, layer.dilation, strict=True)]
