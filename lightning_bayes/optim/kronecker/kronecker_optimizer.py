@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,12 @@ from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, MeanFieldArguments, effective
 from lightning_bayes.optim.kronecker import layer_state
-from lightning_bayes.optim.kronecker.computed_cohort import ComputedCohort
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, distributed_invert
 from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due, is_power_of_two
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
 from lightning_bayes.optim.kronecker.kronecker_passes import KroneckerPasses
 from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
+from lightning_bayes.optim.kronecker.moves import Move
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, setting
 from lightning_bayes.optim.steps import BaseOptimizerStep
@@ -59,15 +59,6 @@ class KroneckerArguments(MeanFieldArguments, total=False):
     fisher: FisherName | None
     likelihood: Likelihood | None
     kl_clip: float | Schedule | None
-
-
-class Move(NamedTuple):
-    """Where parameters go, at the learning rate 1."""
-
-    params: list[nn.Parameter]
-    steps: list[Tensor]
-    group: dict[str, Any]
-    norm: Tensor  # vᵀ F v
 
 
 class KroneckerOptimizer(MeanFieldOptimizer, ABC):
@@ -183,10 +174,12 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def _layers(self) -> list[MatrixLayer]:
-        layers = self.division().layers
-        for layer in layers:
+        return self.division().layers
+
+    def _forget_other_shapes(self) -> None:
+        """Let layers whose bias was frozen or unfrozen start again."""
+        for layer in self._layers():
             layer_state.drop_if_of_another_shape(self.state[layer.weight], layer)
-        return layers
 
     def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
         """As in `MeanFieldOptimizer`, without the parameters of matrices."""
@@ -208,6 +201,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         assert isinstance(self.engine, KroneckerEngine)
+        self._forget_other_shapes()
         if not self._measures_now():
             return self.engine.capture()
         layers = {layer.module: layer.has_bias for layer in self._layers()}
@@ -304,9 +298,10 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         moves = [move for layer in layers for move in self._layer_moves(layer)]
         for group in self.param_groups:
             moves += [self._other_move(params, group, measures) for params in self._cohorts(group)]
-        clip = self._clip(moves)
+        share = self._share(moves)
         for move in moves:
-            self._apply(move, clip)
+            move.share = share
+            self.step_of(move.group).apply(move)
 
     def _step_with(self, step: BaseOptimizerStep, layers: list[MatrixLayer], measures: bool) -> None:
         """The step of the user's optimizer, see `optim.steps`; the measurement shapes the posterior alone."""
@@ -320,7 +315,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             states = [self.state[param] for param in params]
             for state in states:
                 state["step"] += 1
-            step.apply(ComputedCohort(params, states, group, []))
+            step.apply(Move(params, states, group))
         step.finish(self.param_groups, self.state)
 
     def _average_squares(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
@@ -353,7 +348,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         for param, group, part, norm in zip(
             layer.params, layer.groups, layer.tensors(found.direction), norms, strict=True
         ):
-            yield Move([param], [part.neg()], group, norm.sum())
+            yield Move([param], [self.state[param]], group, [part.neg()], norm.sum())
 
     def _other_move(self, params: list[nn.Parameter], group: dict[str, Any], measures: bool) -> Move:
         states = [self.state[param] for param in params]
@@ -371,18 +366,13 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         norms = [
             (step.square() * (s + now.prior + now.damping)).sum() for step, s in zip(steps, curvatures, strict=True)
         ]
-        return Move(params, steps, group, torch.stack(norms).sum())
+        return Move(params, states, group, steps, torch.stack(norms).sum())
 
-    def _clip(self, moves: list[Move]) -> float:
+    def _share(self, moves: list[Move]) -> float:
         """The share of the step that the bound of its Fisher norm leaves."""
         bound = self.param_groups[0]["kl_clip"]
         if bound is None:
             return 1.0
-        device = moves[0].norm.device
         rates = [self.step_of(move.group).rate(float(move.group["lr"])) for move in moves]
-        norm = torch.stack([move.norm.to(device) * rate**2 for move, rate in zip(moves, rates, strict=True)]).sum()
-        return float(clipped_lr(1.0, norm, bound))
-
-    def _apply(self, move: Move, clip: float) -> None:
-        states = [self.state[param] for param in move.params]
-        self.step_of(move.group).apply(ComputedCohort(move.params, states, move.group, move.steps, clip))
+        norms = [move.norm * rate**2 for move, rate in zip(moves, rates, strict=True) if move.norm is not None]
+        return float(clipped_lr(1.0, torch.stack([norm.to(norms[0].device) for norm in norms]).sum(), bound))

@@ -107,8 +107,7 @@ class NoisyKFAC(KroneckerOptimizer):
     # -- the noise ----------------------------------------------------------------------------------------------------
 
     def _kinds(self, layer: MatrixLayer) -> list[str]:
-        is_noisy = layer.group["noisy"] and self.state[layer.weight]["noisy"]
-        return [*super()._kinds(layer), *(["root"] if is_noisy else [])]
+        return [*super()._kinds(layer), *(["root"] if self._is_noisy(layer) else [])]
 
     def _inverted(self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, now: Effective) -> KroneckerProduct:
         if kind == "inverse":
@@ -117,6 +116,7 @@ class NoisyKFAC(KroneckerOptimizer):
         return noise_root(curvature, prior=now.prior, damping=damping, name=layer.name)
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        self._start_layers()
         drawn = super()._sample(noise)
         for layer in self._noisy_layers():
             values = [self._buffer(param) for param in layer.params]
@@ -129,23 +129,27 @@ class NoisyKFAC(KroneckerOptimizer):
             drawn.update(zip(layer.params, values, strict=True))
         return drawn
 
-    def _noisy_layers(self) -> Iterator[MatrixLayer]:
-        """Layers that have noise now, their curvature started where `init_precision` says it."""
+    def _noisy_layers(self) -> list[MatrixLayer]:
+        """Layers that have noise now."""
+        found = [layer for layer in self._layers() if self._is_noisy(layer)]
+        return [layer for layer in found if "input_root" in self.state[layer.weight]]
+
+    def _is_noisy(self, layer: MatrixLayer) -> bool:
+        return bool(layer.group["noisy"] and self.state[layer.weight]["noisy"])
+
+    def _start_layers(self) -> None:
+        """Start the factors of new layers at their `init_precision`, where there is one."""
+        self._forget_other_shapes()
         for layer in self._layers():
-            state, group = self.state[layer.weight], layer.group
-            if not (group["noisy"] and state["noisy"]):
-                continue
-            if "input_factor" not in state and group["init_precision"] is not None:
-                layer_state.start_at_precision(state, layer)
+            is_new = "input_factor" not in self.state[layer.weight]
+            if is_new and self._is_noisy(layer) and layer.group["init_precision"] is not None:
+                layer_state.start_at_precision(self.state[layer.weight], layer)
                 self._invert_layer(layer)
                 self._forget_single_curvatures(layer)
-            if "input_root" in state:
-                yield layer
 
     def _start_noise(self) -> None:
         super()._start_noise()
-        for _ in self._noisy_layers():
-            pass
+        self._start_layers()
 
     def _floored(self) -> Iterator[tuple[Tensor, int]]:
         yield from super()._floored()

@@ -437,6 +437,17 @@ def test_a_bias_that_is_frozen_later_leaves_the_matrix(generator):
     assert not torch.equal(model[4].bias, bias)
 
 
+def test_a_layer_whose_bias_is_frozen_is_measured_at_the_next_update(generator):
+    """Not with zeros for its factors, although no measurement is due."""
+    model, data = small_net(), images(generator)
+    opt = NoisyKFAC(model, num_data=N, lr=1e-2, stats_interval=50, inverse_interval=50)
+    train(model, opt, data, 2)
+    model[4].bias.requires_grad_(False)
+    train(model, opt, data, 1)
+    assert factors(opt, model[4].weight).right.shape == (16, 16)
+    assert all((factor.diagonal() > 0).any() for factor in factors(opt, model[4].weight))
+
+
 def test_weight_and_bias_may_have_groups_of_their_own(generator):
     """One matrix, two learning rates: half the rate is half the step."""
     x, y = torch.randn(6, 3, generator=generator, dtype=F64), torch.randn(6, 2, generator=generator, dtype=F64)

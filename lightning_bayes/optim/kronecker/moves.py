@@ -1,7 +1,8 @@
-"""Cohorts of K-FAC: changes that are computed for the whole model before the first parameter moves."""
+"""Moves of parameters whose directions are computed before the first one moves, because their length is common to all."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -13,38 +14,42 @@ from lightning_bayes.optim.steps import Cohort
 
 
 @final
-class ComputedCohort(Cohort):
-    """Parameters whose curvature is updated and whose changes are computed, at the learning rate 1.
+class Move(Cohort):
+    """Parameters whose state is updated, with the changes of their means at the learning rate 1.
 
     Args:
         params: The parameters.
         states: Their optimizer states, which count this update already.
         group: Their parameter group.
-        changes: The changes of the means; empty where another optimizer moves them.
-        share: Factor that the bound of the step's Fisher norm leaves of them.
+        changes: The changes of the means, which a step may overwrite; empty where another optimizer moves the means.
+        norm: vᵀ F v of the changes, a scalar; None where nothing asks for it.
+
+    Attributes:
+        share: Factor of the changes that the bound of the whole step's Fisher norm leaves.
     """
 
     def __init__(
         self,
-        params: list[nn.Parameter],
-        states: list[dict[str, Any]],
-        group: dict[str, Any],
-        changes: list[Tensor],
-        share: float = 1.0,
+        params: Sequence[nn.Parameter],
+        states: Sequence[dict[str, Any]],
+        group: Mapping[str, Any],
+        changes: Sequence[Tensor] = (),
+        norm: Tensor | None = None,
     ) -> None:
         self.params, self.states, self.group, self.prior = params, states, group, effective(group).prior
         self.number, self.measurements = states[0]["step"], states[0]["measurements"]
         self.prior_means = prior_means(states)
-        self._changes, self._share = changes, share
+        self.norm, self.share = norm, 1.0
+        self._changes = list(changes)
 
     def move_(self) -> None:
         """Add the changes to the means; see `Cohort`."""
         torch._foreach_add_(list[Tensor](self.params), self.propose_(float(self.group["lr"]), 0.0))
 
     def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
-        """The changes; see `Cohort`."""
-        torch._foreach_mul_(self._changes, lr * self._share)
+        """The changes at a learning rate; see `Cohort`."""
+        torch._foreach_mul_(self._changes, lr * self.share)
         return self._changes
 
     def average_(self, weight_of_old: float) -> None:
-        """Nothing: the curvature is updated; see `Cohort`."""
+        """Nothing, because the curvature is updated already; see `Cohort`."""
