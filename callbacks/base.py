@@ -1,40 +1,47 @@
-"""The seam between Lightning and the optimizers: one base class for the callbacks of the family.
+"""Variational inference on an unmodified LightningModule: one base class for the callbacks of the family.
 
-What happens when (every point is measured, see the design): in `setup` the strategy's ``setup_optimizers`` is wrapped, so
-that the user's optimizer is swapped after Lightning normalised it and before anything is restored into it; Lightning's
-closure becomes a `MonteCarloClosure`; on teardown **and** on exceptions (where Lightning calls no teardown) all is undone.
+`LightningSeam` patches the trainer, `swap_optimizer` replaces the user's optimizer after Lightning has set it up and before
+anything is restored into it, `MonteCarloClosure` runs the passes, `ResumeGuard` watches over checkpoints, `DefaultPrior` and
+`DefaultNoise` decide where the user has stated nothing, and `PosteriorEvaluation` averages predictions.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.loops.optimization.automatic import Closure
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import nn
 
-from lightning_bayes.callbacks import checks, ranks, resume, swap
-from lightning_bayes.callbacks.checkpoint_io import take_plain_numbers, use_whole_files
+from lightning_bayes.callbacks import checks, ranks
+from lightning_bayes.callbacks.checkpoint_io import use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure
-from lightning_bayes.callbacks.evaluating import EvaluatingCallback
-from lightning_bayes.callbacks.noise import DefaultNoise
-from lightning_bayes.callbacks.num_data import infer_num_data, warn_of_other_examples, with_augmentation_factor
+from lightning_bayes.callbacks.default_policy import DefaultNoise, DefaultPrior
+from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
+from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.num_data import (
+    infer_num_data,
+    set_num_data,
+    warn_of_other_examples,
+    with_augmentation_factor,
+)
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
-from lightning_bayes.callbacks.whole_or_nothing import WholeOrNothing
+from lightning_bayes.callbacks.resume import ResumeGuard
+from lightning_bayes.callbacks.schedulers import cycles_momentum
+from lightning_bayes.callbacks.seam import LightningSeam
+from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
 from lightning_bayes.curvature import EngineName, LossReduction, check_names
-from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule, value_at
-from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule
 from lightning_bayes.optim.settings import plain
-from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
-from lightning_bayes.posteriors import CALLBACK_KEY
-from lightning_bayes.predictive import Link
+from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS
+from lightning_bayes.posteriors import CALLBACK_KEY, callback_state
+from lightning_bayes.predictive import Link, PosteriorSamples
 from lightning_bayes.strategies import BayesDDPStrategy
 
-_LARGE_PRIOR = 10.0  # a prior precision that hurt on small networks
 
-
-class VariationalCallback(EvaluatingCallback):
+class VariationalCallback(EvaluationCallback, ABC):
     """Turns training of an unmodified LightningModule into variational inference.
 
     Args:
@@ -104,10 +111,13 @@ class VariationalCallback(EvaluatingCallback):
         arguments = plain({k: v for k, v in locals().items() if k not in {"self", "__class__"}})
         self.optimizer_class.hyperparameters.check(arguments)
         check_names(engine, loss_reduction)
-        super().__init__(eval_samples, link, seed)
+        super().__init__(link)
+        follows_default = lr is None and relative_noise is None
+        self.default_noise = DefaultNoise(self.noise_bounds) if follows_default else None
+        self.prior = DefaultPrior(prior_precision, prior_mean)
         self.lr, self.num_data = arguments["lr"], arguments["num_data"]
-        self.mc_samples, self.prior_precision = mc_samples, prior_precision
-        self.options: dict[str, Any] = {
+        self.mc_samples, self.eval_samples, self.seed = mc_samples, eval_samples, seed
+        self.group_defaults: dict[str, Any] = {
             "betas": arguments["betas"],
             "kl_weight": kl_weight,
             "kl_warmup_steps": kl_warmup_steps,
@@ -117,10 +127,10 @@ class VariationalCallback(EvaluatingCallback):
             "damping_in_noise": damping_in_noise,
             "prior_mean": prior_mean,
             "init_precision": init_precision,
-            "relative_noise": min(self.noise_bounds) if lr is None and relative_noise is None else relative_noise,
+            "relative_noise": relative_noise if self.default_noise is None else self.default_noise.first,
             "step_rule": self.optimizer_class.default_step if lr is None else "natural",
         }
-        self.building: dict[str, Any] = {
+        self.optimizer_kwargs: dict[str, Any] = {
             "engine": engine,
             "loss_reduction": loss_reduction,
             "mc_samples": mc_samples,
@@ -128,13 +138,15 @@ class VariationalCallback(EvaluatingCallback):
             "seed": seed,
             "max_nonfinite_steps": max_nonfinite_steps,
         }
-        self._default_noise = DefaultNoise(self.noise_bounds) if lr is None and relative_noise is None else None
-        self._states_prior = prior_precision is not None or prior_mean != "zero"
+        self.optimizer: MeanFieldOptimizer | None = None
+        self._seam, self._resume, self._posterior = LightningSeam(), ResumeGuard(), EvaluatedPosterior()
         self._names: dict[nn.Parameter, str] = {}
-        self._saved: dict[str, Any] = {}  # the state of this callback in a checkpoint to resume from
-        self._loading: WholeOrNothing | None = None  # until a resumed run has begun
-        self._agreed = False  # whether the ranks have compared their settings
-        self._undo = ExitStack()
+        self._ranks_agree = False
+
+    @property
+    @abstractmethod
+    def optimizer_class(self) -> type[MeanFieldOptimizer]:
+        """The optimizer that replaces the user's."""
 
     @classmethod
     def presets(cls) -> dict[str, Preset]:
@@ -157,207 +169,106 @@ class VariationalCallback(EvaluatingCallback):
         """
         return cls(**{**find_preset(cls.__name__, name).arguments, **overrides})
 
-    @property
-    def state_key(self) -> str:
-        """One key for the family and for any arguments, so that a run can be resumed with other arguments."""
-        return CALLBACK_KEY
-
-    # -- the swap -----------------------------------------------------------------------------------------------------
+    # -- the fit ------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Prepare the swap for fitting.
+        """Patch the trainer.
 
         Args:
             trainer: The trainer.
             pl_module: The user's module.
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
-        self._restore()
-        self._saved, self._asked_loss = {}, False
-        use_whole_files(trainer)
-        if stage != "fit":
-            return
-        checks.check_training(trainer, pl_module)
-        strategy, loop = trainer.strategy, trainer.fit_loop.epoch_loop.automatic_optimization
-        set_up, make_closure = strategy.setup_optimizers, loop._make_closure
-
-        def setup_optimizers(trainer: Trainer) -> None:
-            set_up(trainer)
-            self._swap(trainer, pl_module)
-
-        def make_monte_carlo_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
-            return self._closure(trainer, make_closure(kwargs, optimizer, batch_idx))
-
-        self._loading = WholeOrNothing(strategy, pl_module)
-        strategy.load_model_state_dict = self._loading.load_model_state_dict  # type: ignore[method-assign]
-        self._undo.callback(strategy.__dict__.pop, "load_model_state_dict", None)
-        strategy.setup_optimizers = setup_optimizers  # type: ignore[method-assign]
-        loop._make_closure = make_monte_carlo_closure  # type: ignore[method-assign]
-        self._undo.callback(strategy.__dict__.pop, "setup_optimizers", None)
-        self._undo.callback(loop.__dict__.pop, "_make_closure", None)
+        self.undo()
+        self._seam.undo()
+        self._resume, self.evaluation.has_seen_loss = ResumeGuard(), False
+        self._seam.use_atomic_files(trainer)
+        if stage == "fit":
+            checks.check_training(trainer, pl_module)
+            self._seam.patch_fit(
+                trainer,
+                after_setup=lambda: self._swap(trainer, pl_module),
+                wrap_closure=lambda closure: self._wrap_closure(trainer, closure),
+                load_weights=self._resume.start(trainer.strategy, pl_module).load_model_state_dict,
+            )
 
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
-        strategy = trainer.strategy
-        follows = self.options["step_rule"] == "user"
-        old = swap.check_swappable(strategy.optimizers, pl_module, self.options["step_rule"] != "trust_region")
-        schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
-        cycles = swap.cycles_momentum(schedulers)
-        groups = swap.converted_groups(old, self.options["betas"], cycles)
-        if self.lr is not None:
-            swap.override_rates(groups, schedulers, self.lr)
-        later = swap.converted_defaults(old)  # for groups added later
-        for group in (*groups, later):
-            group["prior_on_mean"] = self._states_prior or group["l2_penalty"] > 0
-        default_prior = PRIOR_PRECISION if follows else 1.0
-        user_step: dict[str, Any] = {"base": swap.without_penalty(old, cycles)} if follows else {}
-        new = self.optimizer_class(
-            pl_module,
-            groups,
-            lr=groups[0]["lr"],
-            prior_precision=default_prior if self.prior_precision is None else self.prior_precision,
-            **{key: later[key] for key in ("radius", "momentum", "weight_decay")},
-            **with_augmentation_factor(self.options, trainer),
-            **self.building,
-            **user_step,
-        )
-        new.defaults |= {key: later[key] for key in ("l2_penalty", "prior_on_mean")}
-        new.samples_in_closure = True
-        swap.rebind_schedulers(schedulers, old, new)
-        strategy.optimizers = [new]
-        self.optimizer = new
-        self._kept, self._agreed = None, False
+        settings = SwapSettings(self.optimizer_class, self.lr, self.prior, self.group_defaults, self.optimizer_kwargs)
+        self.optimizer = swap_optimizer(trainer, pl_module, settings)
+        self._posterior.forget()
+        self._ranks_agree = False
         self._names = {param: name for name, param in pl_module.named_parameters()}
-        resume.check_order(self._saved.get("param_names"), self.state_dict()["param_names"])
+        self._resume.check_order(self._param_names(self.optimizer))
+        self.after_swap(trainer, self.optimizer)
 
-    def _closure(self, trainer: Trainer, base: Any) -> Any:
+    def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
+        """Prepare the new optimizer further; does nothing unless overridden.
+
+        Args:
+            trainer: The trainer.
+            optimizer: The new optimizer.
+        """
+
+    def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
         optimizer = trainer.strategy.optimizers[0]
         if not isinstance(optimizer, MeanFieldOptimizer):
-            return base
-        self._fix_num_data(trainer, optimizer)
-        self._keep_loaded()  # again: Lightning's tuner trains without callbacks
-        if not self._agreed:
+            return closure
+        set_num_data(trainer, optimizer, self.num_data, self.prior)
+        self._resume.commit()  # also here: Lightning's tuner trains without callbacks
+        if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
-            self._agreed = True
-        closure = MonteCarloClosure(base, trainer, optimizer, ranks.noise_samples(trainer, self.mc_samples))
+            self._ranks_agree = True
+        wrapped = MonteCarloClosure(closure, trainer, optimizer, ranks.noise_samples(trainer, self.mc_samples))
         is_first = trainer.fit_loop.epoch_loop.batch_idx == 0 and not optimizer.num_updates
         if is_first and self.num_data is None and trainer.world_size == 1:
-            closure.watch = lambda captured: warn_of_other_examples(trainer, set().union(*captured.sizes.values()))
-        return closure
-
-    def _fix_num_data(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Set N, and the prior that an L2 penalty stands for, once the data loader exists."""
-        # The groups are asked and not the defaults: Lightning's tuner restores groups from before the first step.
-        unset = [group for group in optimizer.param_groups if group["num_data"] is None]
-        if not unset:
-            return
-        num_data = self.num_data or infer_num_data(trainer)
-        for group in (optimizer.defaults, *unset):  # groups added later inherit the defaults
-            group["num_data"] = num_data
-            self._take_prior_from_penalty(group)
-        for group in unset:
-            self.optimizer_class.hyperparameters.check(group)
-        self._warn_of_strong_prior(unset)
-
-    def _take_prior_from_penalty(self, group: dict[str, Any]) -> None:
-        if self.prior_precision is None and group.get("l2_penalty"):
-            now = {name: value_at(value, group["step"]) for name, value in group.items()}  # defaults may hold functions
-            group["prior_precision"] = group["l2_penalty"] * effective(now).num_data / now["kl_weight"]  # δ̃ = wd
-
-    def _warn_of_strong_prior(self, groups: list[dict[str, Any]]) -> None:
-        strongest = max(groups, key=lambda group: float(group["prior_precision"]))
-        if self.prior_precision is None and strongest["prior_precision"] > _LARGE_PRIOR:
-            rank_zero_warn(
-                f"weight_decay={strongest['l2_penalty']:g} over {effective(strongest).num_data:g} examples is the "
-                f"prior precision {strongest['prior_precision']:.4g}, which is strong. Pass prior_precision=1.0 to choose "
-                "another prior."
-            )
-
-    # -- checkpoints --------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Names of the optimizer's parameters in its order, which make its state a posterior; link; learning rate."""
-        if self.optimizer is None:
-            return {}
-        names = [[self._names[p] for p in group["params"]] for group in self.optimizer.param_groups]
-        return {"format": 1, "param_names": names, "link": self.loss_link, "lr": None if callable(self.lr) else self.lr}
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write the mean even if the save comes from inside a pass, such as from a signal handler.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            checkpoint: What will be written; nothing is, and a `NonFiniteError` raised, where an update has overflowed.
-        """
-        if self.optimizer is not None:
-            self.optimizer.require_finite()
-        mean = self.optimizer.sampled_mean() if self.optimizer is not None else {}
-        for name, param in pl_module.named_parameters(remove_duplicate=False):
-            if param in mean and name in checkpoint["state_dict"]:
-                checkpoint["state_dict"][name] = mean[param]
-        take_plain_numbers(checkpoint)
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Check that a run can be resumed, or take the posterior for evaluation.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            checkpoint: What was read.
-        """
-        if trainer.state.fn == "fit":
-            self._saved = resume.saved_state(checkpoint, type(self).__name__)
-            return
-        self.take_posterior(checkpoint)
+            wrapped.watch = lambda captured: warn_of_other_examples(trainer, set().union(*captured.sizes.values()))
+        return wrapped
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say what a resumed run takes from the checkpoint rather than from this callback.
+        """Warn of arguments that the checkpoint of a resumed run overrides.
 
         Args:
             trainer: The trainer.
             pl_module: The module.
         """
-        self._keep_loaded()
+        self._resume.commit()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
-        kept, wanted = dict(self.optimizer.param_groups[0]), with_augmentation_factor(self.options, trainer)
-        if swap.cycles_momentum(config.scheduler for config in trainer.strategy.lr_scheduler_configs):
-            del wanted["betas"]  # they change all the time
+        kept, wanted = dict(self.optimizer.param_groups[0]), with_augmentation_factor(self.group_defaults, trainer)
+        if cycles_momentum(config.scheduler for config in trainer.strategy.lr_scheduler_configs):
+            del wanted["betas"]  # a scheduler changes them all the time
         self.optimizer.defaults["num_data"] = kept["num_data"]
         wanted["noisy"], wanted["noise_seed"] = self.optimizer_class.noisy, self.seed
         wanted["num_data"] = self.num_data or infer_num_data(trainer)
-        if self.prior_precision is not None:
-            wanted["prior_precision"] = self.prior_precision
-        if self._default_noise is not None:
-            del wanted["relative_noise"]  # the loss will tell
-        if "lr" in self._saved and not callable(self.lr):
-            kept["lr"], wanted["lr"] = self._saved["lr"], self.lr  # the group's follows the user's schedule
-        changed = resume.changed_arguments(kept, wanted)
-        if changed:
-            rank_zero_warn(f"The resumed run keeps the checkpoint's {changed}.")
+        if self.prior.precision is not None:
+            wanted["prior_precision"] = self.prior.precision
+        if self.default_noise is not None:
+            del wanted["relative_noise"]  # set once the loss is known
+        if "lr" in self._resume.saved and not callable(self.lr):
+            kept["lr"], wanted["lr"] = self._resume.saved["lr"], self.lr  # the group's follows the user's schedule
+        self._resume.warn_of_changes(kept, wanted)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Bound the noise of the updates to come by what the loss has told and by the layers that are trained.
+        """Bound the noise of later updates, now that the loss and the trained layers are known.
 
-        The passes of one update have one bound, however its examples are spread over batches.
+        All passes of one update have the same bound, however its examples are spread over batches.
 
         Args:
             trainer: The trainer.
             pl_module: The module.
-            outputs: What the step returned.
+            outputs: The result of the training step.
             batch: The batch.
             batch_idx: Its number.
         """
-        if self._default_noise is not None and self._asked_loss and self.optimizer is not None and trainer.global_step:
-            self._default_noise.apply(self.optimizer, self._link_of(pl_module))
-
-    # -- the record and the end ---------------------------------------------------------------------------------------
+        has_stepped = self.evaluation.has_seen_loss and trainer.global_step
+        if self.default_noise is not None and self.optimizer is not None and has_stepped:
+            self.default_noise.apply(self.optimizer, self.evaluation.link_of(pl_module))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the share of weights whose noise the relative floor sets, and the number of skipped updates.
+        """Log the fraction of weights whose noise the relative bound sets, and the number of skipped updates.
 
         Args:
             trainer: The trainer.
@@ -373,13 +284,13 @@ class VariationalCallback(EvaluatingCallback):
         pl_module.log("posterior/skipped_updates", float(self.optimizer.skipped_steps), sync_dist=True)
         if share > 0.5 and trainer.current_epoch == 0:
             rank_zero_info(
-                f"{share:.0%} of the weights have their noise set by relative_noise={bound:.2g} and not by the data: at "
-                "this many examples their curvature alone would allow noise larger than that share of the weights' own "
-                "size. The noise is then a heuristic scale, not the posterior's width."
+                f"relative_noise={bound:.2g} sets the noise of {share:.0%} of the weights, not the data: with this many "
+                "examples the curvature alone would allow noise above that fraction of the weights' own size. There the "
+                "noise is a heuristic scale, not the width of the posterior."
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse to end with numbers that are not finite, which the next pass would have shown.
+        """Require finite weights and state, which the next pass would have checked.
 
         Args:
             trainer: The trainer.
@@ -388,13 +299,113 @@ class VariationalCallback(EvaluatingCallback):
         if self.optimizer is not None:
             self.optimizer.require_finite()
 
-    def _keep_loaded(self) -> None:
-        if self._loading is not None:
-            self._loading.keep()
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the posterior for tests and predictions in this process.
 
-    def _restore(self) -> None:
-        super()._restore()
-        self._undo.close()
-        if self._loading is not None:
-            self._loading.undo()
-            self._loading = None
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        if self.optimizer is not None and self.optimizer.num_updates and self._has_samples():
+            self._posterior.keep(self.optimizer)
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def _has_samples(self) -> bool:
+        return self.eval_samples > 0 and self.optimizer_class.noisy
+
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> PosteriorSamples | None:
+        """Find the posterior to evaluate under.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+
+        Returns:
+            Weight samples; None where there is no posterior.
+        """
+        if not self._has_samples():
+            return None
+        posterior = self._posterior.find(trainer, pl_module, self.optimizer, type(self).__name__)
+        if posterior is None:
+            return None
+        return PosteriorSamples(posterior.to(pl_module.device), self.eval_samples, self.seed)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        """One key for the family and for any arguments, so that a run can be resumed with other arguments."""
+        return CALLBACK_KEY
+
+    def state_dict(self) -> dict[str, Any]:
+        """Names of the optimizer's parameters in its order, which make its state a posterior; link; learning rate."""
+        if self.optimizer is None:
+            return {}
+        return {
+            "format": 1,
+            "param_names": self._param_names(self.optimizer),
+            "link": self.evaluation.loss_link,
+            "lr": None if callable(self.lr) else self.lr,
+        }
+
+    def _param_names(self, optimizer: MeanFieldOptimizer) -> list[list[str]]:
+        return [[self._names[param] for param in group["params"]] for group in optimizer.param_groups]
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write the mean even if the save comes from inside a pass, such as from a signal handler.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            checkpoint: Contents of the checkpoint; changed in place. If an update has overflowed, a `NonFiniteError` is
+                raised and no file is written.
+        """
+        if self.optimizer is not None:
+            self.optimizer.require_finite()
+        mean = self.optimizer.sampled_mean() if self.optimizer is not None else {}
+        for name, param in pl_module.named_parameters(remove_duplicate=False):
+            if param in mean and name in checkpoint["state_dict"]:
+                checkpoint["state_dict"][name] = mean[param]
+        use_plain_numbers(checkpoint)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Check that a run can be resumed, or take the posterior for evaluation.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            checkpoint: Contents of the checkpoint.
+        """
+        if trainer.state.fn == "fit":
+            self._resume.read(checkpoint, type(self).__name__)
+        else:
+            self.take_posterior(checkpoint)
+
+    def take_posterior(self, checkpoint: dict[str, Any]) -> None:
+        """Evaluate under the posterior of a checkpoint.
+
+        Args:
+            checkpoint: Contents of a Lightning checkpoint.
+        """
+        self.evaluation.loss_link = callback_state(checkpoint).get("link")
+        self._posterior.load(checkpoint)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def undo(self) -> None:
+        """Undo the patches of the fit; a resumed run that has not started gives the module its old weights back."""
+        super().undo()
+        self._seam.undo_fit()
+        self._resume.end()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Undo all patches.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            stage: The stage that ends.
+        """
+        super().teardown(trainer, pl_module, stage)
+        self._seam.undo()

@@ -25,4 +25,4 @@ class BBBCallback(VariationalCallback):
     def __init__(self, std_lr: float | Schedule | None = None, **arguments: Any) -> None:
         BBB.hyperparameters.check({"std_lr": std_lr})
         super().__init__(**arguments)
-        self.options["std_lr"] = std_lr
+        self.group_defaults["std_lr"] = std_lr

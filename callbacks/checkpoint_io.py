@@ -1,38 +1,45 @@
-"""Checkpoint files that are whole or not there, and are read whole or refused by name.
+"""Checkpoint files that are complete or absent, and are verified before they are read.
 
-Lightning writes into the directory for temporary files and moves the result. Between two file systems a move is a copy, so a
-kill or a full disk leaves half a file in the place of the last whole one. And `torch.load` does not look at the checksums
-that `torch.save` has written: a flipped bit in a weight goes unnoticed.
+Lightning writes to the directory for temporary files and moves the result. Between two file systems a move is a copy, so a
+kill or a full disk leaves a truncated file in place of the last good one. And `torch.load` ignores the checksums that
+`torch.save` has written: a flipped bit in a weight goes unnoticed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Number
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import Trainer
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from lightning_bayes.posteriors import atomic_save, named_if_unreadable, require_checkpoint, verify_checksums
 
 
-class WholeFileIO(TorchCheckpointIO):
+@final
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the file and renames; verifies checksums before reading.
 
-    The callbacks put it in the place of Lightning's default. Remote files (``s3://...``) and other plugins stay Lightning's.
+    The callbacks put it in place of Lightning's default during a run. Remote files (``s3://...``) and other plugins stay
+    Lightning's.
+
+    Args:
+        on_teardown: Called when Lightning tears the plugin down; None for nothing.
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint; the file that was there stays whole until the new one is.
+    def __init__(self, on_teardown: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self._on_teardown = on_teardown
 
-        What cannot be written, such as on a full disk, is a `CheckpointError`.
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Write a checkpoint; an existing file stays intact until the new one is complete.
 
         Args:
-            checkpoint: What to write.
-            path: Where.
-            storage_options: Not supported, as in Lightning's own.
+            checkpoint: Its contents.
+            path: The file. If it cannot be written, such as on a full disk, a `CheckpointError` names it.
+            storage_options: Not supported, as in Lightning's own plugin.
         """
         if storage_options is not None or _is_remote(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -41,7 +48,7 @@ class WholeFileIO(TorchCheckpointIO):
         atomic_save(path, checkpoint, "checkpoint", advice)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint, or refuse one that is damaged or no checkpoint of Lightning, before anything is changed.
+        """Read a checkpoint. A damaged file, or one that is no checkpoint of Lightning, is refused by name.
 
         Args:
             path: The file.
@@ -57,24 +64,20 @@ class WholeFileIO(TorchCheckpointIO):
             checkpoint = super().load_checkpoint(path, *arguments, **options)
         return require_checkpoint(checkpoint, path)
 
-
-def use_whole_files(trainer: Trainer) -> None:
-    """Let a trainer write and read with `WholeFileIO`, unless it has a plugin of the user's.
-
-    Args:
-        trainer: The trainer.
-    """
-    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-        trainer.strategy.checkpoint_io = WholeFileIO()
+    def teardown(self) -> None:
+        """End of a run."""
+        super().teardown()
+        if self._on_teardown is not None:
+            self._on_teardown()
 
 
-def take_plain_numbers(checkpoint: dict[str, Any]) -> None:
-    """Put Python's numbers in the place of NumPy's, which a safe load refuses, into what optimizers and schedulers keep.
+def use_plain_numbers(checkpoint: dict[str, Any]) -> None:
+    """Replace NumPy numbers, which a safe load refuses, in the states of optimizers and schedulers.
 
-    A schedule of the user's own that computes with NumPy leaves such numbers behind as learning rates.
+    A user's schedule that computes with NumPy leaves them behind as learning rates.
 
     Args:
-        checkpoint: Lightning's, before it is written; changed.
+        checkpoint: A checkpoint before it is written; changed in place.
     """
     for key in ("optimizer_states", "lr_schedulers"):
         if key in checkpoint:

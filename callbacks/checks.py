@@ -1,17 +1,20 @@
-"""What the seam needs of the trainer and the module, refused in words before anything is swapped."""
+"""Requirements on the trainer, the module and the optimizer, checked before anything is swapped."""
 
 from __future__ import annotations
 
 import inspect
 
-from lightning import __version__ as lightning_version
+import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import nn
+from torch.optim import Optimizer
 
+from lightning_bayes.callbacks.private_lightning import check_private_symbols
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.optim import NoisyOptimizer
 
-TESTED_LIGHTNING = "2.5 to 2.6"
+_NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # their learning rate is not the length of a step
 
 
 def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
@@ -40,17 +43,61 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
             f"{type(pl_module).__name__}.training_step takes dataloader_iter, so each weight sample would consume another "
             "batch. Take batch instead."
         )
-    _check_lightning(trainer)
+    check_private_symbols(trainer)
 
 
-def _check_lightning(trainer: Trainer) -> None:
-    """The seam uses one private method of Lightning; see `closure`."""
-    loop = trainer.fit_loop.epoch_loop.automatic_optimization
-    found = list(inspect.signature(getattr(loop, "_make_closure", lambda: None)).parameters)
-    parts = list(inspect.signature(Closure.__init__).parameters)[1:4]
-    # A second callback of the family, or a second setup, sees the first one's replacement: its signature is the same.
-    if found != ["kwargs", "optimizer", "batch_idx"] or parts != ["step_fn", "backward_fn", "zero_grad_fn"]:
+def check_swappable(optimizers: list[Optimizer], module: nn.Module, explicit_lr: bool) -> Optimizer:
+    """Require one ordinary first-order optimizer of parameters of `module`.
+
+    Args:
+        optimizers: What `configure_optimizers` returned.
+        module: The user's module.
+        explicit_lr: Whether the callback has a learning rate of its own.
+
+    Returns:
+        The optimizer to swap.
+
+    Raises:
+        UnsupportedTrainingError: If it cannot be swapped.
+    """
+    names = ", ".join(type(o).__name__ for o in optimizers if o.param_groups) or "None"  # Lightning's stand-in is empty
+    if len(optimizers) != 1 or not optimizers[0].param_groups:
         raise UnsupportedTrainingError(
-            f"Lightning {lightning_version} builds its training closure in a way this version does not know (tested: "
-            f"{TESTED_LIGHTNING}). Install a tested version of lightning."
+            f"The callback swaps one optimizer, and configure_optimizers returned {names}. Return one optimizer over the "
+            "parameters to learn."
+        )
+    old = optimizers[0]
+    _check_params(old, module)
+    if isinstance(old, NoisyOptimizer):
+        raise UnsupportedTrainingError(
+            f"The optimizer is {type(old).__name__} already, from configure_optimizers or from a second callback. Return "
+            "Adam, AdamW or SGD from configure_optimizers and use one callback, or train with it and without callback."
+        )
+    if isinstance(old, torch.optim.LBFGS):
+        raise UnsupportedTrainingError(
+            "LBFGS calls its closure several times per step, which noise makes meaningless. Return Adam, AdamW or SGD from "
+            "configure_optimizers."
+        )
+    if isinstance(old, _NO_LENGTH) and not explicit_lr:
+        raise UnsupportedTrainingError(
+            f"The learning rate of {type(old).__name__} is not the length of a step, so it cannot bound VOGN's. Pass "
+            "lr=... to the callback, or return Adam, AdamW or SGD."
+        )
+    if any(group.get("maximize") for group in old.param_groups):
+        raise UnsupportedTrainingError("maximize=True: a posterior needs a negative log-likelihood to minimise.")
+    return old
+
+
+def _check_params(old: Optimizer, module: nn.Module) -> None:
+    params, own = [p for group in old.param_groups for p in group["params"]], set(module.parameters())
+    foreign = [tuple(p.shape) for p in params if p not in own]
+    if foreign:
+        raise UnsupportedTrainingError(
+            f"The optimizer holds parameters that {type(module).__name__} does not, of the shapes {foreign}, so no pass of "
+            "the module is measured for them. Make what holds them a submodule of it."
+        )
+    if not any(p.requires_grad for p in params):
+        raise UnsupportedTrainingError(
+            f"{type(module).__name__} has no trainable parameter in its optimizer. Set requires_grad_(True) on what should "
+            "be learned."
         )

@@ -1,8 +1,8 @@
 """The Monte-Carlo closure: K × (sample → training_step → backward → mean), then one reduction over processes.
 
-It takes the place of Lightning's closure, which the optimizer calls once. Everything downstream (accumulation, clipping,
-AMP's scaler, ``global_step``) then keeps its meaning. Calling Lightning's own closure K times instead would count the last
-micro-batch K times under accumulation, and would not be called at all under a GradScaler.
+It replaces Lightning's closure, which the optimizer calls once, so everything downstream (accumulation, clipping, AMP's
+scaler, ``global_step``) keeps its meaning. An optimizer that called Lightning's own closure K times would count the last
+micro-batch K times under accumulation, and under a GradScaler it would get no closure at all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
+from lightning_bayes.callbacks.private_lightning import closure_parts, step_follows
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim import NoisyOptimizer
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_mean_
@@ -27,14 +28,15 @@ class MonteCarloClosure(Closure):
         base: Lightning's closure for this batch.
         trainer: The trainer.
         optimizer: The swapped optimizer.
-        samples: Numbers of the noise of each pass; micro-batches of one update use the same, as one large batch would.
+        samples: Number of the noise of each pass; the micro-batches of an update share them, as one large batch would.
 
     Attributes:
-        watch: Called with what the first pass has captured; None for nobody.
+        watch: Called with the capture of the first pass; None for no call.
     """
 
     def __init__(self, base: Closure, trainer: Trainer, optimizer: NoisyOptimizer, samples: list[int]) -> None:
-        super().__init__(base._step_fn, base._backward_fn, base._zero_grad_fn)
+        self._parts = closure_parts(base)
+        super().__init__(*self._parts)
         self._trainer, self._optimizer, self._samples = trainer, optimizer, samples
         self.watch: Callable[[Capture], None] | None = None
 
@@ -49,14 +51,14 @@ class MonteCarloClosure(Closure):
         Returns:
             The first counted pass's result, with the mean loss. A pass whose training_step returned None does not count.
         """
-        backward = self._backward_fn
+        backward, zero_grad = self._parts.backward, self._parts.zero_grad
         if backward is None:  # a pass for BatchNorm statistics only (StochasticWeightAveraging), at the mean
             self._optimizer.discard_passes()
             return super().closure(*args, **kwargs)
-        if self._zero_grad_fn is not None:
-            self._zero_grad_fn()
+        if zero_grad is not None:
+            zero_grad()
         results = [self._one_pass(sample, backward) for sample in self._samples]
-        if not self._trainer.fit_loop._should_accumulate():
+        if step_follows(self._trainer):
             self._reduce()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:
@@ -72,7 +74,7 @@ class MonteCarloClosure(Closure):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         loss_scale = scaler.get_scale() if scaler is not None else 1.0
         with block_sync(), self._optimizer.measured_pass(sample, loss_scale=loss_scale) as captured:
-            result = self._step_fn()
+            result = self._parts.step()
             if result.closure_loss is not None:
                 captured.observe(result.closure_loss, divided_by_host=True)
                 # Lightning divides by the number of micro-batches; passes are averaged by their examples instead.
@@ -85,7 +87,9 @@ class MonteCarloClosure(Closure):
     def _reduce(self) -> None:
         strategy = self._trainer.strategy
         spread = strategy if isinstance(strategy, BayesDDPStrategy) else None
-        sharing = spread if spread is not None and spread.shares_noise else None  # where nobody does, adding costs time
+        sharing = (
+            spread if spread is not None and spread.shares_noise else None
+        )  # without shared noise there is nothing to add
         tensors, examples = self._optimizer.measured(None if sharing is None else sharing.add_noise_group_)
         if not examples:  # training_step returned None in every pass: no update, as in plain Lightning
             self._optimizer.discard_passes()

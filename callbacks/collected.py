@@ -1,4 +1,4 @@
-"""What a test has predicted, kept over its batches and put together from all processes."""
+"""The predictions of a test, collected over its batches and gathered from all processes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Gather = Callable[[Tensor], Tensor]  # one tensor from the parts of all processe
 
 
 class Predicted(NamedTuple):
-    """A whole test."""
+    """The predictions of a whole test."""
 
-    probs: dict[str, Tensor]  # of the test set by way to predict, [examples, classes]
+    probs: dict[str, Tensor]  # of the test set by kind of prediction, [examples, classes]
     targets: Tensor  # of the test set, [examples]
-    scores: dict[str, dict[str, Tensor]]  # for inputs out of distribution, by score and set, [inputs]
+    scores: dict[str, dict[str, Tensor]]  # out-of-distribution scores by score and set, [inputs]
 
 
 class CollectedPredictions:
-    """Keeps the probabilities of the test set, and the scores of it and of sets out of distribution."""
+    """Collects the probabilities of the test set, and out-of-distribution scores of it and of other sets."""
 
     def __init__(self) -> None:
         self._probs: dict[str, list[Tensor]] = {}
@@ -35,8 +35,8 @@ class CollectedPredictions:
 
         Args:
             step: Logits and targets.
-            set_name: ``test``, ``ood/...`` or another, which is left out.
-            mean_outputs: Logits at the mean, ``[batch, classes]``, if those of the step are samples.
+            set_name: ``test`` or ``ood/...``; other sets are ignored.
+            mean_outputs: Logits at the mean, ``[batch, classes]``, if the step returned samples.
             temperature: The temperature of the scaled prediction, if there is one.
 
         Returns:
@@ -59,13 +59,13 @@ class CollectedPredictions:
         return probs
 
     def gathered(self, gather: Gather) -> Predicted | None:
-        """Put the batches of all processes together.
+        """Concatenate the batches of all processes.
 
         Args:
-            gather: How.
+            gather: Gathers a tensor.
 
         Returns:
-            Everything; None if no batch of the test set was seen.
+            The predictions; None if no batch of the test set was seen.
         """
         if not self._targets:
             return None
@@ -89,10 +89,10 @@ class ExtremeImages:
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # images, targets, probs
 
     def add(self, images: Tensor, targets: Tensor, probs: Tensor) -> None:
-        """Look at a batch.
+        """Add a batch.
 
         Args:
-            images: ``[batch, 1 | 3, height, width]``; other inputs are left out.
+            images: ``[batch, 1 | 3, height, width]``; other inputs are ignored.
             targets: ``[batch]``.
             probs: ``[batch, classes]``.
         """
@@ -107,10 +107,10 @@ class ExtremeImages:
         self._kept = (columns[0][order], columns[1][order], columns[2][order])
 
     def gathered(self, gather: Gather) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Put those of all processes together.
+        """Gather the images of all processes.
 
         Args:
-            gather: How.
+            gather: Gathers a tensor.
 
         Returns:
             Images, targets and probabilities; None if there are fewer than two images.

@@ -33,4 +33,4 @@ class CVICallback(VariationalCallback):
     ) -> None:
         super().__init__(mc_samples=mc_samples, betas=betas, **arguments)
         check_positivity(positivity)
-        self.options["positivity"] = positivity
+        self.group_defaults["positivity"] = positivity

@@ -9,14 +9,14 @@ from typing import final
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_bayes.callbacks.averaging import AveragingCallback
+from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import callback_state, read_checkpoint
 from lightning_bayes.predictive import Link, MemberSamples, misfits
 
 
 @final
-class DeepEnsembleCallback(AveragingCallback):
+class DeepEnsembleCallback(EvaluationCallback):
     """Averages test, prediction and validation over M networks trained apart (Lakshminarayanan et al. 2017).
 
     https://arxiv.org/abs/1612.01474. Train the members with any config, each with a seed of its own, and evaluate them
@@ -29,7 +29,7 @@ class DeepEnsembleCallback(AveragingCallback):
         ensemble="--trainer.callbacks+=lightning_bayes.DeepEnsembleCallback --trainer.callbacks.members=[$members]"
         lightning-bayes test --config digits_lenet_adam $ensemble
 
-    Of a member that a `VariationalCallback` has trained, the posterior's mean counts. Validation during a fit is the
+    A member that a `VariationalCallback` has trained counts with its posterior mean. Validation during a fit is the
     module's own.
 
     Args:
@@ -41,15 +41,24 @@ class DeepEnsembleCallback(AveragingCallback):
         HyperparameterError: If there is no member.
     """
 
-    way_out = "take DeepEnsembleCallback out"
+    opt_out_hint = "take DeepEnsembleCallback out"
 
     def __init__(self, members: Sequence[str | os.PathLike[str]], link: Link | None = None) -> None:
         if isinstance(members, (str, os.PathLike)) or not members:
             raise HyperparameterError(f"members={members!r} must be a list of paths of checkpoints, at least one.")
-        super().__init__(link, seed=0)
+        super().__init__(link)
         self.members = [os.fspath(path) for path in members]
 
-    def _samples_now(self, trainer: Trainer, pl_module: LightningModule) -> MemberSamples | None:
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> MemberSamples | None:
+        """Load the members, outside of a fit.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+
+        Returns:
+            The members; None in a fit.
+        """
         if trainer.state.fn == "fit":
             return None
         return MemberSamples([self._weights(path, pl_module) for path in self.members])
@@ -62,6 +71,6 @@ class DeepEnsembleCallback(AveragingCallback):
                 f"The member {path} is not a {type(module).__name__} of this architecture ({wrong}). Build the module with "
                 "the arguments that the member was trained with."
             )
-        self.loss_link = self.loss_link or callback_state(checkpoint).get("link")
+        self.evaluation.loss_link = self.evaluation.loss_link or callback_state(checkpoint).get("link")
         weights = checkpoint["state_dict"].items()
         return {name: value.to(module.device) for name, value in weights if isinstance(value, Tensor)}

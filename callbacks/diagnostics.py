@@ -1,4 +1,4 @@
-"""Logs how healthy a posterior is while it is trained, and says in words when it is not."""
+"""Logs the health of a posterior during training and warns of layers where it is bad."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class PosteriorDiagnostics(Callback):
     ``posterior/kl_per_example``, ``posterior/precision_q05``, ``_q50`` and ``_q95``, ``posterior/data_share`` (of
     the precision without a noise floor) and ``posterior/step_to_noise`` (of the last update of the epoch); see
     `posteriors.diagnostics` for the equations. Two warnings name layers, each layer once: noise larger than the weights,
-    and precision in which the data have no part.
+    and precision to which the data contribute nothing.
 
     Args:
-        every_n_epochs: Epochs between two looks; the first epoch is looked at if it is 1.
-        per_layer: Whether to log each layer. Warnings name layers in any case.
+        every_n_epochs: Epochs between two logs; 1 includes the first epoch.
+        per_layer: Whether to log each layer. Warnings always name layers.
 
     Raises:
         HyperparameterError: If `every_n_epochs` is below 1 or no whole number.
@@ -42,7 +42,7 @@ class PosteriorDiagnostics(Callback):
         self.every_n_epochs, self.per_layer = every_n_epochs, per_layer
         self._source: VariationalCallback | None = None
         self._before: dict[str, Tensor] = {}  # the means before the epoch's last update
-        self._named: set[tuple[str, str]] = set()  # what was warned about, and which layer
+        self._named: set[tuple[str, str]] = set()  # warnings given, with their layer
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the callback that trains the posterior.
@@ -53,7 +53,7 @@ class PosteriorDiagnostics(Callback):
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
 
         Raises:
-            UnsupportedTrainingError: If there is none, or its optimizer leaves a point.
+            UnsupportedTrainingError: If there is none, or its optimizer has no posterior.
         """
         self._before, self._named = {}, set()
         if stage != "fit":
@@ -71,11 +71,11 @@ class PosteriorDiagnostics(Callback):
             )
         self._source = found[0]
 
-    def _looks(self, trainer: Trainer) -> bool:
+    def _is_due(self, trainer: Trainer) -> bool:
         return not trainer.barebones and (trainer.current_epoch + 1) % self.every_n_epochs == 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Remember the means before the last update of the epoch.
+        """Copy the means before the last update of the epoch.
 
         Args:
             trainer: The trainer.
@@ -83,7 +83,7 @@ class PosteriorDiagnostics(Callback):
             batch: The batch.
             batch_idx: Its number.
         """
-        if trainer.is_last_batch and self._looks(trainer):
+        if trainer.is_last_batch and self._is_due(trainer):
             self._before = {name: param.detach().clone() for name, param in pl_module.named_parameters()}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -94,7 +94,7 @@ class PosteriorDiagnostics(Callback):
             pl_module: The module.
         """
         optimizer = self._source.optimizer if self._source is not None else None
-        if optimizer is None or not self._looks(trainer) or not optimizer.num_updates:
+        if optimizer is None or not self._is_due(trainer) or not optimizer.num_updates:
             return
         posterior, shares = optimizer.posterior(), shares_without_floor(optimizer)
         steps = {name: mean - self._before[name] for name, mean in posterior.mean.items() if name in self._before}
@@ -135,12 +135,12 @@ class PosteriorDiagnostics(Callback):
 
 
 def diagnose(posterior: AbstractPosterior, shares: dict[str, Tensor], steps: dict[str, Tensor]) -> dict[str, float]:
-    """All numbers.
+    """Compute all diagnostics.
 
     Args:
         posterior: The posterior.
-        shares: The data's share of the precision of each weight, by name of the parameter.
-        steps: The last update of the means, by name; empty if it was not seen.
+        shares: The fraction of each weight's precision that comes from the data, by name of the parameter.
+        steps: The last update of the means, by name; empty if unknown.
 
     Returns:
         The numbers by the names that `PosteriorDiagnostics` logs.
@@ -160,9 +160,9 @@ def diagnose(posterior: AbstractPosterior, shares: dict[str, Tensor], steps: dic
 
 @torch.no_grad()
 def shares_without_floor(optimizer: MeanFieldOptimizer) -> dict[str, Tensor]:
-    """Share of each weight's precision that comes from the data, against prior and damping alone.
+    """The fraction of each weight's precision that comes from the data; prior and damping give the rest.
 
-    A noise floor is left out: it is a heuristic, and ``posterior/floored_share`` tells of it.
+    The noise floor does not count: it is a heuristic, which ``posterior/floored_share`` measures.
 
     Args:
         optimizer: The optimizer.

@@ -1,143 +1,196 @@
-"""Evaluation under samples: a module's own steps see the average over S of them, such as S weights of a posterior.
-
-Between the start and the end of validation, test and prediction, ``forward`` of the module is replaced by S sampled
-forwards, combined so that the result can stand in for the module's own output: for logits the **log of the mean
-probability**, so that the user's cross-entropy and accuracy become those of the Monte-Carlo predictive. Forward hooks will
-not do: under DDP a step runs through the module's forward.
-"""
+"""Evaluation under samples: when validation, test and prediction are averaged, and with which link."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import final
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch import Tensor
+from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_bayes.callbacks.loss_link import link_of_loss
+from lightning_bayes.callbacks.recalibration import recalibrated
+from lightning_bayes.callbacks.sampled_forward import SampledForward
+from lightning_bayes.callbacks.spread import spread
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.predictive import Link, Samples, as_dict, check_link, combine, summarise
+from lightning_bayes.predictive import Link, Samples, check_link
 
 
-class SampledEvaluation:
-    """Replaces a module's ``forward`` (and default ``predict_step``) while it is active.
+@final
+class PosteriorEvaluation:
+    """Averages a module's predictions over samples from `start` to `stop`.
 
     Args:
-        module: The module.
-        samples: The samples.
-        link: How outputs become predictions.
-        way_out: How not to average, for messages.
-        lenient: Whether to go on without averaging, with a warning, where outputs have no average. An epoch of training is
-            worth more than an error in its validation.
+        link: How outputs become predictions; None asks the module, then the training loss.
+        opt_out_hint: How to evaluate without samples, for messages.
+
+    Attributes:
+        loss_link: The link that belongs to the training loss; None if unknown.
+        has_seen_loss: Whether a loss of this fit was seen.
     """
 
-    def __init__(
-        self, module: LightningModule, samples: Samples, link: Link, *, way_out: str, lenient: bool = False
-    ) -> None:
-        check_link(link)  # it may be the module's own attribute
-        self.module, self.samples, self.link, self.way_out = module, samples, link, way_out
-        self.lenient, self._gave_up = lenient, False
-        self.calls = 0
-        self._forward: Callable[..., Tensor] = module.forward
-        self._replaced: dict[str, Any] = {}  # the instance's own attribute, or None where the class's shows
+    def __init__(self, link: Link | None, opt_out_hint: str) -> None:
+        if link is not None:
+            check_link(link)
+        self.link, self.opt_out_hint = link, opt_out_hint
+        self.loss_link: Link | None = None
+        self.has_seen_loss = False
+        self._forward: SampledForward | None = None
 
-    def start(self, predict: bool) -> None:
-        """Activate.
+    def observe_loss(self, loss: torch.Tensor) -> None:
+        """Read the link from the first loss of a fit.
 
         Args:
-            predict: Whether this is prediction, where Lightning's default ``predict_step`` gives way to one that returns
-                probabilities, entropy and mutual information. A ``predict_step`` of the user's own stays.
+            loss: The training loss, with its graph.
         """
-        self._patch("forward", self._combined)
-        if hasattr(self.module, "sampled_forward"):  # a module that wants the samples themselves, as regression does
-            self._patch("sampled_forward", self.outputs)
-        if hasattr(self.module, "averages"):
-            self._patch("averages", True)
-        if self.samples.has_mean and hasattr(self.module, "mean_forward"):  # and one that measures the mean, too
-            self._patch("mean_forward", self.at_mean)
-        if predict and getattr(self.module.predict_step, "__func__", None) is LightningModule.predict_step:
-            self._patch("predict_step", types.MethodType(self._predict_step, self.module))
+        if not self.has_seen_loss:
+            self.has_seen_loss, self.loss_link = True, link_of_loss(loss)
 
-    def _patch(self, name: str, replacement: Any) -> None:
-        self._replaced[name] = self.module.__dict__.get(name)
-        setattr(self.module, name, replacement)
+    def link_of(self, module: LightningModule) -> Link | None:
+        """The link of a module: the one asked for, else the module's attribute ``link``, else the loss's.
+
+        Args:
+            module: The module.
+
+        Returns:
+            The link; None if nothing tells.
+        """
+        found: Link | None = self.link or getattr(module, "link", None) or self.loss_link
+        return found
+
+    def start(self, trainer: Trainer, module: LightningModule, samples: Samples, *, predict: bool) -> None:
+        """Replace the module's forward by the average over samples.
+
+        Args:
+            trainer: The trainer.
+            module: The module.
+            samples: The samples.
+            predict: Whether this is prediction.
+        """
+        require_single_evaluation(trainer)
+        self._forward = SampledForward(
+            module,
+            spread(trainer, recalibrated(trainer, module, samples)),
+            self.link_of(module) or "softmax",
+            opt_out_hint=self.opt_out_hint,
+            lenient=trainer.state.fn == "fit",
+        )
+        self._forward.start(predict)
 
     def stop(self, warn: bool = True) -> None:
-        """Deactivate.
+        """Give the module its own forward back.
 
         Args:
             warn: Whether to warn if nothing was averaged.
         """
-        for name, own in self._replaced.items():
-            self.module.__dict__.pop(name, None)
-            if own is not None:
-                setattr(self.module, name, own)
-        if warn and self._replaced and not self.calls:
-            rank_zero_warn(
-                f"{type(self.module).__name__}'s steps did not call self(...), so nothing was averaged and the results are "
-                f"those of the module as it is. Call self(x) in the steps, or {self.way_out}."
-            )
-        self._replaced = {}
+        if self._forward is not None:
+            self._forward.stop(warn)
+            self._forward = None
 
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The module's outputs under every sample, ``[S, …]``."""
-        self.calls += 1
-        with self._own_forward():
-            return self.samples.outputs(self.module, lambda: self._one(*args, **kwargs))
 
-    def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The module's own output, ``[…]``: for a posterior the one at its mean."""
-        with self._own_forward(), self.samples.at_mean(self.module):
-            return self._one(*args, **kwargs)
+class EvaluationCallback(Callback, ABC):
+    """Callback hooks that evaluate a module under samples.
 
-    @contextmanager
-    def _own_forward(self) -> Iterator[None]:
-        # What runs in here is the module itself, so inner calls of self(...) must not sample again.
-        self.module.forward = self._forward  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            self.module.forward = self._combined  # type: ignore[method-assign]
+    Args:
+        link: How outputs become predictions; None asks the module, then the training loss.
+    """
 
-    def _one(self, *args: Any, **kwargs: Any) -> Tensor:
-        output = self._forward(*args, **kwargs)
-        if not isinstance(output, Tensor):
-            raise UnsupportedTrainingError(
-                f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which has no average. Return one "
-                f"tensor (logits or means), or {self.way_out}."
-            )
-        return output
+    opt_out_hint = "set eval_samples=0"
 
-    def _combined(self, *args: Any, **kwargs: Any) -> Any:
-        if self._gave_up:
-            return self._forward(*args, **kwargs)
-        try:
-            return combine(self.outputs(*args, **kwargs), self.link)
-        except UnsupportedTrainingError as error:
-            if not self.lenient:
-                raise
-            rank_zero_warn(f"{error} Validation during the fit goes on without averaging.")
-            self._gave_up = True
-            return self._forward(*args, **kwargs)
+    def __init__(self, link: Link | None) -> None:
+        self.evaluation = PosteriorEvaluation(link, self.opt_out_hint)
 
-    def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
-        inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-        with torch.no_grad():
-            outputs = self._of_batch(inputs) / (getattr(module, "temperature", None) or 1.0)
-            return as_dict(summarise(outputs, self.link))
+    @property
+    def link(self) -> Link | None:
+        """The link asked for."""
+        return self.evaluation.link
 
-    def _of_batch(self, inputs: Any) -> Tensor:
-        try:
-            return self.outputs(inputs)
-        except (TypeError, AttributeError) as error:
-            if not isinstance(inputs, Mapping):
-                raise
-            name = type(self.module).__name__
-            raise UnsupportedTrainingError(
-                f"{name} has no predict_step of its own, so forward was given the whole batch, a {type(inputs).__name__} "
-                f"of {', '.join(map(str, inputs))}, and failed: {error}. Define {name}.predict_step(self, batch, batch_idx) "
-                "that returns self(...) of the batch's inputs."
-            ) from error
+    @abstractmethod
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
+        """Find the samples to average over.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+
+        Returns:
+            The samples; None to leave the module alone.
+        """
+
+    def undo(self) -> None:
+        """Undo whatever was done to the trainer and the module."""
+        self.evaluation.stop(warn=False)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        """Read from the first loss of a fit how outputs become predictions.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            loss: The loss.
+        """
+        self.evaluation.observe_loss(loss)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start averaging."""
+        if not trainer.sanity_checking:
+            self._start(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop averaging."""
+        self.evaluation.stop()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start averaging."""
+        self._start(trainer, pl_module)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop averaging."""
+        self.evaluation.stop()
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start averaging."""
+        self._start(trainer, pl_module, predict=True)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop averaging."""
+        self.evaluation.stop()
+
+    def _start(self, trainer: Trainer, pl_module: LightningModule, predict: bool = False) -> None:
+        samples = self.find_samples(trainer, pl_module)
+        if samples is not None:
+            self.evaluation.start(trainer, pl_module, samples, predict=predict)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Undo everything at the end of a run.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            stage: The stage that ends.
+        """
+        self.undo()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Undo everything: Lightning calls no teardown of callbacks after an exception.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            exception: The exception.
+        """
+        self.undo()
+
+
+def require_single_evaluation(trainer: Trainer) -> None:
+    """Require one callback that evaluates under samples: two would average each other's averages.
+
+    Args:
+        trainer: The trainer.
+
+    Raises:
+        UnsupportedTrainingError: If there are several.
+    """
+    found = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
+    if len(found) > 1:
+        raise UnsupportedTrainingError(f"{' and '.join(found)} each average predictions. Keep one of them.")

@@ -30,7 +30,7 @@ SHEET = (2, 8)  # rows and columns of the most, and of the least certain images
 
 @final
 class EvaluationFigures(Callback):
-    """Draws what a test has found, into the run's folder ``figures`` and into its loggers.
+    """Draws the results of a test into the run's folder ``figures`` and its loggers.
 
     ``reliability``, ``risk_coverage``, ``certainty`` (of images), ``ood_scores`` (with sets out of distribution) and
     ``shift`` (with shifted test sets) are written as PNG; TensorBoard, Weights & Biases, MLflow and Comet get the same as
@@ -43,7 +43,7 @@ class EvaluationFigures(Callback):
     Args:
         dirpath: Folder to write to; None takes ``figures`` in the run's own, ``trainer.log_dir``, or in the trainer's
             ``default_root_dir`` where the logger has none.
-        required: Whether a module that does not return its logits is an error; else there are no figures of it.
+        required: Whether a module that does not return its logits is an error; otherwise no figures are drawn.
     """
 
     def __init__(self, dirpath: str | None = None, required: bool = True) -> None:
@@ -55,7 +55,7 @@ class EvaluationFigures(Callback):
         self._images = ExtremeImages(SHEET[0] * SHEET[1])
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget an earlier test."""
+        """Discard the results of an earlier test."""
         self._forget()
 
     def on_test_batch_end(
@@ -67,12 +67,12 @@ class EvaluationFigures(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep what the test step returned.
+        """Collect the results of a batch.
 
         Args:
             trainer: The trainer.
             pl_module: The module.
-            outputs: What ``test_step`` has returned.
+            outputs: The result of ``test_step``.
             batch: The batch.
             batch_idx: Its position.
             dataloader_idx: The position of its loader.
@@ -114,9 +114,9 @@ def draw(
     """Draw the figures of a test.
 
     Args:
-        predicted: What it has predicted.
+        predicted: Its predictions.
         images: The most and the least certain images with targets and probabilities.
-        class_names: A name per class, or None; others than one per class are left out.
+        class_names: A name per class, or None; ignored unless their number fits.
         logged: Its metrics.
 
     Returns:
@@ -138,7 +138,7 @@ def draw(
 
 
 def publish(figures: Mapping[str, Figure], folder: Path, trainer: Trainer) -> None:
-    """Write figures and hand them to the loggers that take figures.
+    """Write figures and log them with the loggers that take figures.
 
     Args:
         figures: Figures by name.
@@ -148,19 +148,19 @@ def publish(figures: Mapping[str, Figure], folder: Path, trainer: Trainer) -> No
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         figure.savefig(folder / f"{name}.png")
-    without = []
+    unable = []
     for logger in trainer.loggers:
-        hand_over = _handing_over(logger, folder, trainer.global_step)
-        if hand_over is not None:
+        log = _figure_logger(logger, folder, trainer.global_step)
+        if log is not None:
             for name, figure in figures.items():
-                hand_over(name, figure)
+                log(name, figure)
         elif not isinstance(logger, CSVLogger):  # whose folder is where the figures are
-            without.append(type(logger).__name__)
-    said = f"; {', '.join(without)} got none, for want of a method that takes figures" if without else ""
+            unable.append(type(logger).__name__)
+    said = f"; {', '.join(unable)} cannot log figures" if unable else ""
     rank_zero_info(f"{len(figures)} figures ({', '.join(figures)}) are in {folder}{said}")
 
 
-def _handing_over(logger: Any, folder: Path, step: int) -> Callable[[str, Figure], Any] | None:
+def _figure_logger(logger: Any, folder: Path, step: int) -> Callable[[str, Figure], Any] | None:
     experiment: Any = getattr(logger, "experiment", None)
     if hasattr(experiment, "add_figure"):  # TensorBoard
         return lambda name, figure: experiment.add_figure(f"test/{name}", figure, step)

@@ -36,5 +36,5 @@ class IVONCallback(VariationalCallback):
         own = {"clip_radius": clip_radius, "rescale_lr": rescale_lr}
         IVON.hyperparameters.check(own)
         super().__init__(betas=betas, **arguments)
-        self.options.update(own)
-        check_rescaling(self.options)
+        self.group_defaults.update(own)
+        check_rescaling(self.group_defaults)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import KFAC, BetaSchedule, FisherName, KroneckerOptimizer, NoisyKFAC, PriorAt, Schedule
+from lightning_bayes.optim import (
+    KFAC,
+    BetaSchedule,
+    FisherName,
+    KroneckerOptimizer,
+    MeanFieldOptimizer,
+    NoisyKFAC,
+    PriorAt,
+    Schedule,
+)
 from lightning_bayes.optim.fisher import check_fisher
 from lightning_bayes.optim.kronecker.intervals import check_intervals
 from lightning_bayes.optim.kronecker.kronecker_optimizer import DEFAULT_MAX_SIDE
@@ -52,19 +61,24 @@ class KroneckerCallback(VariationalCallback):
         check_fisher(fisher)
         KroneckerOptimizer.hyperparameters.check({"kl_clip": kl_clip, "max_side": max_side})
         super().__init__(damping=damping, betas=betas, **arguments)
-        self.options["kl_clip"] = kl_clip
-        self.building |= {
+        self.group_defaults["kl_clip"] = kl_clip
+        self.optimizer_kwargs |= {
             "stats_interval": stats_interval,
             "inverse_interval": inverse_interval,
             "max_side": max_side,
             "fisher": fisher,
         }
 
-    def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super()._swap(trainer, pl_module)
-        assert isinstance(self.optimizer, KroneckerOptimizer)
-        self.optimizer.share_inversions(ranks.workers(trainer))
-        rank_zero_info(self.optimizer.summary())
+    def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
+        """Share the inversions among ranks, and log what is measured where.
+
+        Args:
+            trainer: The trainer.
+            optimizer: The new optimizer.
+        """
+        assert isinstance(optimizer, KroneckerOptimizer)
+        optimizer.share_inversions(ranks.workers(trainer))
+        rank_zero_info(optimizer.summary())
 
 
 @final
@@ -94,4 +108,4 @@ class NoisyKFACCallback(KroneckerCallback):
     def __init__(self, prior_at: PriorAt = "mean", **arguments: Any) -> None:
         check_prior_at(prior_at)
         super().__init__(**arguments)
-        self.building["prior_at"] = prior_at
+        self.optimizer_kwargs["prior_at"] = prior_at

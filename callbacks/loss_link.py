@@ -1,4 +1,4 @@
-"""How outputs become predictions, read from the training loss of a module that does not say it."""
+"""How outputs become predictions, read from the training loss where the module does not state it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def link_of_loss(loss: Tensor) -> Link | None:
         loss: Scalar with a graph.
 
     Returns:
-        The link; None if the loss holds none of torch's loss functions, or some that belong to different links.
+        The link; None if the loss contains none of torch's loss functions, or functions of different links.
 
     Example:
         >>> import torch

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lightning_bayes.callbacks.averaging import AveragingCallback, check_alone
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.predictive import DropoutSamples, Link, dropout_layers
 
 
 @final
-class MCDropoutCallback(AveragingCallback):
+class MCDropoutCallback(EvaluationCallback):
     r"""Averages validation, test and prediction over S passes with dropout (Gal & Ghahramani 2016).
 
     https://arxiv.org/abs/1506.02142. Training is the module's own, with the user's optimizer and the module's dropout layers
@@ -58,29 +58,28 @@ class MCDropoutCallback(AveragingCallback):
             )
         if layers is not None:
             _require_pattern(layers)
-        super().__init__(link, seed)
-        self.eval_samples, self.p, self.layers = eval_samples, p, layers
-        self._inserted = nn.Dropout(
-            0.0 if p is None else p
-        ).eval()  # stands for all that is put in; on in sampled passes
+        super().__init__(link)
+        self.eval_samples, self.p, self.layers, self.seed = eval_samples, p, layers, seed
+        # One module stands for every inserted dropout; sampled passes switch it on.
+        self._inserted = nn.Dropout(0.0 if p is None else p).eval()
         self._hooks = ExitStack()
         self._hooked: nn.Module | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start anew.
+        """Reset.
 
         Args:
             trainer: The trainer.
             pl_module: The module.
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
-        self._restore()
-        check_alone(trainer)
+        self.undo()
+        require_single_evaluation(trainer)
         if stage == "fit":
-            self._asked_loss = False
+            self.evaluation.has_seen_loss = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put dropout in, and require that there is some.
+        """Insert dropout, and require that there is some.
 
         Args:
             trainer: The trainer.
@@ -88,7 +87,16 @@ class MCDropoutCallback(AveragingCallback):
         """
         self._layers_of(pl_module)
 
-    def _samples_now(self, trainer: Trainer, pl_module: LightningModule) -> DropoutSamples | None:
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> DropoutSamples | None:
+        """Find the dropout layers.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+
+        Returns:
+            Passes with dropout; None if none were asked for.
+        """
         layers = self._layers_of(pl_module)
         return DropoutSamples(layers, self.eval_samples, self.seed) if self.eval_samples else None
 
@@ -130,22 +138,23 @@ class MCDropoutCallback(AveragingCallback):
 
         return drop
 
-    def _restore(self) -> None:
-        super()._restore()
+    def undo(self) -> None:
+        """Take the inserted dropout out."""
+        super().undo()
         self._hooks.close()
         self._hooked = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What the training loss says about predictions."""
-        return {"link": self.loss_link}
+        """The link of the training loss."""
+        return {"link": self.evaluation.loss_link}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it from a checkpoint.
+        """Restore the link of the training loss.
 
         Args:
             state_dict: From `state_dict`.
         """
-        self.loss_link = state_dict["link"]
+        self.evaluation.loss_link = state_dict["link"]
 
 
 def _require_pattern(layers: str) -> None:

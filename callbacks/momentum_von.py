@@ -25,4 +25,4 @@ class MomentumVONCallback(VariationalCallback):
     def __init__(self, positivity: Positivity = "backtracking", **arguments: Any) -> None:
         super().__init__(**arguments)
         check_positivity(positivity)
-        self.options["positivity"] = positivity
+        self.group_defaults["positivity"] = positivity

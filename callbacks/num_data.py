@@ -1,4 +1,4 @@
-"""N, the number of training examples, from the trainer's own data loader; and ρ, what augmentation makes of it."""
+"""N, the number of training examples, from the trainer's data loader; and ρ, the augmentation factor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sized
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.utils.data import IterableDataset, SubsetRandomSampler
 
+from lightning_bayes.callbacks.default_policy import DefaultPrior
 from lightning_bayes.errors import UnknownNumDataError
+from lightning_bayes.optim import MeanFieldOptimizer
 
 _HINT = "Pass num_data=... to the callback: the posterior's precision grows with it."
 
@@ -18,7 +21,7 @@ def infer_num_data(trainer: Trainer) -> int:
     """Count the examples of one training epoch.
 
     The data set's length, cut where the trainer sees less of it (``limit_train_batches``, ``drop_last``, a subset
-    sampler). Data augmentation does not change it; that is what ``data_augmentation_factor`` is for.
+    sampler). Data augmentation does not change it; use ``data_augmentation_factor``.
 
     Args:
         trainer: A trainer that fits.
@@ -31,15 +34,36 @@ def infer_num_data(trainer: Trainer) -> int:
     """
     if trainer.train_dataloader is None:
         trainer.fit_loop.setup_data()
-    combined = trainer.fit_loop._combined_loader
-    loaders = combined.flattened if combined is not None else []
+    loaders = _loaders(trainer)
     if len(loaders) != 1:
         raise UnknownNumDataError(f"There are {len(loaders)} training data loaders, so N is ambiguous. {_HINT}")
     return _examples_of(loaders[0], trainer)
 
 
+def set_num_data(trainer: Trainer, optimizer: MeanFieldOptimizer, num_data: int | None, prior: DefaultPrior) -> None:
+    """Set N, and the prior that an L2 penalty stands for, once the data loader exists.
+
+    Args:
+        trainer: A trainer that fits.
+        optimizer: The swapped optimizer.
+        num_data: N; None asks the data loader.
+        prior: Sets the prior precision.
+    """
+    # The groups tell, and not the defaults: Lightning's tuner restores groups from before the first step.
+    unset = [group for group in optimizer.param_groups if group["num_data"] is None]
+    if not unset:
+        return
+    num_data = num_data or infer_num_data(trainer)
+    for group in (optimizer.defaults, *unset):  # groups added later inherit the defaults
+        group["num_data"] = num_data
+        prior.take_penalty(group)
+    for group in unset:
+        optimizer.hyperparameters.check(group)
+    prior.warn_if_strong(unset)
+
+
 def with_augmentation_factor(options: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """Fill in ρ where nobody has chosen it: the data module's ``data_augmentation_factor`` if it has one, else 1.
+    """Fill in ρ if it is None: the data module's ``data_augmentation_factor`` if it has one, else 1.
 
     Args:
         options: Keyword arguments of an optimizer; its ``data_augmentation_factor`` may be None.
@@ -54,8 +78,8 @@ def with_augmentation_factor(options: Mapping[str, Any], trainer: Trainer) -> di
     factor = float(getattr(data, "data_augmentation_factor", 1.0))
     if factor != 1:
         rank_zero_info(
-            f"data_augmentation_factor={factor:g}, as {type(data).__name__} says of its augmented images: each counts as "
-            "so many. Pass data_augmentation_factor to the callback to count them otherwise."
+            f"data_augmentation_factor={factor:g}, from {type(data).__name__}: each augmented example counts as that many. "
+            "Pass data_augmentation_factor to the callback to change it."
         )
     return {**options, "data_augmentation_factor": factor}
 
@@ -84,21 +108,26 @@ def _examples_of(loader: Any, trainer: Trainer) -> int:
 
 
 def warn_of_other_examples(trainer: Trainer, seen: set[int]) -> None:
-    """Say so if layers see more or fewer examples in a full batch than the data set counts.
+    """Warn if layers see more or fewer examples in a full batch than the data set counts.
 
     Args:
         trainer: A trainer that fits in one process, at the first batch of an epoch.
         seen: Numbers of examples that the layers saw.
     """
-    combined = trainer.fit_loop._combined_loader
-    size = _batch_size(combined.flattened[0]) if combined is not None else None
+    loaders = _loaders(trainer)
+    size = _batch_size(loaders[0]) if loaders else None
     if size is None or len(seen) != 1 or seen == {size} or infer_num_data(trainer) < size:
         return
     rank_zero_warn(
         f"The layers see {next(iter(seen))} examples in a batch for which the data loader has batch_size={size}, so N "
-        "counts other things than the per-example gradients do. Keep one entry of the data set in each row of dimension 0, "
-        "all in one call, or pass num_data=... as the number of what the layers see in an epoch."
+        "and the per-example gradients count different things. Keep one entry of the data set in each row of dimension 0, "
+        "all in one call, or pass num_data=..., the number of examples that the layers see in an epoch."
     )
+
+
+def _loaders(trainer: Trainer) -> list[Any]:
+    found = trainer.train_dataloader
+    return [] if found is None else CombinedLoader(found).flattened
 
 
 def _batch_size(loader: Any) -> int | None:

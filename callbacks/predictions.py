@@ -1,4 +1,4 @@
-"""Writes what ``trainer.predict`` returned as one table of tensors."""
+"""Writes the predictions of ``trainer.predict`` as one table of tensors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FILENAME = "predictions.pt"
 class PredictionWriter(BasePredictionWriter):
     """Writes ``predictions.pt``: one row per example over all predict data loaders, one tensor per column.
 
-    Columns are the entries of what ``predict_step`` returns: with a callback of the family ``probs``, ``entropy`` and
-    ``mutual_information`` (in nats), or ``mean`` and ``variance``. Where the module runs Lightning's own ``predict_step``
-    at a point, its output is brought into the same columns by the module's attribute ``link`` (the mutual information is
-    then 0), or is the column ``outputs`` if it has none. Two more columns say where a row comes from:
-    ``dataloader_idx``, and ``index``, the position in the data set, if Lightning knows it. The file loads with
+    Columns are the entries of the dict that ``predict_step`` returns: with a `VariationalCallback` ``probs``,
+    ``entropy`` and ``mutual_information`` (in nats), or ``mean`` and ``variance``. Without samples and with Lightning's own
+    ``predict_step``, the module's attribute ``link`` turns its output into the same columns (the mutual information is
+    then 0); without a ``link`` the output is the column ``outputs``. Two more columns locate a row: ``dataloader_idx``, and
+    ``index``, the position in the data set, if Lightning knows it. The file loads with
     ``torch.load(path, weights_only=True)``. Several processes write ``predictions_rank0.pt`` and so on.
 
     Args:
@@ -44,12 +44,12 @@ class PredictionWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        """Write the table; a file that is there already is replaced.
+        """Write the table; an existing file is replaced.
 
         Args:
             trainer: The trainer.
             pl_module: The module.
-            predictions: What ``predict_step`` returned, by batch, or by data loader and batch.
+            predictions: The results of ``predict_step``, by batch, or by data loader and batch.
             batch_indices: Positions of the examples in their data sets, by data loader and batch.
         """
         folder = trainer.log_dir if self.dirpath is None else self.dirpath  # on every process: log_dir communicates
@@ -65,7 +65,7 @@ class PredictionWriter(BasePredictionWriter):
         table = stack(rows)
         if table is None:
             rank_zero_warn(
-                f"{type(pl_module).__name__}.predict_step returned what is no table, so {FILENAME} is not written. Return "
+                f"{type(pl_module).__name__}.predict_step returned no table, so {FILENAME} is not written. Return "
                 "a tensor, or a dict of tensors, with one row per example and the same columns for every batch."
             )
             return
@@ -76,7 +76,7 @@ class PredictionWriter(BasePredictionWriter):
 
 
 def link_of(module: LightningModule) -> Link | None:
-    """How the module's outputs become predictions, if `trainer.predict` returns its outputs as they are.
+    """The link of a module whose outputs `trainer.predict` returns as they are.
 
     Args:
         module: The module.
@@ -92,7 +92,7 @@ def columns(output: Any, link: Link | None, temperature: float = 1.0) -> dict[st
     """The named parts of one batch's prediction.
 
     Args:
-        output: A tensor or a dict; entries that are no tensors are left out.
+        output: A tensor or a dict; entries other than tensors are ignored.
         link: How a tensor becomes a prediction; None keeps it as it is.
         temperature: A tensor of logits is divided by it.
 
@@ -109,7 +109,7 @@ def columns(output: Any, link: Link | None, temperature: float = 1.0) -> dict[st
 
 
 def stack(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None:
-    """Put batches below each other.
+    """Concatenate batches.
 
     Args:
         rows: One dict per batch, of tensors ``[batch, …]``; scalars hold for the whole batch.
@@ -133,7 +133,7 @@ def stack(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None:
 
 
 def filename(trainer: Trainer) -> str:
-    """One file per process, so that none waits for another.
+    """The name of a process's file; one file per process, so that none waits for another.
 
     Args:
         trainer: The trainer.
@@ -146,7 +146,7 @@ def filename(trainer: Trainer) -> str:
 
 
 def save(table: dict[str, Tensor], path: Path) -> None:
-    """Write the table and say where.
+    """Write the table and log its path.
 
     Args:
         table: The columns.

@@ -1,4 +1,4 @@
-"""What the processes of one run have to do with each other: whose noise is whose, and what they must agree on."""
+"""Cross-rank noise assignment and consistency checks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_
 
 
 def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
-    """Numbers of the noise for the batch that is trained on now.
+    """Assign noise to the passes over the present batch.
 
     Args:
         trainer: A trainer that fits.
         mc_samples: K, passes over the batch.
 
     Returns:
-        K numbers. Without `BayesDDPStrategy` every rank has its own, and the micro-batches of an update the same.
+        K numbers of noise. Without `BayesDDPStrategy` every rank has its own, and the micro-batches of an update share
+        them.
     """
     if isinstance(trainer.strategy, BayesDDPStrategy):
         micro_batches = trainer.accumulate_grad_batches
@@ -29,7 +30,7 @@ def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
 
 
 def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_samples: int) -> None:
-    """Require what makes an update of all ranks, before the first one.
+    """Require equal settings on all ranks, before the first update.
 
     Args:
         trainer: A trainer that fits.
@@ -51,7 +52,7 @@ def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_sample
 
 
 def workers(trainer: Trainer) -> WorkerGroup | None:
-    """The processes of a run, all of which hold the same state, to share work with.
+    """The processes of a run, which hold the same state and can share work.
 
     Args:
         trainer: A trainer that fits.

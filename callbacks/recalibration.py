@@ -1,4 +1,4 @@
-"""BatchNorm statistics estimated anew, on training batches, before a test, a validation or a prediction."""
+"""BatchNorm statistics re-estimated on training batches before a test, a validation or a prediction."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from lightning_bayes.predictive.recalibration import running_statistics
 
 @final
 class BatchNormRecalibration(Callback):
-    """Gives every sample BatchNorm statistics of its own for validation, test and prediction.
+    """Gives every sample its own BatchNorm statistics in validation, test and prediction.
 
-    Under each of the samples that another callback averages over, the running statistics are estimated anew as their plain
-    average over B training batches, and its predictions use them; those of the mean use statistics of the mean. Afterwards
-    the module's are as they were. It costs ``(S + 1) · B`` forward passes at the start. Validation within a fit goes on with
-    the statistics collected in training, which checkpoints keep.
+    For each sample that another callback averages over, the running statistics are re-estimated as their plain average over
+    B training batches; predictions at the mean use statistics of the mean. Afterwards the module's own are restored. This
+    costs ``(S + 1) · B`` forward passes at the start. Validation within a fit uses the statistics collected in training,
+    which checkpoints keep.
 
     Args:
         batches: B, from the training loader of the data module, of the module, or of the last fit with this callback.
         of: ``"sample"`` for each sample's own; ``"mean"`` for those of the mean, which all samples then share.
-        seed: Seed of what shuffles and augments these batches; the global random numbers are left as they were.
+        seed: Seed of the shuffling and augmentation of these batches; the global random state is restored.
 
     Raises:
         HyperparameterError: If `batches` is below 1 or `of` is unknown.
@@ -40,13 +40,13 @@ class BatchNormRecalibration(Callback):
         if batches < 1 or batches != int(batches):
             raise HyperparameterError(f"batches={batches!r} must be a whole number of at least 1.")
         if of not in {"sample", "mean"}:
-            raise HyperparameterError(f"of={of!r} is unknown; say whose statistics: 'sample' or 'mean'.")
+            raise HyperparameterError(f"of={of!r} is unknown; choose 'sample' or 'mean'.")
         self.batches, self.of, self.seed = batches, of, seed
         self._was_asked = False
         self._fitted_on: Any = None  # the training loader of a fit; a test without one makes the trainer forget it
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start anew.
+        """Reset.
 
         Args:
             trainer: The trainer.
@@ -56,7 +56,7 @@ class BatchNormRecalibration(Callback):
         self._was_asked = stage == "fit"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remember the training loader.
+        """Keep the training loader.
 
         Args:
             trainer: The trainer.
@@ -65,7 +65,7 @@ class BatchNormRecalibration(Callback):
         self._fitted_on = trainer.train_dataloader
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Say so if there was nothing to recalibrate.
+        """Warn if there was nothing to recalibrate.
 
         Args:
             trainer: The trainer.
@@ -74,17 +74,17 @@ class BatchNormRecalibration(Callback):
         """
         if not self._was_asked:
             rank_zero_warn(
-                "BatchNormRecalibration has changed nothing: no callback averaged over samples. For a point estimate call "
+                "BatchNormRecalibration changed nothing: no callback averaged over samples. For a point estimate call "
                 "torch.optim.swa_utils.update_bn(train_loader, module) before."
             )
 
     def recalibrated(self, trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
-        """Give samples their statistics.
+        """Give each sample its statistics.
 
         Args:
             trainer: The trainer.
             pl_module: The module, in evaluation mode.
-            samples: What will be averaged over.
+            samples: The samples to average over.
 
         Returns:
             The samples with statistics.
@@ -122,15 +122,15 @@ class BatchNormRecalibration(Callback):
 
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
-    """Give samples their BatchNorm statistics if the trainer has a `BatchNormRecalibration` and this is no fit.
+    """Give samples their BatchNorm statistics if the trainer has a `BatchNormRecalibration` and is not fitting.
 
     Args:
         trainer: The trainer.
         pl_module: The module.
-        samples: What will be averaged over.
+        samples: The samples to average over.
 
     Returns:
-        The samples, perhaps with statistics.
+        The samples, with statistics where recalibrated.
     """
     found = [c for c in trainer.callbacks if isinstance(c, BatchNormRecalibration)]  # type: ignore[attr-defined]
     if not found or trainer.state.fn == "fit":
@@ -144,7 +144,7 @@ def _run(trainer: Trainer, module: LightningModule, inputs: Any) -> None:
 
 
 def _averaged(trainer: Trainer, statistic: Tensor) -> Tensor:
-    """The mean over processes, which have seen other batches; the number of batches stays whole."""
+    """The mean over processes, which have seen different batches; the number of batches stays an integer."""
     if trainer.world_size == 1 or not statistic.is_floating_point():
         return statistic
     reduced: Tensor = trainer.strategy.reduce(statistic, reduce_op="mean")

@@ -1,66 +1,110 @@
-"""Going on from a checkpoint: what must agree, and what is taken from it rather than from the arguments."""
+"""Resuming from a checkpoint: what must agree, and what the checkpoint overrides."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import Strategy
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from lightning_bayes.callbacks.rollback import RollbackOnFailedResume
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import value_at
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.posteriors import callback_state
 
 
-def saved_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, Any]:
-    """The state of a callback of the family in a checkpoint.
+@final
+class ResumeGuard:
+    """Refuses checkpoints that cannot be resumed, before anything is changed, and names what a resumed run keeps."""
 
-    Args:
-        checkpoint: Contents of a Lightning checkpoint.
-        callback: Who asks, for the message.
+    def __init__(self) -> None:
+        self.saved: dict[str, Any] = {}  # the callback's state in the checkpoint to resume from
+        self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
 
-    Returns:
-        What its `state_dict` had returned; empty if the checkpoint does not tell.
+    def start(self, strategy: Strategy, module: LightningModule) -> RollbackOnFailedResume:
+        """Prepare for a fit that may be resumed.
 
-    Raises:
-        PosteriorError: If the checkpoint holds no state of a noisy optimizer.
-    """
-    groups = [group for state in checkpoint.get("optimizer_states", []) for group in state["param_groups"]]
-    if not groups or "noise_seed" not in groups[0]:
+        Args:
+            strategy: The trainer's.
+            module: The user's module.
+
+        Returns:
+            What loads the weights.
+        """
+        self._rollback = RollbackOnFailedResume(strategy, module)
+        return self._rollback
+
+    def read(self, checkpoint: Mapping[str, Any], callback: str) -> None:
+        """Take the callback's state from the checkpoint to resume from.
+
+        Args:
+            checkpoint: Contents of a Lightning checkpoint.
+            callback: Name of the callback's class, for the message.
+
+        Raises:
+            PosteriorError: If the checkpoint holds no state of a noisy optimizer.
+        """
+        groups = [group for state in checkpoint.get("optimizer_states", []) for group in state["param_groups"]]
+        if not groups or "noise_seed" not in groups[0]:
+            raise PosteriorError(
+                f"The checkpoint was not written with {callback}, so it holds no posterior to resume. To start from its "
+                "weights, load them into the module and fit without ckpt_path."
+            )
+        self.saved = callback_state(checkpoint)
+
+    def check_order(self, names: list[list[str]]) -> None:
+        """Require the parameters in the checkpoint's order, because an optimizer's state is saved by position.
+
+        Args:
+            names: Names of the new optimizer's parameters, by group.
+
+        Raises:
+            PosteriorError: If they differ.
+        """
+        saved = self.saved.get("param_names", names)
+        if saved == names:
+            return
+        before, now = (", ".join(name for group in both for name in group) for both in (saved, names))
         raise PosteriorError(
-            f"The checkpoint was not written with {callback}, so it holds no posterior to resume. To start from its "
-            "weights, load them into the module and fit without ckpt_path."
+            "The checkpoint holds the optimizer's parameters in another order or other groups than configure_optimizers "
+            f"gives them now, so their curvature would be mixed up (saved: {before}; now: {now}). Restore the old order."
         )
-    return callback_state(checkpoint)
 
+    def commit(self) -> None:
+        """The run has started: its weights stay."""
+        if self._rollback is not None:
+            self._rollback.commit()
 
-def check_order(saved: list[list[str]] | None, names: list[list[str]]) -> None:
-    """Require the parameters in the order of the checkpoint, because an optimizer's state is saved by position.
+    def warn_of_changes(self, group: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Name the arguments that the checkpoint overrides.
 
-    Args:
-        saved: Names of the saved parameters, by group; None if they are not known.
-        names: Names of the new optimizer's parameters, by group.
+        Args:
+            group: A parameter group after it was restored.
+            wanted: The callback's arguments.
+        """
+        changed = changed_arguments(group, wanted)
+        if changed:
+            rank_zero_warn(f"The resumed run keeps the checkpoint's {changed}.")
 
-    Raises:
-        PosteriorError: If they differ.
-    """
-    if saved is None or saved == names:
-        return
-    before, now = (", ".join(name for group in both for name in group) for both in (saved, names))
-    raise PosteriorError(
-        "The checkpoint holds the optimizer's parameters in another order or other groups than configure_optimizers gives "
-        f"them now, so their curvature would be mixed up (saved: {before}; now: {now}). Restore the old order."
-    )
+    def end(self) -> None:
+        """Restore the old weights if the run has not started, and forget the checkpoint's state."""
+        if self._rollback is not None:
+            self._rollback.roll_back()
+            self._rollback = None
 
 
 def changed_arguments(group: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """List the arguments that the resumed run has and the callback does not ask for.
+    """List the arguments whose values in the resumed run are others than those of the callback.
 
     Args:
         group: A parameter group after it was restored.
-        wanted: What the callback's arguments say.
+        wanted: The callback's arguments.
 
     Returns:
-        ``name=value (now wanted)`` for each, or nothing.
+        ``name=value (now wanted)`` for each; empty if none differs.
     """
     now = plain({name: value_at(value, group["step"]) for name, value in wanted.items()})
     return ", ".join(f"{k}={group[k]!r} (now {v!r})" for k, v in now.items() if group[k] != v)

@@ -59,7 +59,7 @@ def spread(trainer: Trainer, samples: Samples) -> Samples:
         samples: The samples.
 
     Returns:
-        The same samples, perhaps spread.
+        The samples, spread or as they were.
     """
     strategy = trainer.strategy
     if isinstance(strategy, BayesDDPStrategy) and strategy.same_examples and trainer.world_size > 1:

@@ -1,4 +1,4 @@
-"""What the validation and test step of a classifier return, for callbacks that look at predictions."""
+"""The results of a classifier's validation and test steps, for callbacks that use predictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StepOutputs(NamedTuple):
 
 
 def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutputs:
-    """Read what a step has returned.
+    """Read the result of a step.
 
     Args:
         module: The module.
@@ -31,12 +31,12 @@ def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutpu
         Both, on the CPU.
 
     Raises:
-        UnsupportedTrainingError: If it is something else.
+        UnsupportedTrainingError: If it is anything else.
     """
     if not has_step_outputs(returned):
         raise UnsupportedTrainingError(
-            f"Logits are read from what {type(module).__name__}.{step} returns, which is a {type(returned).__name__} "
-            'without them. Return {"outputs": logits, "targets": targets}, as lightning_bayes.zoo.BayesClassifier does.'
+            f"{type(module).__name__}.{step} returned a {type(returned).__name__} without logits. "
+            ' Return {"outputs": logits, "targets": targets}, as lightning_bayes.zoo.BayesClassifier does.'
         )
     outputs = returned["outputs"].detach().cpu()
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
@@ -47,7 +47,7 @@ def has_step_outputs(returned: Any) -> bool:
     """Whether a step has returned logits and targets.
 
     Args:
-        returned: What it has returned.
+        returned: The result of a step.
 
     Returns:
         Whether `step_outputs` can read it.

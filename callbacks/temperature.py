@@ -1,4 +1,4 @@
-"""Temperature scaling on the validation set, of whatever makes the predictions: a point or the sampled posterior."""
+"""Temperature scaling on the validation set, of a point estimate or of the sampled posterior."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.predictive import fit_temperature
+from lightning_bayes.predictive import ScaledModule, fit_temperature
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
 
 _NO_VALIDATION = (
     "TemperatureScaling fits its temperature on a validation set, but {why}. Set some training examples aside, such as with "
-    "val_size of the zoo's data modules; the test set is never taken."
+    "val_size of the zoo's data modules; the test set is never used."
 )
 
 
@@ -41,6 +42,7 @@ class TemperatureScaling(Callback):
     def __init__(self, refit: bool = False) -> None:
         self.refit = refit
         self.temperature: float | None = None  # of the weights as they are
+        self._patches = Patches()
         self._seen: list[StepOutputs] = []
         self._validated_on: Any = None  # the loaders of a fit or validation; a test makes the trainer forget them
 
@@ -49,17 +51,17 @@ class TemperatureScaling(Callback):
         return {"temperature": self.temperature}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a checkpoint's temperature.
+        """Restore a checkpoint's temperature.
 
         Args:
-            state_dict: What `state_dict` has returned.
+            state_dict: The result of `state_dict`.
         """
         self.temperature = state_dict["temperature"]
 
     # -- during a fit -------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require a validation set, and remember it.
+        """Require a validation set.
 
         Args:
             trainer: The trainer.
@@ -73,11 +75,11 @@ class TemperatureScaling(Callback):
         self._validated_on = trainer.val_dataloaders
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Forget the temperature, which is that of other weights from here."""
+        """Discard the temperature, which belongs to the weights before this update."""
         self.temperature = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget what an interrupted validation may have left, and remember the loaders."""
+        """Discard the logits of an interrupted validation, and keep the loaders."""
         self._seen = []
         self._validated_on = trainer.val_dataloaders
 
@@ -90,12 +92,12 @@ class TemperatureScaling(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the logits of the first validation loader.
+        """Collect the logits of the first validation loader.
 
         Args:
             trainer: The trainer.
             pl_module: The module.
-            outputs: What ``validation_step`` has returned.
+            outputs: The result of ``validation_step``.
             batch: The batch.
             batch_idx: Its position.
             dataloader_idx: The position of its loader.
@@ -117,7 +119,7 @@ class TemperatureScaling(Callback):
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the module scale, with a temperature fitted now if there is none.
+        """Scale the module's logits; fit the temperature first if there is none.
 
         Args:
             trainer: The trainer.
@@ -126,11 +128,11 @@ class TemperatureScaling(Callback):
         self._start(trainer, pl_module)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the module go on without."""
-        _scale(pl_module, None)
+        """Stop scaling."""
+        self._patches.undo()
 
     def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the module scale, with a temperature fitted now if there is none.
+        """Scale the module's logits; fit the temperature first if there is none.
 
         Args:
             trainer: The trainer.
@@ -139,20 +141,19 @@ class TemperatureScaling(Callback):
         self._start(trainer, pl_module)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the module go on without."""
-        _scale(pl_module, None)
+        """Stop scaling."""
+        self._patches.undo()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Let the module go on without."""
-        if getattr(pl_module, "temperature", None) is not None:
-            _scale(pl_module, None)
+        """Stop scaling."""
+        self._patches.undo()
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not hasattr(pl_module, "temperature") or not hasattr(pl_module, "sampled_forward"):
+        if not isinstance(pl_module, ScaledModule):
             raise UnsupportedTrainingError(
                 f"TemperatureScaling sets the attribute temperature of a module and calls its sampled_forward, but "
-                f"{type(pl_module).__name__} lacks them. Use lightning_bayes.zoo.BayesClassifier, or fit by hand with "
-                "lightning_bayes.predictive.fit_temperature."
+                f"{type(pl_module).__name__} lacks them (see lightning_bayes.predictive.ScaledModule). Use "
+                "lightning_bayes.zoo.BayesClassifier, or call lightning_bayes.predictive.fit_temperature yourself."
             )
         if self.temperature is None or self.refit:
             self._seen = list(_evaluated(trainer, pl_module, self._validation_loader(trainer)))
@@ -160,7 +161,7 @@ class TemperatureScaling(Callback):
             rank_zero_info(
                 f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
             )
-        _scale(pl_module, self.temperature)
+        self._patches.set(pl_module, "temperature", self.temperature)
 
     def _validation_loader(self, trainer: Trainer) -> Any:
         datamodule = getattr(trainer, "datamodule", None)
@@ -194,14 +195,10 @@ class TemperatureScaling(Callback):
             )
 
 
-def _scale(module: Any, temperature: float | None) -> None:
-    module.temperature = temperature
-
-
-def _evaluated(trainer: Trainer, pl_module: LightningModule, batches: Iterable[Any]) -> Iterator[StepOutputs]:
-    """Evaluate the validation set while another evaluation goes on, in its mode and under its samples."""
+def _evaluated(trainer: Trainer, pl_module: Any, batches: Iterable[Any]) -> Iterator[StepOutputs]:
+    """Evaluate the validation set inside another evaluation, in its mode and under its samples."""
     for batch in batches:
         inputs, targets = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
         with trainer.precision_plugin.forward_context():
-            outputs = pl_module.sampled_forward(inputs)  # type: ignore[operator]
+            outputs = pl_module.sampled_forward(inputs)
         yield step_outputs(pl_module, "sampled_forward", {"outputs": outputs, "targets": targets})

@@ -35,5 +35,5 @@ class VadaGradCallback(VariationalCallback):
     ) -> None:
         VadaGrad.hyperparameters.check({"temperature": temperature})
         super().__init__(betas=betas, **arguments)
-        self.options["temperature"] = temperature
-        require_unit_kl_weight(self.options)
+        self.group_defaults["temperature"] = temperature
+        require_unit_kl_weight(self.group_defaults)

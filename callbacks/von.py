@@ -31,7 +31,7 @@ class VONCallback(VariationalCallback):
             raise HyperparameterError(f"hessian={hessian!r} must be one of {', '.join(map(repr, get_args(Hessian)))}.")
         self.hessian = hessian  # before what asks for the optimizer's class
         super().__init__(**arguments)
-        self.options["positivity"] = positivity
+        self.group_defaults["positivity"] = positivity
 
     @property
     def optimizer_class(self) -> type[MeanFieldOptimizer]:

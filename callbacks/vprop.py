@@ -21,7 +21,7 @@ class _VpropCallback(VariationalCallback):
     ) -> None:
         check_scaling(scaling)
         super().__init__(betas=betas, **arguments)
-        self.options["scaling"] = scaling
+        self.group_defaults["scaling"] = scaling
 
 
 @final

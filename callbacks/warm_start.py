@@ -1,4 +1,4 @@
-"""Starting a fit from the weights of another one."""
+"""Starts a fit from the weights of another one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lightning_bayes.predictive import misfits
 
 @final
 class WarmStart(Callback):
-    """Loads weights and buffers from a checkpoint before a fit; optimizer, schedule and epochs start anew.
+    """Loads weights and buffers from a checkpoint before a fit; optimizer, schedule and epochs start from scratch.
 
-    Beside `VOGNCallback` it switches noise on in a network that OGN or Adam has trained. The first update has no noise and
-    measures the curvature, and ``kl_warmup_steps`` lets the noise grow, as the authors of VOGN advise (Osawa et al. 2019).
-    A fit that is resumed (``ckpt_path``) takes the weights of its own checkpoint.
+    With `VOGNCallback` it adds noise to a network that OGN or Adam has trained. The first update has no noise and measures
+    the curvature, and ``kl_warmup_steps`` lets the noise grow, as the authors of VOGN recommend (Osawa et al. 2019). A
+    resumed fit (``ckpt_path``) uses the weights of its own checkpoint.
 
     Args:
         path: A Lightning checkpoint of a module with the same architecture.
@@ -30,7 +30,7 @@ class WarmStart(Callback):
         self.path = os.fspath(path)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Load before the optimizer is built, which may look at the weights.
+        """Load before the optimizer is built, which may read the weights.
 
         Args:
             trainer: The trainer.
@@ -46,8 +46,8 @@ class WarmStart(Callback):
             weights = read_checkpoint(self.path)["state_dict"]
         except FileNotFoundError as error:
             raise PosteriorError(
-                f"WarmStart has no checkpoint to start from: there is no {self.path} below {Path.cwd()}. Train the network "
-                "that this fit starts from first, or pass the path of its checkpoint."
+                f"WarmStart found no checkpoint {self.path} below {Path.cwd()}. Train the network that this fit starts from "
+                "first, or pass the path of its checkpoint."
             ) from error
         wrong = misfits(pl_module, weights)
         if wrong:

@@ -162,7 +162,7 @@ class BayesCLI(LightningCLI):
 
     def _before_evaluation(self) -> None:
         has_members = any(isinstance(callback, DeepEnsembleCallback) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
-        if not self._get(self.config, "ckpt_path") and not has_members:
+        if not self.config[str(self.subcommand)].get("ckpt_path") and not has_members:
             rank_zero_warn(
                 f"{self.subcommand} uses the weights that {type(self.model).__name__} was built with. Pass --ckpt_path "
                 "with the checkpoint of a fit to use trained ones."
@@ -175,7 +175,7 @@ class BayesCLI(LightningCLI):
 
     @rank_zero_only
     def _print_metrics(self) -> None:
-        if self._get(self.config, "verbose"):
+        if self.config[str(self.subcommand)].get("verbose"):
             Console().print(metric_table({key: float(value) for key, value in self.trainer.callback_metrics.items()}))
 
 

@@ -6,6 +6,7 @@ from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict,
 from lightning_bayes.predictive.members import MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
+from lightning_bayes.predictive.sampled_module import SampledModule, ScaledModule
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, check_fits, misfits, placed
 from lightning_bayes.predictive.scores import (
     OOD_SCORES,
@@ -27,7 +28,9 @@ __all__ = [
     "PosteriorSamples",
     "Prediction",
     "RecalibratedSamples",
+    "SampledModule",
     "Samples",
+    "ScaledModule",
     "as_dict",
     "check_fits",
     "check_link",

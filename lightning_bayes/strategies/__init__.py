@@ -1,4 +1,4 @@
-"""What several processes do together."""
+"""Distributed training."""
 
 from lightning_bayes.strategies.agreement import check_agreement
 from lightning_bayes.strategies.bayes_ddp import BayesDDPStrategy

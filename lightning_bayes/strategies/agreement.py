@@ -1,4 +1,4 @@
-"""Ranks that train together must want the same: other hyperparameters or another N would let them drift apart."""
+"""Equal settings on all ranks: with different hyperparameters or another N they would drift apart."""
 
 from __future__ import annotations
 

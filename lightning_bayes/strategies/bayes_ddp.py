@@ -1,7 +1,7 @@
-"""Distributed training that knows about weight samples: who draws which noise, and who sees which examples.
+"""Distributed training with weight samples: which rank draws which noise and sees which examples.
 
-Noise is a function of a number (`optim.runtime.noise`), so ranks of one noise group draw the same weights because they take
-the same numbers, and nothing is sent. With V = world size × micro-batches per update, a micro-batch of a rank is number
+Noise is a function of a number (`optim.runtime.noise`): ranks of one noise group draw the same weights by using the same
+numbers, without communication. With V = world size × micro-batches per update, a micro-batch of a rank is number
 v = rank · micro-batches + micro-batch, and belongs to group ⌊v · groups / V⌋. A rank with one micro-batch per update is
 the process of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), Algorithm 1; with more micro-batches fewer devices
 take the place of many.
@@ -21,8 +21,8 @@ from torch import Tensor
 from lightning_bayes.errors import HyperparameterError, RankError
 from lightning_bayes.strategies.agreement import check_agreement
 from lightning_bayes.strategies.reduce import all_reduce_mean_, all_reduce_sum_
-from lightning_bayes.strategies.roll_call import is_of_collective, silent_ranks
-from lightning_bayes.strategies.sigterm import KeptSigterm
+from lightning_bayes.strategies.sigterm import DeferredSigterm
+from lightning_bayes.strategies.unresponsive_ranks import is_of_collective, unresponsive_ranks
 
 _log = logging.getLogger(__name__)
 Mode: TypeAlias = Literal["data", "samples"]
@@ -32,19 +32,19 @@ class BayesDDPStrategy(DDPStrategy):
     """DDP for the callbacks of this package: ``Trainer(strategy="bayes_ddp")``.
 
     Gradient and curvature of an update are averaged over ranks in one reduction, by numbers of examples; a measurement
-    that is not finite on one rank is so on all, which skip the update together. A rank that receives SIGTERM tells it there,
-    and all end after the same update.
+    that is not finite on one rank is not finite on any, so all skip the update together. A SIGTERM to one rank is shared in
+    the same reduction, and all ranks end after the same update.
 
     Args:
-        mode: ``"data"``: the ranks share out the examples. ``"samples"``: the noise groups see the same examples, and only
-            the ranks of one group share them out; by default every rank is a group, so K samples on each of R ranks are
-            KR samples of one batch.
+        mode: ``"data"``: the examples are divided among the ranks. ``"samples"``: all noise groups see the same examples,
+            which are divided among the ranks of a group; by default every rank is a group, so K samples on each of R ranks
+            are KR samples of one batch.
         num_groups: Noise groups: passes of one group have the same weight samples, those of different groups have
             different ones. None: every rank is a group. More groups than ranks need ``accumulate_grad_batches``: the
             micro-batches of an update are then in different groups, as if each were on a rank of its own.
         bucket_mib: Most MiB in one collective.
         answer_seconds: How long ranks wait for each other's answer after a collective has failed, before the error names
-            those that are silent.
+            those that are unresponsive.
         **arguments: See Lightning's ``DDPStrategy``, such as ``timeout`` and ``process_group_backend``.
 
     Attributes:
@@ -76,14 +76,14 @@ class BayesDDPStrategy(DDPStrategy):
         self.bucket_mib, self.answer_seconds = bucket_mib, answer_seconds
         self.reduced_bytes: int | None = None
         self._noise_group: Any = None  # a process group
-        self._sigterm = KeptSigterm()
+        self._sigterm = DeferredSigterm()
 
     @property
     def _groups(self) -> int:
         return self.world_size if self.num_groups is None else self.num_groups
 
     def noise_samples(self, mc_samples: int, micro_batch: int = 0, micro_batches: int = 1) -> list[int]:
-        """Numbers of the noise that this rank takes for one of its batches.
+        """Assign noise to this rank's passes over one of its batches.
 
         Args:
             mc_samples: K, passes over the batch.
@@ -91,7 +91,7 @@ class BayesDDPStrategy(DDPStrategy):
             micro_batches: How many batches an update has on each rank.
 
         Returns:
-            K numbers, those of this rank's group.
+            K numbers of noise, those of this rank's group.
 
         Raises:
             HyperparameterError: If the groups would not be of equal size.
@@ -118,7 +118,7 @@ class BayesDDPStrategy(DDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Into how many parts Lightning's sampler divides the data, and which of them is this rank's.
+        """The number of parts that Lightning's sampler divides the data into, and this rank's part.
 
         Raises:
             HyperparameterError: If ``mode="samples"`` has ranks that make no equal groups.
@@ -144,11 +144,11 @@ class BayesDDPStrategy(DDPStrategy):
         if self.world_size == 1:
             self.reduced_bytes = 0
             return
-        self._sigterm.keep()
-        told = self._sigterm.told(tensors[0].device)
+        self._sigterm.defer()
+        flag = self._sigterm.flag(tensors[0].device)
         with self._named_ranks():
-            self.reduced_bytes = all_reduce_mean_([*tensors, told], weight, bucket_mib=self.bucket_mib)
-        self._sigterm.hear(told)
+            self.reduced_bytes = all_reduce_mean_([*tensors, flag], weight, bucket_mib=self.bucket_mib)
+        self._sigterm.update(flag)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> Any:
         """Step, see Lightning's ``Strategy``; then all ranks end together if one of them has received SIGTERM.
@@ -161,7 +161,7 @@ class BayesDDPStrategy(DDPStrategy):
             What the optimizer returns.
         """
         output = super().optimizer_step(*arguments, **named)
-        self._sigterm.hand_over()
+        self._sigterm.deliver()
         return output
 
     def all_reduce_sum_(self, tensors: Sequence[Tensor]) -> None:
@@ -213,7 +213,7 @@ class BayesDDPStrategy(DDPStrategy):
         check_agreement({**settings, **own})
 
     def on_train_end(self) -> None:
-        """Keep SIGTERM no longer."""
+        """Stop deferring SIGTERM."""
         super().on_train_end()
         self._sigterm.stop()
 
@@ -253,7 +253,7 @@ class BayesDDPStrategy(DDPStrategy):
         return [first + place for place, process in enumerate(processes, 1) if process.poll() is not None]
 
     def _who_is_gone(self, error: BaseException) -> str | None:
-        silent = silent_ranks(self.answer_seconds, self._ended_children) if is_of_collective(error) else []
+        silent = unresponsive_ranks(self.answer_seconds, self._ended_children) if is_of_collective(error) else []
         if not silent:
             return None
         names = f"Rank {silent[0]} does" if len(silent) == 1 else f"Ranks {', '.join(map(str, silent))} do"

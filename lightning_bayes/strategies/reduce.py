@@ -1,9 +1,9 @@
-"""One flat all-reduce of everything a step measured.
+"""One flat all-reduce of everything that a step measured.
 
     ĝ = Σ_r n_r ĝ_r / Σ_r n_r        ĥ = Σ_r n_r ĥ_r / Σ_r n_r        n_r examples on rank r
 
-ĥ is the mean of squares, never the square of DDP's mean gradient. BatchNorm's running statistics travel along, because
-without DDP's own synchronisation nothing else keeps them equal.
+ĥ is the mean of squares, never the square of DDP's mean gradient. BatchNorm's running statistics are averaged
+too, because without DDP's own synchronisation nothing else keeps them equal.
 """
 
 from __future__ import annotations

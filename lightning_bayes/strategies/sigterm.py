@@ -1,8 +1,8 @@
-"""SIGTERM where several ranks train: one rank's signal ends all of them after the same update.
+"""SIGTERM in distributed training: a signal to one rank ends all ranks after the same update.
 
-A rank that ends an update earlier than another leaves it waiting, and Lightning 2.6 broadcasts from within its signal
-handler, which another rank may meet in the middle of a reduction: both hang. So the signal is kept, the next reduction of
-an update tells it to all ranks, and after this update all of them hand it to the handler that was there before.
+A rank that ends an update earlier than another leaves it waiting. And Lightning 2.6 broadcasts from within its signal
+handler, which another rank may meet in the middle of a reduction: both hang. So the signal is deferred, the next reduction
+of an update tells all ranks, and after this update every rank delivers it to the handler that was installed before.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 
-class KeptSigterm:
-    """Keeps SIGTERM from the handler that was there before, until all ranks know of it."""
+class DeferredSigterm:
+    """Keeps SIGTERM from the handler that was installed before, until all ranks know of it."""
 
     def __init__(self) -> None:
-        self._handler: Any = None  # the one that was there before
+        self._handler: Any = None  # the one that was installed before
         self._received = self._agreed = False
 
-    def keep(self) -> None:
-        """Keep the signal from now on. The system's own handler, which ends the process at once, stays."""
+    def defer(self) -> None:
+        """Defer the signal from now on. The system's own handler, which ends the process at once, stays."""
         handler = signal.getsignal(signal.SIGTERM)
         if self._handler is None and callable(handler) and threading.current_thread() is threading.main_thread():
             self._handler = handler
@@ -32,22 +32,33 @@ class KeptSigterm:
     def _note(self, signum: int, frame: Any) -> None:
         self._received = True
 
-    def told(self, device: torch.device) -> Tensor:
-        """What this rank says in a reduction: above 0 where it has received the signal, ``[1]``."""
+    def flag(self, device: torch.device) -> Tensor:
+        """Make this rank's part of a reduction: above 0 if it has received the signal.
+
+        Args:
+            device: Where the reduction takes place.
+
+        Returns:
+            The flag, ``[1]``.
+        """
         return torch.full((1,), float(self._received), device=device)
 
-    def hear(self, reduced: Tensor) -> None:
-        """Take what all ranks said: the mean of `told` over them."""
+    def update(self, reduced: Tensor) -> None:
+        """Note whether any rank has received the signal.
+
+        Args:
+            reduced: The mean of `flag` over ranks.
+        """
         self._agreed = bool(reduced > 0)
 
-    def hand_over(self) -> None:
-        """Call the handler that was there before, if a rank has received the signal."""
+    def deliver(self) -> None:
+        """Call the handler that was installed before, if any rank has received the signal."""
         if self._agreed and self._handler is not None:
             self._received = self._agreed = False
             self._handler(signal.SIGTERM, None)
 
     def stop(self) -> None:
-        """Let the signal go where it went before."""
+        """Stop deferring; the handler that was installed before is back."""
         if self._handler is not None and signal.getsignal(signal.SIGTERM) == self._note:
             signal.signal(signal.SIGTERM, self._handler)
         self._handler = None

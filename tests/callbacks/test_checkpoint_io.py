@@ -11,11 +11,12 @@ import random
 import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Callback
 from tiny_training import Classifier, assert_same_bits, loader, mlp, quiet_trainer, weights
 from torch import nn
 
 from lightning_bayes import VOGNCallback, load_posterior
-from lightning_bayes.callbacks.checkpoint_io import WholeFileIO
+from lightning_bayes.callbacks.checkpoint_io import AtomicCheckpointIO
 from lightning_bayes.errors import CheckpointError, PosteriorError
 
 
@@ -148,7 +149,7 @@ def test_no_flipped_bit_is_read_as_something_else(saved, tmp_path):
     for _ in range(200):
         path.write_bytes(flip(saved, draw.randrange(len(saved)), draw.randrange(8)))
         try:
-            found = WholeFileIO().load_checkpoint(path)
+            found = AtomicCheckpointIO().load_checkpoint(path)
         except PosteriorError as error:
             refusals.append(str(error))
         else:
@@ -163,12 +164,15 @@ def test_a_plugin_of_the_users_stays():
     class Own(TorchCheckpointIO):
         pass
 
-    own, trainer = Own(), quiet_trainer(VOGNCallback())
-    trainer.fit(Classifier(), loader())
-    assert type(trainer.strategy.checkpoint_io) is WholeFileIO
-    trainer = quiet_trainer(VOGNCallback(), plugins=[own])
-    trainer.fit(Classifier(), loader())
-    assert trainer.strategy.checkpoint_io is own
+    class Seen(Callback):
+        def on_train_end(self, trainer, pl_module):
+            self.plugin = trainer.strategy.checkpoint_io
+
+    own, seen = Own(), Seen()
+    quiet_trainer(VOGNCallback(), seen).fit(Classifier(), loader())
+    assert type(seen.plugin) is AtomicCheckpointIO
+    quiet_trainer(VOGNCallback(), seen, plugins=[own]).fit(Classifier(), loader())
+    assert seen.plugin is own
 
 
 def test_what_cannot_be_written_is_named_and_the_old_file_stays(saved, tmp_path, monkeypatch):
@@ -181,6 +185,6 @@ def test_what_cannot_be_written_is_named_and_the_old_file_stays(saved, tmp_path,
     monkeypatch.setattr(os, "fsync", fail)
     message = r"last\.ckpt could not be written \(No space left on device\).*still whole.*ckpt_path="
     with pytest.raises(CheckpointError, match=message):
-        WholeFileIO().save_checkpoint({"state_dict": {}}, path)
+        AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
     assert path.read_bytes() == saved

@@ -74,14 +74,14 @@ class CountReductions(Callback):
 
 def draw_the_same_noise(callback):
     """Every rank samples the weights of rank 0."""
-    build = callback._closure
+    build = callback._wrap_closure
 
     def closure(trainer, base):
         built = build(trainer, base)
         built._samples = list(range(callback.mc_samples))
         return built
 
-    callback._closure = closure
+    callback._wrap_closure = closure
 
 
 def train(batches, *others, net=None, mc_samples=1, same_noise=False, count=False, defaults=False, **options):

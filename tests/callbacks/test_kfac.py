@@ -213,14 +213,14 @@ def train(batches, same_noise=False, sampled=False, **options):
         module.likelihood = Softmax()
     callback, count = NoisyKFACCallback(stats_interval=2, inverse_interval=3, num_data=48), CountReductions()
     if same_noise:
-        build = callback._closure
+        build = callback._wrap_closure
 
         def closure(trainer, base):
             built = build(trainer, base)
             built._samples = [0]
             return built
 
-        callback._closure = closure
+        callback._wrap_closure = closure
     trainer = quiet_trainer(callback, count, max_epochs=1, **options)
     trainer.fit(module, fixed_loader(batches))
     assert isinstance(callback.optimizer, NoisyKFAC)

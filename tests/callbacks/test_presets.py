@@ -70,9 +70,9 @@ def test_the_update_is_that_of_the_released_code_in_its_own_units(name, generato
 @pytest.mark.parametrize("preset", [p for p in ALL if p.name in OSAWA and p.callback == "VOGNCallback"], ids=ids)
 def test_their_noise_has_the_damping_and_their_processes_the_samples(preset):
     callback = build(preset)
-    assert callback.options["damping_in_noise"] is True
-    assert callback.options["step_rule"] == "natural"
-    assert callback.options["relative_noise"] is None
+    assert callback.group_defaults["damping_in_noise"] is True
+    assert callback.group_defaults["step_rule"] == "natural"
+    assert callback.group_defaults["relative_noise"] is None
     assert callback.mc_samples == {"lenet": 6, "alexnet": 3, "resnet18": 5, "vgg19": 5}.get(
         preset.name.removeprefix("osawa2019-cifar10-"), callback.mc_samples
     )
@@ -82,7 +82,7 @@ def test_examples_count_as_the_source_says_and_not_as_a_data_module_does():
     """ρ is Osawa et al.'s alone; Zhang et al. have another KL weight for augmented images instead."""
     stated = {("VOGNCallback", name): rho for name, (*_, rho) in OSAWA.items() if rho != 1}
     stated["NoisyKFACCallback", "osawa2019-imagenet-resnet18"] = 5
-    found = {(preset.callback, preset.name): build(preset).options["data_augmentation_factor"] for preset in ALL}
+    found = {(preset.callback, preset.name): build(preset).group_defaults["data_augmentation_factor"] for preset in ALL}
     assert {key: rho for key, rho in found.items() if rho != 1} == stated
 
 
@@ -117,7 +117,7 @@ def test_learning_rates_of_logistic_regression_decay_as_in_their_equation_104(ca
 
 
 def test_the_kl_weight_of_lenet_grows_from_a_tenth_over_thirty_epochs():
-    options = VOGNCallback.from_preset("osawa2019-cifar10-lenet").options
+    options = VOGNCallback.from_preset("osawa2019-cifar10-lenet").group_defaults
     assert options["kl_warmup_init"] == 0.1
     assert options["kl_warmup_steps"] == pytest.approx(30 * N / 128, abs=1)
 
@@ -132,7 +132,7 @@ def test_the_warm_up_starts_where_it_says():
 
 
 def test_the_first_precision_of_lenet_with_batchnorm_is_that_of_its_first_curvature():
-    options = VOGNCallback.from_preset("osawa2019-cifar10-lenet-batchnorm").options
+    options = VOGNCallback.from_preset("osawa2019-cifar10-lenet-batchnorm").group_defaults
     assert options["init_precision"] == pytest.approx(N * 8e-3 + 1)
 
 
@@ -163,7 +163,7 @@ def test_overrides_take_the_place_of_the_presets_arguments():
     plain, other = VOGNCallback.from_preset(name), VOGNCallback.from_preset(name, mc_samples=1, num_data=7)
     assert (plain.mc_samples, other.mc_samples, other.num_data) == (5, 1, 7)
     assert other.lr == plain.lr == 1e-3
-    assert other.options == plain.options
+    assert other.group_defaults == plain.group_defaults
 
 
 def test_an_override_out_of_range_is_refused():
@@ -206,7 +206,7 @@ def test_a_config_names_a_preset_by_its_class_path(overrides, tmp_path, monkeypa
     cli = LightningCLI(Configurable, save_config_callback=None, args=["--config", str(config)], run=False)
     (callback,) = [c for c in cli.trainer.callbacks if isinstance(c, VOGNCallback)]
     assert callback.lr == 1e-3
-    assert callback.options["betas"] == (0.9, 0.001)
+    assert callback.group_defaults["betas"] == (0.9, 0.001)
     assert callback.mc_samples == overrides.get("mc_samples", 5)
 
 

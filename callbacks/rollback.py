@@ -1,9 +1,9 @@
-"""A resumed run that does not begin leaves the module as it was."""
+"""A resumed run that is refused leaves the module as it was."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from lightning.pytorch import LightningModule
@@ -11,10 +11,11 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
 
-class WholeOrNothing:
-    """Loads a checkpoint's weights, and takes them back if what follows is refused.
+@final
+class RollbackOnFailedResume:
+    """Loads a checkpoint's weights and restores the old ones if the run does not start.
 
-    Lightning copies the weights that fit before it complains of those that do not, and before it looks at the optimizer.
+    Lightning copies the weights that fit before it complains about those that do not, and before it restores the optimizer.
 
     Args:
         strategy: Loads the weights.
@@ -24,26 +25,26 @@ class WholeOrNothing:
     def __init__(self, strategy: Strategy, module: LightningModule) -> None:
         self._load, self._module = strategy.load_model_state_dict, module
         self._before: dict[str, Tensor] = {}
-        self._has_begun = False
+        self._has_started = False
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take the place of the strategy's method.
+        """Load weights in place of the strategy's method of this name.
 
         Args:
             checkpoint: Contents of a checkpoint.
             strict: Whether the names must be the same.
         """
-        if not self._has_begun:  # Lightning's tuner restores in the middle of a run
+        if not self._has_started:  # Lightning's tuner restores in the middle of a run
             self._before = {name: value.clone() for name, value in self._tensors().items()}
         self._load(checkpoint, strict=strict)
 
-    def keep(self) -> None:
-        """Forget the weights from before: the run has begun."""
-        self._before, self._has_begun = {}, True
+    def commit(self) -> None:
+        """Forget the old weights: the run has started."""
+        self._before, self._has_started = {}, True
 
     @torch.no_grad()
-    def undo(self) -> None:
-        """Put the weights from before back, if they were not forgotten."""
+    def roll_back(self) -> None:
+        """Restore the old weights unless the run has started."""
         now = self._tensors()
         for name, value in self._before.items():
             now[name].copy_(value)

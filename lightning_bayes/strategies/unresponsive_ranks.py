@@ -1,7 +1,7 @@
-"""After a collective has failed: which ranks are gone.
+"""Finding the ranks that are gone after a collective has failed.
 
-The error that a rank sees names a socket at best. So every rank that still runs writes its name into the store through
-which the process group was formed, and waits a moment for the names of the others.
+The error that a rank sees names a socket at best. So every rank that still runs writes its name to the store through which
+the process group was formed, and waits a moment for the names of the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lightning_bayes.private_torch import default_store
 
 _PAUSE = 0.05  # seconds between two looks into the store
-_DEAD = "lightning_bayes/dead"  # key of the ranks of which one of the others knows that they have ended
+_DEAD = "lightning_bayes/dead"  # key of the ranks that another rank knows to have ended
 
 
 def is_of_collective(error: BaseException) -> bool:
@@ -29,13 +29,12 @@ def is_of_collective(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error).lower())
 
 
-def silent_ranks(seconds: float, known_dead: Callable[[], list[int]] = list) -> list[int]:
-    """Find the ranks that do not answer.
+def unresponsive_ranks(seconds: float, known_dead: Callable[[], list[int]] = list) -> list[int]:
+    """Find the ranks that do not respond.
 
     Args:
         seconds: How long to wait for an answer.
-        known_dead: Asks for ranks of which this one knows that they have ended; the first that are known end the wait,
-            here and on the others.
+        known_dead: Returns the ranks that this one knows to have ended; once there are any, the wait ends on all ranks.
 
     Returns:
         The ranks. If the store itself is gone, the first one, which hosts it unless a launcher does.

@@ -1,0 +1,110 @@
+"""The noise and the prior of a fit for which the user has stated none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, final
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
+from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE, PRIOR_PRECISION, noise_of_depth, noisy_layers
+from lightning_bayes.predictive import Link
+
+_NATURAL_PRIOR_PRECISION = 1.0  # δ beside an explicit learning rate
+_STRONG_PRIOR = 10.0  # a prior precision that hurt on small networks
+
+
+@final
+class DefaultNoise:
+    """κ from the kind of prediction, the optimizer that updates the mean, and the number of noisy layers.
+
+    Args:
+        bounds: κ of classifiers and of other models, for networks that are not deep.
+    """
+
+    def __init__(self, bounds: tuple[float, float]) -> None:
+        self.bounds = bounds
+        self._applied: tuple[MeanFieldOptimizer, int] | None = None
+
+    @property
+    def first(self) -> float:
+        """κ before the loss is known."""
+        return min(self.bounds)
+
+    def apply(self, optimizer: MeanFieldOptimizer, link: Link | None) -> None:
+        """Set κ before the first update, and again after layers were thawed or frozen.
+
+        Args:
+            optimizer: The optimizer whose groups are changed.
+            link: How outputs become predictions.
+        """
+        layers = noisy_layers(optimizer.param_groups, optimizer.state)
+        if self._applied == (optimizer, layers):
+            return
+        self._applied, step = (optimizer, layers), optimizer.base_step
+        bounds = CAUTIOUS_NOISE if step is not None and step.follows_gradients else self.bounds
+        bound = noise_of_depth(bounds[0 if link in {"softmax", "sigmoid"} else 1], layers)
+        for group in (optimizer.defaults, *optimizer.param_groups):
+            group["relative_noise"] = bound
+
+
+@final
+class DefaultPrior:
+    """δ: the user's if stated, else that of the optimizer's L2 penalty, else a constant.
+
+    Args:
+        precision: δ; None if the user states none.
+        mean: μ₀ of the prior.
+    """
+
+    def __init__(self, precision: float | Schedule | None, mean: PriorMean) -> None:
+        self.precision = precision
+        self._is_stated = precision is not None or mean != "zero"
+
+    def first(self, has_base: bool) -> float | Schedule:
+        """δ before N is known.
+
+        Args:
+            has_base: Whether the user's optimizer updates the mean.
+
+        Returns:
+            The stated δ, else the constant of the step.
+        """
+        if self.precision is not None:
+            return self.precision
+        return PRIOR_PRECISION if has_base else _NATURAL_PRIOR_PRECISION
+
+    def mark(self, groups: Iterable[dict[str, Any]]) -> None:
+        """Note in each group whether the prior acts on the mean in the default step.
+
+        Args:
+            groups: Converted groups; changed in place.
+        """
+        for group in groups:
+            group["prior_on_mean"] = self._is_stated or group["l2_penalty"] > 0
+
+    def take_penalty(self, group: dict[str, Any]) -> None:
+        """Turn the L2 penalty of a group into its prior precision, δ = Ñ·wd/τ, unless one is stated.
+
+        Args:
+            group: A group, or the optimizer's defaults, with N; changed in place.
+        """
+        if self.precision is None and group.get("l2_penalty"):
+            now = {name: value_at(value, group["step"]) for name, value in group.items()}  # defaults may hold functions
+            group["prior_precision"] = group["l2_penalty"] * effective(now).num_data / now["kl_weight"]
+
+    def warn_if_strong(self, groups: list[dict[str, Any]]) -> None:
+        """Warn of a weight decay that is a strong prior.
+
+        Args:
+            groups: Groups with their prior precision.
+        """
+        strongest = max(groups, key=lambda group: float(group["prior_precision"]))
+        if self.precision is None and strongest["prior_precision"] > _STRONG_PRIOR:
+            rank_zero_warn(
+                f"weight_decay={strongest['l2_penalty']:g} over {effective(strongest).num_data:g} examples is the prior "
+                f"precision {strongest['prior_precision']:.4g}, which is strong. Pass prior_precision=1.0 to choose another "
+                "prior."
+            )

@@ -1,0 +1,49 @@
+"""Attributes of other people's objects, replaced for a while."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, final
+
+_MISSING: Any = object()
+
+
+@final
+class Patches:
+    """Replaces attributes of objects and puts every one of them back.
+
+    Example:
+        >>> class Loop: pass
+        >>> loop, patches = Loop(), Patches()
+        >>> patches.set(loop, "advance", print)
+        >>> patches.undo()
+        >>> vars(loop)
+        {}
+    """
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+
+    def set(self, target: Any, name: str, value: Any) -> None:
+        """Set an attribute until `undo`.
+
+        Args:
+            target: Any object with a ``__dict__``.
+            name: Name of the attribute, or of a property with a setter.
+            value: The replacement.
+        """
+        if isinstance(getattr(type(target), name, None), property):
+            self._undo.callback(setattr, target, name, getattr(target, name))
+        else:
+            self._undo.callback(_put_back, target, name, vars(target).get(name, _MISSING))
+        setattr(target, name, value)
+
+    def undo(self) -> None:
+        """Put back what was there, the newest replacement first."""
+        self._undo.close()
+
+
+def _put_back(target: Any, name: str, value: Any) -> None:
+    vars(target).pop(name, None)
+    if value is not _MISSING:
+        setattr(target, name, value)

@@ -1,0 +1,122 @@
+"""Every private symbol of Lightning that this package uses, with the versions that it was tested with.
+
+Lightning may rename these in any release. Each stands here once and is checked before a fit; code elsewhere calls the
+functions below. A test finds private symbols of Lightning that are used outside of this file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import torch
+from lightning import __version__ as lightning_version
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
+
+from lightning_bayes.callbacks.patches import Patches
+from lightning_bayes.errors import UnsupportedTrainingError
+
+OLDEST_TESTED: Final = "2.5.0"
+NEWEST_TESTED: Final = "2.6.6"
+
+
+class PrivateMethod(NamedTuple):
+    """A method of Lightning that it does not document."""
+
+    owner: str  # path of the object, from the trainer
+    name: str
+    parameters: tuple[str, ...]  # without self
+
+    def __str__(self) -> str:
+        """Path and name."""
+        return f"trainer.{self.owner}.{self.name}"
+
+
+MAKE_CLOSURE: Final = PrivateMethod(
+    "fit_loop.epoch_loop.automatic_optimization", "_make_closure", ("kwargs", "optimizer", "batch_idx")
+)
+SHOULD_ACCUMULATE: Final = PrivateMethod("fit_loop", "_should_accumulate", ())
+METHODS: Final = (MAKE_CLOSURE, SHOULD_ACCUMULATE)
+CLOSURE_PARTS: Final = ("_step_fn", "_backward_fn", "_zero_grad_fn")  # of `Closure`, which takes them in this order
+
+
+class ClosureParts(NamedTuple):
+    """The functions that Lightning's training closure runs for one batch."""
+
+    step: Callable[[], ClosureResult]
+    backward: Callable[[torch.Tensor], Any] | None  # None where Lightning skips backward
+    zero_grad: Callable[[], None] | None  # None for later micro-batches of an update
+
+
+def check_private_symbols(trainer: Trainer) -> None:
+    """Require every symbol of the table to exist and every method to take its parameters.
+
+    Args:
+        trainer: The trainer that is about to fit.
+
+    Raises:
+        UnsupportedTrainingError: Naming the symbols that do not, and Lightning's version.
+    """
+    wrong = [f"{method} {complaint}" for method in METHODS if (complaint := _complaint(trainer, method))]
+    closure: Any = Closure(lambda: ClosureResult(None), None, None)
+    wrong += [f"Closure.{name} is missing" for name in CLOSURE_PARTS if not hasattr(closure, name)]
+    if wrong:
+        raise UnsupportedTrainingError(
+            f"Lightning {lightning_version} is not supported: {'; '.join(wrong)}. Install lightning {OLDEST_TESTED} to "
+            f"{NEWEST_TESTED} (tested)."
+        )
+
+
+def _complaint(trainer: Trainer, method: PrivateMethod) -> str:
+    found = getattr(attrgetter(method.owner)(trainer), method.name, None)
+    if found is None:
+        return "is missing"
+    # A second callback of the family sees the first one's replacement, whose signature is the same.
+    parameters = tuple(inspect.signature(found).parameters)
+    if parameters != method.parameters:
+        return f"takes ({', '.join(parameters)}) in place of ({', '.join(method.parameters)})"
+    return ""
+
+
+def wrap_closures(trainer: Trainer, wrap: Callable[[Closure], Closure], patches: Patches) -> None:
+    """Pass every training closure that Lightning builds through `wrap`.
+
+    Args:
+        trainer: A trainer that is about to fit.
+        wrap: Returns the closure to run instead.
+        patches: Undoes it.
+    """
+    loop = trainer.fit_loop.epoch_loop.automatic_optimization
+    make_closure = loop._make_closure
+
+    def make_wrapped_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Closure:
+        return wrap(make_closure(kwargs, optimizer, batch_idx))
+
+    patches.set(loop, MAKE_CLOSURE.name, make_wrapped_closure)
+
+
+def closure_parts(closure: Closure) -> ClosureParts:
+    """The functions of a closure that Lightning has built.
+
+    Args:
+        closure: The closure.
+
+    Returns:
+        Its functions.
+    """
+    return ClosureParts(closure._step_fn, closure._backward_fn, closure._zero_grad_fn)
+
+
+def step_follows(trainer: Trainer) -> bool:
+    """Whether the optimizer steps after the present micro-batch.
+
+    Args:
+        trainer: A trainer that fits.
+
+    Returns:
+        False where more micro-batches are accumulated first.
+    """
+    return not trainer.fit_loop._should_accumulate()
