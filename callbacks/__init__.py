@@ -7,7 +7,7 @@ from lightning_bayes.callbacks.deep_ensemble import DeepEnsembleCallback
 from lightning_bayes.callbacks.diagnostics import PosteriorDiagnostics
 from lightning_bayes.callbacks.figures import EvaluationFigures
 from lightning_bayes.callbacks.ivon import IVONCallback
-from lightning_bayes.callbacks.kfac import KFACCallback, KroneckerCallback, NoisyKFACCallback
+from lightning_bayes.callbacks.kfac import KFACCallback, NoisyKFACCallback
 from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.noisy_adam import NoisyAdamCallback, NoisyAdamFisherCallback
@@ -30,7 +30,6 @@ __all__ = [
     "EvaluationFigures",
     "IVONCallback",
     "KFACCallback",
-    "KroneckerCallback",
     "MCDropoutCallback",
     "MomentumVONCallback",
     "NoisyAdamCallback",

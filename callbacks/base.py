@@ -8,12 +8,14 @@ anything is restored into it, `MonteCarloClosure` runs the passes, `ResumeGuard`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import nn
+from typing_extensions import Unpack
 
 from lightning_bayes.callbacks import checks, ranks
 from lightning_bayes.callbacks.checkpoint_io import use_plain_numbers
@@ -21,6 +23,7 @@ from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.default_policy import DefaultNoise, DefaultPrior
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
 from lightning_bayes.callbacks.num_data import (
     infer_num_data,
     set_num_data,
@@ -32,112 +35,47 @@ from lightning_bayes.callbacks.resume import ResumeGuard
 from lightning_bayes.callbacks.schedulers import cycles_momentum
 from lightning_bayes.callbacks.seam import LightningSeam
 from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
-from lightning_bayes.curvature import EngineName, LossReduction, check_names
-from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule
+from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS
 from lightning_bayes.posteriors import CALLBACK_KEY, callback_state
-from lightning_bayes.predictive import Link, PosteriorSamples
+from lightning_bayes.predictive import PosteriorSamples
 from lightning_bayes.strategies import BayesDDPStrategy
 
 
 class VariationalCallback(EvaluationCallback, ABC):
     """Turns training of an unmodified LightningModule into variational inference.
 
-    Args:
-        lr: Learning rate α of the paper's natural step, at the peak of the user's schedule. None, the default step: the
-            user's own optimizer moves the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers act on either.
-        mc_samples: K, weight samples per batch and process in training.
-        eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean.
-        prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ),
-            else 0.1 with the default step and 1 with an explicit `lr`. The mean feels a prior in the default step only if
-            one is asked for: by this, by ``prior_mean="initial"``, or by an L2 penalty (see `optim.steps.base_optimizer`).
-        prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start of the fit, such as pretrained ones.
-        kl_weight: τ, weight of the KL term, above 0: below 1 gives a cold posterior, above 1 a warm one.
-        kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
-        kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
-        data_augmentation_factor: ρ; augmentation makes N examples count as ρN. None: what the data module says, else 1.
-        damping: γ, added to the curvature in the preconditioner.
-        init_precision: Posterior precision before the first update; the default step forgets it there. None takes the first
-            batch's curvature.
-        betas: (β₁, β₂), weights of the old momentum and of the old curvature, as in Adam.
-        num_data: N, number of training examples; None asks the trainer's data loader.
-        engine: ``"fused"`` measures any layer; ``"backpack"`` is BackPACK, for the layers it knows.
-        relative_noise: Upper bound of the noise in units of each tensor's size. None: no bound with an explicit `lr`;
-            with the default step 0.3 for classifiers (told by `link` or by the loss; 0.1 where SGD moves the mean) and 0.02
-            for all else, less for more than five layers (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
-        damping_in_noise: Whether γ counts in the posterior precision too.
-        loss_reduction: ``"auto"`` reads from the loss's graph whether it is a mean or a sum over examples.
-        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what
-            the training loss says (``mse_loss``: ``"identity"``), else ``"softmax"``.
-        bayesian: Regular expression of the parameters, by name, that have a posterior; the others are points, trained by
-            the same step. None for all, in the default step without normalisation layers, whose single numbers drive
-            whole channels: their noise cost a small ResNet most (a heuristic). ``"^head"`` is a last-layer posterior.
-        seed: Seed of the noise.
-        max_nonfinite_steps: Updates in a row that may be skipped for a gradient that is not finite.
+    Arguments are keywords; numbers may be functions of the number of updates (`lightning_bayes.LinearSchedule` and others).
 
-    Numbers may be functions of the number of updates (`lightning_bayes.LinearSchedule` and its siblings).
+    Class attributes:
+        optimizer_class: The optimizer that replaces the user's.
+        noise_bounds: κ of the default step, for classifiers and for other models.
+        field_defaults: Defaults of the callback, where they differ from the optimizer's.
+
+    Args:
+        **fields: See `CallbackFields`.
 
     Raises:
         HyperparameterError: If an argument lies outside of its range.
     """
 
-    noise_bounds: ClassVar[tuple[float, float]] = (NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS)  # κ of the default step
+    noise_bounds: ClassVar[tuple[float, float]] = (NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS)
+    field_defaults: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(
-        self,
-        lr: float | Schedule | None = None,
-        mc_samples: int = 1,
-        eval_samples: int = 10,
-        prior_precision: float | Schedule | None = None,
-        prior_mean: PriorMean = "zero",
-        kl_weight: float | Schedule = 1.0,
-        kl_warmup_steps: int = 0,
-        kl_warmup_init: float = 0.1,
-        data_augmentation_factor: float | Schedule | None = None,
-        damping: float | Schedule = 0.0,
-        init_precision: float | None = None,
-        betas: tuple[float, float] | BetaSchedule = (0.9, 0.999),
-        num_data: int | None = None,
-        engine: EngineName = "fused",
-        relative_noise: float | Schedule | None = None,
-        damping_in_noise: bool = False,
-        loss_reduction: LossReduction = "auto",
-        link: Link | None = None,
-        bayesian: str | None = None,
-        seed: int = 0,
-        max_nonfinite_steps: int = 10,
-    ) -> None:
-        arguments = plain({k: v for k, v in locals().items() if k not in {"self", "__class__"}})
-        self.optimizer_class.hyperparameters.check(arguments)
-        check_names(engine, loss_reduction)
-        super().__init__(link)
-        follows_default = lr is None and relative_noise is None
-        self.default_noise = DefaultNoise(self.noise_bounds) if follows_default else None
-        self.prior = DefaultPrior(prior_precision, prior_mean)
-        self.lr, self.num_data = arguments["lr"], arguments["num_data"]
-        self.mc_samples, self.eval_samples, self.seed = mc_samples, eval_samples, seed
-        self.group_defaults: dict[str, Any] = {
-            "betas": arguments["betas"],
-            "kl_weight": kl_weight,
-            "kl_warmup_steps": kl_warmup_steps,
-            "kl_warmup_init": kl_warmup_init,
-            "data_augmentation_factor": data_augmentation_factor,
-            "damping": damping,
-            "damping_in_noise": damping_in_noise,
-            "prior_mean": prior_mean,
-            "init_precision": init_precision,
-            "relative_noise": relative_noise if self.default_noise is None else self.default_noise.first,
-            "step_rule": self.optimizer_class.default_step if lr is None else "natural",
-        }
-        self.optimizer_kwargs: dict[str, Any] = {
-            "engine": engine,
-            "loss_reduction": loss_reduction,
-            "mc_samples": mc_samples,
-            "bayesian": bayesian,
-            "seed": seed,
-            "max_nonfinite_steps": max_nonfinite_steps,
-        }
+    def __init__(self, **fields: Unpack[CallbackFields]) -> None:
+        found = complete_arguments(type(self).__name__, self.optimizer_class, fields, self.field_defaults)
+        super().__init__(found.link)
+        self.lr, self.num_data, self.eval_samples = found.lr, found.num_data, found.eval_samples
+        self.group_defaults, self.optimizer_kwargs = found.group_defaults, found.optimizer_kwargs
+        self.mc_samples: int = found.optimizer_kwargs["mc_samples"]
+        self.seed: int = found.optimizer_kwargs["seed"]
+        self.prior = DefaultPrior(found.prior_precision, self.group_defaults["prior_mean"])
+        self.default_noise: DefaultNoise | None = None
+        if self.lr is None and self.group_defaults["relative_noise"] is None:
+            self.default_noise = DefaultNoise(self.noise_bounds)
+            self.group_defaults["relative_noise"] = self.default_noise.first
+        self.group_defaults["step_rule"] = self.optimizer_class.default_step if self.lr is None else "natural"
         self.optimizer: MeanFieldOptimizer | None = None
         self._seam, self._resume, self._posterior = LightningSeam(), ResumeGuard(), EvaluatedPosterior()
         self._names: dict[nn.Parameter, str] = {}
@@ -147,6 +85,15 @@ class VariationalCallback(EvaluationCallback, ABC):
     @abstractmethod
     def optimizer_class(self) -> type[MeanFieldOptimizer]:
         """The optimizer that replaces the user's."""
+
+    def set_own(self, **values: Any) -> None:
+        """Set the hyperparameters that the algorithm adds to the shared ones.
+
+        Args:
+            **values: Their values by name; a value out of its range is a `HyperparameterError`.
+        """
+        self.optimizer_class.hyperparameters.check(values)
+        self.group_defaults |= plain(values)
 
     @classmethod
     def presets(cls) -> dict[str, Preset]:
@@ -162,7 +109,7 @@ class VariationalCallback(EvaluationCallback, ABC):
 
         Args:
             name: One of `presets`, such as ``"osawa2019-cifar10-resnet18"``.
-            **overrides: Arguments that take the place of the preset's.
+            **overrides: Arguments that replace the preset's.
 
         Returns:
             The callback.

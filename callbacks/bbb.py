@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
+
+from typing_extensions import Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.fields import CallbackFields
 from lightning_bayes.optim import BBB, Schedule
 
 
@@ -14,15 +17,11 @@ class BBBCallback(VariationalCallback):
 
     Args:
         std_lr: Learning rate of log σ; None for that of the mean, which is the user's own where `lr` is None.
-        **arguments: See `VariationalCallback`; ``engine`` has no effect.
-
-    Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 
     optimizer_class = BBB
 
-    def __init__(self, std_lr: float | Schedule | None = None, **arguments: Any) -> None:
-        BBB.hyperparameters.check({"std_lr": std_lr})
-        super().__init__(**arguments)
-        self.group_defaults["std_lr"] = std_lr
+    def __init__(self, std_lr: float | Schedule | None = None, **fields: Unpack[CallbackFields]) -> None:
+        super().__init__(**fields)
+        self.set_own(std_lr=std_lr)

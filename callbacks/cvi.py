@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
+
+from typing_extensions import Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import CVI, BetaSchedule, Positivity, check_positivity
+from lightning_bayes.callbacks.fields import CallbackFields
+from lightning_bayes.optim import CVI, Positivity
 
 
 @final
 class CVICallback(VariationalCallback):
     """Trains with conjugate-computation variational inference (`lightning_bayes.CVI`): VON with many samples a batch.
 
-    Args:
-        mc_samples: K, weight samples per batch and process in training.
-        betas: (β₁, β₂), weights of the old momentum and of the old curvature.
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
-        **arguments: See `VariationalCallback`; ``engine`` has no effect.
+    By default ``mc_samples=10`` and ``betas=(0.0, 0.999)``.
 
-    Raises:
-        HyperparameterError: If an argument lies outside of its range.
+    Args:
+        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
+        **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 
     optimizer_class = CVI
 
-    def __init__(
-        self,
-        mc_samples: int = 10,
-        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
-        positivity: Positivity = "backtracking",
-        **arguments: Any,
-    ) -> None:
-        super().__init__(mc_samples=mc_samples, betas=betas, **arguments)
-        check_positivity(positivity)
-        self.group_defaults["positivity"] = positivity
+    def __init__(self, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]) -> None:
+        super().__init__(**fields)
+        self.set_own(positivity=positivity)

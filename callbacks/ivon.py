@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, final
+from typing import final
+
+from typing_extensions import Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import IVON, BetaSchedule, Schedule
+from lightning_bayes.callbacks.fields import CallbackFields
+from lightning_bayes.optim import IVON, Schedule
 from lightning_bayes.optim.diagonal.ivon import check_rescaling
 
 
@@ -14,27 +17,19 @@ from lightning_bayes.optim.diagonal.ivon import check_rescaling
 class IVONCallback(VariationalCallback):
     """Trains with improved variational online Newton (`lightning_bayes.IVON`): one backward pass of any layer.
 
-    Args:
-        betas: (β₁, β₂); the paper's β₂ is close to 1 because its curvature is noisy.
-        clip_radius: Bound of each component of the natural step before the learning rate.
-        rescale_lr: Multiply an explicit `lr` by the initial curvature, which compares it with SGD's.
-        **arguments: As in `VariationalCallback`.
+    By default ``betas=(0.9, 0.99999)``: the paper's β₂ is close to 1 because its curvature is noisy.
 
-    Raises:
-        HyperparameterError: If an argument lies outside of its range, or `rescale_lr` lacks what it needs.
+    Args:
+        clip_radius: Bound of each component of the natural step before the learning rate.
+        rescale_lr: Multiply an explicit `lr` by the initial curvature, which makes it comparable with SGD's.
+        **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 
     optimizer_class = IVON
 
     def __init__(
-        self,
-        betas: tuple[float, float] | BetaSchedule = (0.9, 0.99999),
-        clip_radius: float | Schedule = math.inf,
-        rescale_lr: bool = False,
-        **arguments: Any,
+        self, clip_radius: float | Schedule = math.inf, rescale_lr: bool = False, **fields: Unpack[CallbackFields]
     ) -> None:
-        own = {"clip_radius": clip_radius, "rescale_lr": rescale_lr}
-        IVON.hyperparameters.check(own)
-        super().__init__(betas=betas, **arguments)
-        self.group_defaults.update(own)
+        super().__init__(**fields)
+        self.set_own(clip_radius=clip_radius, rescale_lr=rescale_lr)
         check_rescaling(self.group_defaults)

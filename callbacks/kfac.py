@@ -2,72 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast, final
 
 from lightning.pytorch import Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
+from typing_extensions import Unpack
 
 from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import (
-    KFAC,
-    BetaSchedule,
-    FisherName,
-    KroneckerOptimizer,
-    MeanFieldOptimizer,
-    NoisyKFAC,
-    PriorAt,
-    Schedule,
-)
+from lightning_bayes.callbacks.fields import CallbackFields, KroneckerFields
+from lightning_bayes.optim import KFAC, KroneckerOptimizer, MeanFieldOptimizer, NoisyKFAC, PriorAt
 from lightning_bayes.optim.fisher import check_fisher
 from lightning_bayes.optim.kronecker.intervals import check_intervals
 from lightning_bayes.optim.kronecker.kronecker_optimizer import DEFAULT_MAX_SIDE
 from lightning_bayes.optim.kronecker.noisy_kfac import check_prior_at
 
+_DAMPING = 1e-3  # γ
+_OWN: Mapping[str, Any] = {  # arguments of K-FAC alone
+    "stats_interval": 10,
+    "inverse_interval": 100,
+    "max_side": DEFAULT_MAX_SIDE,
+    "fisher": None,
+    "kl_clip": None,
+}
+    "stats_interval": 10,
+    "inverse_interval": 100,
+    "max_side": DEFAULT_MAX_SIDE,
+    "fisher": None,
+    "kl_clip": None,
+}
 
-class KroneckerCallback(VariationalCallback):
-    """What the two callbacks share. What is measured where, and from which labels, is written to the log.
 
-    Without `lr`, Noisy K-FAC lets the user's own optimizer move the mean (`optim.steps`) and shapes the posterior;
-    K-FAC, which has no posterior, takes its own step within `optim.steps.trust_region`.
+@final
+class KFACCallback(VariationalCallback):
+    """Trains with K-FAC (`lightning_bayes.KFAC`), without noise: it leaves no posterior.
+
+    Without `lr` it takes its own step within `optim.steps.trust_region`. By default ``damping=1e-3`` and
+    ``betas=(0.9, 0.95)``, the weights of the old momentum at each update and of the old curvature at each measurement.
 
     Args:
-        stats_interval: T_stats, updates between measurements of the curvature.
-        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns.
-        max_side: Layers with a longer side of their matrix are treated as mean-field.
-        fisher: ``"sampled"`` draws labels from the module's attribute ``likelihood``, for the Fisher; ``"empirical"`` takes
-            the data's. None draws them where there is such an attribute.
-        kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None for none.
-        damping: γ, added to the curvature in the preconditioner.
-        betas: (β₁, β₂), weights of the old momentum at each update and of the old curvature at each measurement.
-        **arguments: See `VariationalCallback`.
-
-    Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        **fields: See `KroneckerFields` and `CallbackFields`.
     """
 
-    def __init__(
-        self,
-        stats_interval: int = 10,
-        inverse_interval: int = 100,
-        max_side: int = DEFAULT_MAX_SIDE,
-        fisher: FisherName | None = None,
-        kl_clip: float | Schedule | None = None,
-        damping: float | Schedule = 1e-3,
-        betas: tuple[float, float] | BetaSchedule = (0.9, 0.95),
-        **arguments: Any,
-    ) -> None:
-        check_intervals(stats_interval, inverse_interval)
-        check_fisher(fisher)
-        KroneckerOptimizer.hyperparameters.check({"kl_clip": kl_clip, "max_side": max_side})
-        super().__init__(damping=damping, betas=betas, **arguments)
-        self.group_defaults["kl_clip"] = kl_clip
-        self.optimizer_kwargs |= {
-            "stats_interval": stats_interval,
-            "inverse_interval": inverse_interval,
-            "max_side": max_side,
-            "fisher": fisher,
-        }
+    optimizer_class = KFAC
+    field_defaults: ClassVar[Mapping[str, Any]] = {"damping": _DAMPING}
+
+    def __init__(self, **fields: Unpack[KroneckerFields]) -> None:
+        shared, own = _split(fields)
+        super().__init__(**shared)
+        _set_own(self, own)
 
     def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
         """Share the inversions among ranks, and log what is measured where.
@@ -76,36 +60,58 @@ class KroneckerCallback(VariationalCallback):
             trainer: The trainer.
             optimizer: The new optimizer.
         """
-        assert isinstance(optimizer, KroneckerOptimizer)
-        optimizer.share_inversions(ranks.workers(trainer))
-        rank_zero_info(optimizer.summary())
+        _share_inversions(trainer, optimizer)
 
 
 @final
-class KFACCallback(KroneckerCallback):
-    """Trains with K-FAC (`lightning_bayes.KFAC`), without noise; arguments as in `KroneckerCallback`."""
-
-    optimizer_class = KFAC
-
-
-@final
-class NoisyKFACCallback(KroneckerCallback):
+class NoisyKFACCallback(VariationalCallback):
     """Trains with Noisy K-FAC (`lightning_bayes.NoisyKFAC`).
 
     ``Trainer(callbacks=[NoisyKFACCallback()])`` takes the user's gradients at samples, lets the user's optimizer step, and
-    leaves a posterior in the checkpoint in which the weights of a layer are correlated.
+    leaves a posterior in the checkpoint in which the weights of a layer are correlated. By default ``damping=1e-3`` and
+    ``betas=(0.9, 0.95)``, the weights of the old momentum at each update and of the old curvature at each measurement.
 
     Args:
         prior_at: Where the prior's gradient is taken: at the ``"mean"``, or at the ``"sample"`` as in Zhang et al. 2018.
-        **arguments: See `KroneckerCallback`.
-
-    Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        **fields: See `KroneckerFields` and `CallbackFields`.
     """
 
     optimizer_class = NoisyKFAC
+    field_defaults: ClassVar[Mapping[str, Any]] = {"damping": _DAMPING}
 
-    def __init__(self, prior_at: PriorAt = "mean", **arguments: Any) -> None:
+    def __init__(self, prior_at: PriorAt = "mean", **fields: Unpack[KroneckerFields]) -> None:
         check_prior_at(prior_at)
-        super().__init__(**arguments)
+        shared, own = _split(fields)
+        super().__init__(**shared)
+        _set_own(self, own)
         self.optimizer_kwargs["prior_at"] = prior_at
+
+    def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
+        """Share the inversions among ranks, and log what is measured where.
+
+        Args:
+            trainer: The trainer.
+            optimizer: The new optimizer.
+        """
+        _share_inversions(trainer, optimizer)
+
+
+def _split(fields: KroneckerFields) -> tuple[CallbackFields, dict[str, Any]]:
+    """The shared arguments, and those of K-FAC completed by their defaults."""
+    shared = {name: value for name, value in fields.items() if name not in _OWN}
+    own: dict[str, Any] = {**_OWN, **{name: value for name, value in fields.items() if name in _OWN}}
+    check_intervals(own["stats_interval"], own["inverse_interval"])
+    check_fisher(own["fisher"])
+    return cast(CallbackFields, shared), own
+
+
+def _set_own(callback: VariationalCallback, own: dict[str, Any]) -> None:
+    callback.set_own(kl_clip=own["kl_clip"])
+    KroneckerOptimizer.hyperparameters.check({"max_side": own["max_side"]})
+    callback.optimizer_kwargs |= {name: value for name, value in own.items() if name != "kl_clip"}
+
+
+def _share_inversions(trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
+    assert isinstance(optimizer, KroneckerOptimizer)
+    optimizer.share_inversions(ranks.workers(trainer))
+    rank_zero_info(optimizer.summary())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
+
+from typing_extensions import Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import MomentumVON, Positivity, check_positivity
+from lightning_bayes.callbacks.fields import CallbackFields
+from lightning_bayes.optim import MomentumVON, Positivity
 
 
 @final
@@ -14,15 +17,11 @@ class MomentumVONCallback(VariationalCallback):
 
     Args:
         positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
-        **arguments: See `VariationalCallback`; ``engine`` has no effect.
-
-    Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 
     optimizer_class = MomentumVON
 
-    def __init__(self, positivity: Positivity = "backtracking", **arguments: Any) -> None:
-        super().__init__(**arguments)
-        check_positivity(positivity)
-        self.group_defaults["positivity"] = positivity
+    def __init__(self, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]) -> None:
+        super().__init__(**fields)
+        self.set_own(positivity=positivity)

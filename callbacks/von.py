@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, final, get_args
+from typing import Literal, final, get_args
+
+from typing_extensions import Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.fields import CallbackFields
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim import VON, MeanFieldOptimizer, Positivity, ReparameterisedVON, check_positivity
+from lightning_bayes.optim import VON, MeanFieldOptimizer, Positivity, ReparameterisedVON
 
 Hessian = Literal["exact", "reparameterised"]
 
@@ -19,19 +22,20 @@ class VONCallback(VariationalCallback):
         hessian: ``"exact"``, through BackPACK, for the models that it knows; or ``"reparameterised"``, an estimate from
             gradient and noise, for any.
         positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
-        **arguments: See `VariationalCallback`; ``engine`` has no effect.
+        **fields: See `CallbackFields`; ``engine`` has no effect.
 
     Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        HyperparameterError: If `hessian` is unknown. An argument out of its range is one too.
     """
 
-    def __init__(self, hessian: Hessian = "exact", positivity: Positivity = "backtracking", **arguments: Any) -> None:
-        check_positivity(positivity)
+    def __init__(
+        self, hessian: Hessian = "exact", positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]
+    ) -> None:
         if hessian not in get_args(Hessian):
             raise HyperparameterError(f"hessian={hessian!r} must be one of {', '.join(map(repr, get_args(Hessian)))}.")
-        self.hessian = hessian  # before what asks for the optimizer's class
-        super().__init__(**arguments)
-        self.group_defaults["positivity"] = positivity
+        self.hessian = hessian  # which tells the optimizer's class
+        super().__init__(**fields)
+        self.set_own(positivity=positivity)
 
     @property
     def optimizer_class(self) -> type[MeanFieldOptimizer]:

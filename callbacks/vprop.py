@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
+
+from typing_extensions import Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.optim import BetaSchedule, Vprop, Vprop0
-from lightning_bayes.optim.diagonal.vprop import Scaling, check_scaling
+from lightning_bayes.callbacks.fields import CallbackFields
+from lightning_bayes.optim import Vprop, Vprop0
+from lightning_bayes.optim.diagonal.vprop import Scaling
 from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 
 
-class _VpropCallback(VariationalCallback):
-    noise_bounds = CAUTIOUS_NOISE
-
-    def __init__(
-        self,
-        betas: tuple[float, float] | BetaSchedule = (0.0, 0.999),
-        scaling: Scaling = "mean",
-        **arguments: Any,
-    ) -> None:
-        check_scaling(scaling)
-        super().__init__(betas=betas, **arguments)
-        self.group_defaults["scaling"] = scaling
-
-
 @final
-class VpropCallback(_VpropCallback):
+class VpropCallback(VariationalCallback):
     """Trains with variational RMSprop (`lightning_bayes.Vprop`): one backward pass of any layer.
 
-    The width of its posterior depends on the batch size, see `optim.diagonal.gradient_magnitude`.
+    By default ``betas=(0.0, 0.999)``: the papers have no momentum. The width of its posterior depends on the batch size, see
+    `optim.diagonal.gradient_magnitude`.
 
     Args:
-        betas: (β₁, β₂), weights of the old momentum and of the old curvature; the papers have no momentum.
         scaling: ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, for all data in one batch).
-        **arguments: As in `VariationalCallback`.
-
-    Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        **fields: See `CallbackFields`.
     """
 
     optimizer_class = Vprop
+    noise_bounds = CAUTIOUS_NOISE
+
+    def __init__(self, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
+        super().__init__(**fields)
+        self.set_own(scaling=scaling)
 
 
 @final
-class Vprop0Callback(_VpropCallback):
+class Vprop0Callback(VariationalCallback):
     """Trains with Vprop without noise (`lightning_bayes.Vprop0`): it leaves no posterior.
 
     Args:
-        betas: (β₁, β₂), weights of the old momentum and of the old curvature; the papers have no momentum.
         scaling: ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, for all data in one batch).
-        **arguments: As in `VariationalCallback`.
-
-    Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        **fields: See `CallbackFields`.
     """
 
     optimizer_class = Vprop0
+    noise_bounds = CAUTIOUS_NOISE
+
+    def __init__(self, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
+        super().__init__(**fields)
+        self.set_own(scaling=scaling)

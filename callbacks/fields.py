@@ -1,0 +1,138 @@
+"""The arguments of the callbacks: one typed source for type checkers, editors and jsonargparse.
+
+They are those that optimizers and callbacks share (`optim.hyperparameters.HyperparameterFields`) and a few more. Defaults
+and ranges come from the record of the callback's optimizer, so an algorithm states them once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from lightning_bayes.curvature import check_names
+from lightning_bayes.optim import FisherName, MeanFieldOptimizer, Schedule
+from lightning_bayes.optim.hyperparameters import HyperparameterFields
+from lightning_bayes.optim.settings import plain
+from lightning_bayes.predictive import Link
+
+
+class CallbackFields(HyperparameterFields, total=False):
+    """Arguments of the callbacks.
+
+    Attributes:
+        lr: Learning rate α of the paper's natural step, at the peak of the user's schedule. None, the default step: the
+            user's own optimizer updates the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers act on either.
+        mc_samples: K, weight samples per batch and process in training; default 1, CVI 10.
+        eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean. Default 10.
+        prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 0.1
+            with the default step and 1 with an explicit `lr`. In the default step the prior acts on the mean only if it is
+            requested: by this argument, by ``prior_mean="initial"``, or by an L2 penalty.
+        data_augmentation_factor: ρ; augmentation makes N examples count as ρN. None: that of the data module, else 1.
+        num_data: N, number of training examples; None counts those of the trainer's data loader.
+        init_precision: Posterior precision before the first update; the default step replaces it there. None takes the
+            curvature of the first batch.
+        relative_noise: Upper bound of the noise in units of each tensor's size. None: no bound with an explicit `lr`; with
+            the default step 0.3 for classifiers (known from `link` or the loss; 0.1 where SGD updates the mean) and 0.02
+            for other models, less for more than five layers (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
+        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else that of the
+            training loss (``mse_loss``: ``"identity"``), else ``"softmax"``.
+        bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
+            same step, without noise. None for all, in the default step without normalisation layers, whose single numbers
+            drive whole channels: noise in them cost a small ResNet most (a heuristic). ``"^head"`` is a last-layer
+            posterior.
+    """
+
+    lr: float | Schedule | None
+    eval_samples: int
+    prior_precision: float | Schedule | None
+    data_augmentation_factor: float | Schedule | None
+    link: Link | None
+
+
+class KroneckerFields(CallbackFields, total=False):
+    """Arguments of the callbacks of K-FAC and Noisy K-FAC.
+
+    Attributes:
+        stats_interval: T_stats, updates between measurements of the curvature; default 10.
+        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns. Default 100.
+        max_side: Layers with a longer side of their matrix are treated as mean-field; default 4096.
+        fisher: ``"sampled"`` draws labels from the module's attribute ``likelihood``, for the Fisher; ``"empirical"`` uses
+            the data's. None draws them where there is such an attribute.
+        kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None for none.
+    """
+
+    stats_interval: int
+    inverse_interval: int
+    max_side: int
+    fisher: FisherName | None
+    kl_clip: float | Schedule | None
+
+
+def _merge_docstrings(*records: Any) -> None:
+    """Append the inherited attributes to each record's docstring, where jsonargparse looks for help texts."""
+    inherited = ""
+    for record in records:
+        head, _, own = (record.__doc__ or "").partition("Attributes:\n")
+        inherited = f"{inherited.rstrip()}\n{own.rstrip()}\n".lstrip(
+            "\n"
+        )  # of two entries of a name the last one counts
+        record.__doc__ = f"{head}Attributes:\n{inherited}    "
+
+
+_merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
+
+_OF_CALLBACK = ("lr", "num_data", "prior_precision", "eval_samples", "link")
+_OPEN = dict.fromkeys(("lr", "prior_precision", "data_augmentation_factor", "link"))  # decided at the fit
+
+
+class CallbackArguments(NamedTuple):
+    """The arguments of a callback, completed by defaults."""
+
+    lr: float | Schedule | None
+    num_data: int | None
+    prior_precision: float | Schedule | None
+    eval_samples: int
+    link: Link | None
+    group_defaults: dict[str, Any]  # hyperparameters of every parameter group
+    optimizer_kwargs: dict[str, Any]  # the other arguments of the optimizer
+
+
+def complete_arguments(
+    callback: str, optimizer_class: type[MeanFieldOptimizer], given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> CallbackArguments:
+    """Complete the arguments of a callback by defaults, check them, and sort them by who takes them.
+
+    Args:
+        callback: Name of the callback's class, for messages.
+        optimizer_class: The optimizer, whose record has the ranges.
+        given: The arguments that were given.
+        defaults: Defaults of the callback, where they differ from the optimizer's.
+
+    Returns:
+        All arguments.
+    """
+    record = optimizer_class.hyperparameters
+    known = [*CallbackFields.__optional_keys__, *record.own_names()]
+    _require_known(callback, given, known)
+    values = {**record.defaults(), **optimizer_class.own_defaults, **_OPEN, **defaults, **plain(given)}
+    record.check(values)
+    check_names(values["engine"], values["loss_reduction"])
+    of_callback = {name: values[name] for name in _OF_CALLBACK}
+    others = [name for name in known if name in values and name not in of_callback]
+    in_group = {name: values[name] for name in others if record.settings()[name].in_group}
+    return CallbackArguments(
+        **of_callback,
+        group_defaults=in_group,
+        optimizer_kwargs={name: values[name] for name in others if name not in in_group},
+    )
+
+
+def _require_known(callback: str, given: Iterable[str], known: list[str]) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], known, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise TypeError(
+            f"{callback} has no argument {', '.join(unknown)}.{hint} Its arguments are: {', '.join(sorted(known))}."
+        )
