@@ -26,12 +26,6 @@ _OWN: Mapping[str, Any] = {  # arguments of K-FAC alone
     "fisher": None,
     "kl_clip": None,
 }
-    "stats_interval": 10,
-    "inverse_interval": 100,
-    "max_side": DEFAULT_MAX_SIDE,
-    "fisher": None,
-    "kl_clip": None,
-}
 
 
 @final
@@ -106,8 +100,8 @@ def _split(fields: KroneckerFields) -> tuple[CallbackFields, dict[str, Any]]:
 
 
 def _set_own(callback: VariationalCallback, own: dict[str, Any]) -> None:
+    KroneckerOptimizer.hyperparameters.check(own)
     callback.set_own(kl_clip=own["kl_clip"])
-    KroneckerOptimizer.hyperparameters.check({"max_side": own["max_side"]})
     callback.optimizer_kwargs |= {name: value for name, value in own.items() if name != "kl_clip"}
 
 
