@@ -1,7 +1,7 @@
 """One HTML page that compares runs: ``lightning-bayes report RUN [RUN …]``.
 
-It reads what the runs have left on disk, ``metrics.csv`` of Lightning's CSVLogger, ``config.yaml``, the PNG of
-``EvaluationFigures`` and the names of the checkpoints. The page holds everything in itself and asks no other server.
+It reads the files of each run: ``metrics.csv`` of Lightning's CSVLogger, ``config.yaml``, the PNG files of
+``EvaluationFigures`` and the names of the checkpoints. The page is self-contained and loads nothing from a server.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
     """Compare runs on one self-contained HTML page.
 
     Args:
-        folders: Folders of runs, or folders that hold such.
-        output: The file to write; its folders are created, a file that is there already is replaced.
+        folders: Folders of runs, or of several runs.
+        output: The file to write; its folders are created, and a previous file is replaced.
 
     Returns:
-        Its path.
+        The file's path.
     """
     page = render(read_runs(folders))
     path = Path(output)
@@ -31,24 +31,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Args:
-        arguments: What follows ``lightning-bayes report``; None takes the process's arguments.
+        arguments: The command line after ``lightning-bayes report``; by default that of the process.
     """
     options = parser().parse_args(arguments)
     print(f"wrote {write_report(options.runs, options.output)}")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments.
+    """Build the parser of the command's arguments.
 
     Returns:
-        Their parser.
+        The parser.
     """
     parser = argparse.ArgumentParser(
         prog="lightning-bayes report",
         description="Write one HTML page that compares runs, figures and tables included.",
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="folder of a run, with its metrics.csv, or folder of several such"
+        "runs", nargs="+", metavar="RUN", help="folder of a run, with its metrics.csv, or of several runs"
     )
     parser.add_argument("--output", default="report.html", help="file to write (default: report.html)")
     return parser

@@ -1,4 +1,4 @@
-"""Figures that a report draws itself, from what was logged."""
+"""Figures that the report draws from the logged values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def training_curves(runs: Sequence[Run]) -> Figure | None:
         runs: The runs.
 
     Returns:
-        A figure with one axes per metric; None if no run has logged one of them twice.
+        A figure with one panel per metric; None if no run has logged a metric twice.
     """
     shown = {
         key: [(run.name, _means(run.series[key])) for run in runs if len(_means(run.series.get(key, []))) > 1]
@@ -55,7 +55,7 @@ def training_curves(runs: Sequence[Run]) -> Figure | None:
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The mean value of each epoch: what was logged at steps has many."""
+    """Average the values of each epoch; metrics that are logged by step have many."""
     by_epoch: dict[float, list[float]] = {}
     for epoch, value in points:
         if math.isfinite(epoch) and math.isfinite(value):

@@ -17,7 +17,7 @@ METRICS, CONFIG, FIGURES, CHECKPOINTS = "metrics.csv", "config.yaml", "figures",
 
 
 class Run(NamedTuple):
-    """What one run has left."""
+    """The files of one run."""
 
     name: str
     folder: Path
@@ -33,13 +33,13 @@ def read_runs(folders: Iterable[str | Path]) -> list[Run]:
     """Read runs.
 
     Args:
-        folders: Folders of runs, or folders that hold such, like ``runs/digits_lenet_vogn`` with its versions.
+        folders: Folders of runs, or of several runs, such as ``runs/digits_lenet_vogn`` with its versions.
 
     Returns:
-        The runs, each once, named by the part of their paths in which they differ.
+        The runs, each once, named by the part of their paths that differs.
 
     Raises:
-        RunError: Listing the folders in which there is no run.
+        RunError: If a folder has no run; lists all such folders.
 
     Example:
         >>> read_runs(["nowhere"])
@@ -47,7 +47,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[Run]:
         ...
         lightning_bayes.errors.RunError: There is no run in nowhere: a run is a folder with metrics.csv, ...
     """
-    found: dict[Path, Path] = {}  # whole paths, each once, to those that were given
+    found: dict[Path, Path] = {}  # by resolved path, so each once
     missing = []
     for folder in folders:
         inside = _runs_in(Path(folder))
@@ -76,7 +76,7 @@ def _names(folders: list[Path]) -> list[str]:
     parts = [folder.parts for folder in folders]
     shared = 0
     while len(folders) > 1 and len({each[: shared + 1] for each in parts}) == 1 and shared + 1 < min(map(len, parts)):
-        shared += 1  # but a run that holds another one keeps its last part
+        shared += 1  # a run inside another run's folder keeps its last part
     return ["/".join(each[shared:] if len(folders) > 1 else each[-2:]) for each in parts]
 
 
@@ -84,11 +84,11 @@ def read_run(folder: Path, name: str) -> Run:
     """Read one run.
 
     Args:
-        folder: Folder with ``metrics.csv``.
-        name: What to call it.
+        folder: The folder with ``metrics.csv``.
+        name: The run's name.
 
     Returns:
-        The run; what is not there is empty.
+        The run; fields without a file are empty.
     """
     series = _read_series(folder / METRICS)
     text = _text(folder / CONFIG) if (folder / CONFIG).is_file() else ""
@@ -114,10 +114,10 @@ def _text(path: Path) -> str:
 def _settings(text: str, path: Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:  # also for a file that would run code
+    except yaml.YAMLError as error:  # also for tags that would run code
         raise RunError(f"{path} is no plain YAML: {error}. Repair or delete it.") from error
     if not isinstance(settings, dict):
-        raise RunError(f"{path} holds {settings!r} where settings by name should be. Repair or delete it.")
+        raise RunError(f"{path} holds {settings!r} instead of settings by name. Repair or delete it.")
     return settings
 
 
@@ -136,9 +136,7 @@ def _number(text: str, where: str) -> float:
     try:
         return float(text)
     except (TypeError, ValueError):
-        raise RunError(
-            f"{where} is {text!r}, which is no number. Remove the line, or the run from the report."
-        ) from None
+        raise RunError(f"{where} is {text!r}, not a number. Remove the line, or the run from the report.") from None
 
 
 def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -1,17 +1,17 @@
-"""The tables of a report: which values of which runs, and which of them is the best."""
+"""The tables of a report, with the best value of each column."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_bayes.report.runs import Run
 
-# First part of the keys → what the values are of; the best value is looked for within one table.
+# First part of a key → its row's name. The best value is marked within one table.
 TEST = {"test/": "test", "test_mean/": "test, mean", "test/post/": "test, temperature-scaled"}
 VALIDATION = {"val/": "validation"}
-# Key after the prefix → heading; the arrow tells which direction is better.
+# Rest of the key → heading. The arrow is the better direction.
 COLUMNS = {
     "cls/Acc": "accuracy ↑",
     "cls/NLL": "NLL ↓",
@@ -47,15 +47,26 @@ class Table(NamedTuple):
             return None
         return max(known) if self.columns[column].endswith("↑") else min(known)
 
+    def marked_rows(self) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
+        """Yield the name of each row and its cells: the text, and whether it is the best value of its column."""
+        best = [self.best(column) for column in range(len(self.columns))]
+        for name, values in self.rows:
+            yield name, [_cell(value, of_column) for value, of_column in zip(values, best, strict=True)]
+
+
+def _cell(value: float | None, best: float | None) -> tuple[str, bool]:
+    known = value is not None and not math.isnan(value)
+    return (f"{value:.4f}", value == best) if known else ("–", False)
+
 
 def metric_tables(runs: Sequence[Run]) -> list[Table]:
-    """All tables for which there are values.
+    """Build every table that has values.
 
     Args:
         runs: The runs.
 
     Returns:
-        The metrics of test and validation, then those of detection and shift.
+        Test metrics, detection, shift, and the last validation.
     """
     tables = [
         _metrics("Test", TEST, runs),
@@ -81,7 +92,7 @@ def _detection(runs: Sequence[Run]) -> list[Table]:
 
 
 def _detection_by(measure: str, keys: Sequence[str], runs: Sequence[Run]) -> Table:
-    # "" for all sets together, or "set/score"; the key of a set alone repeats its entropy.
+    # "" for all sets together, or "set/score"; a key with the set alone repeats its entropy.
     sources = [source for source, _, last in (key.rpartition("/") for key in keys) if last == measure]
     sources = sorted(source for source in sources if not source or "/" in source)
     rows = [
@@ -97,7 +108,7 @@ def _detection_by(measure: str, keys: Sequence[str], runs: Sequence[Run]) -> Tab
 
 def _shift(runs: Sequence[Run]) -> Table:
     rooms = {"shift": "test", "shift_mean": "test, mean"}
-    parts = [key.split("/") for run in runs for key in run.last if key.count("/") > 2]  # others are somebody else's
+    parts = [key.split("/") for run in runs for key in run.last if key.count("/") > 2]  # other keys are not ours
     levels = sorted({int(each[2]) for each in parts if each[0] in rooms and each[1] == "all" and each[2].isdecimal()})
     chosen = {key: COLUMNS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE")}
     columns = [f"{heading[:-2]}, severity {level} {heading[-1]}" for heading in chosen.values() for level in levels]
@@ -110,7 +121,7 @@ def _shift(runs: Sequence[Run]) -> Table:
 
 
 def config_differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """The settings in which the runs differ.
+    """List the settings in which the runs differ.
 
     Args:
         runs: The runs.
@@ -132,7 +143,7 @@ def _ordered(keys: Iterable[str]) -> list[str]:
 
 
 def _trimmed(table: Table) -> Table:
-    """Without the rows and columns in which there is no value."""
+    """Drop empty rows and columns."""
     rows = [(name, row) for name, row in table.rows if any(value is not None for value in row)]
     used = [i for i in range(len(table.columns)) if any(row[i] is not None for _, row in rows)]
     return Table(table.title, [table.columns[i] for i in used], [(name, [row[i] for i in used]) for name, row in rows])

@@ -101,7 +101,7 @@ def test_folders_without_a_run_are_all_named(tmp_path):
 
 def test_a_damaged_file_is_named_with_its_line(tmp_path):
     folder = write_run(tmp_path / "a", [*ROWS, "2,29,oops,"])
-    with pytest.raises(RunError, match=r"metrics\.csv, line 6, train/loss is 'oops', which is no number"):
+    with pytest.raises(RunError, match=r"metrics\.csv, line 6, train/loss is 'oops', not a number"):
         read_run(folder, "a")
 
 
@@ -109,8 +109,8 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path):
     ("name", "content", "message"),
     [
         ("config.yaml", b"a: [1\n", r"config\.yaml is no plain YAML: while parsing.*Repair or delete it"),
-        ("config.yaml", b"3\n", r"config\.yaml holds 3 where settings by name should be\. Repair"),
-        ("config.yaml", b"- 1\n- b\n", r"config\.yaml holds \[1, 'b'\] where settings by name"),
+        ("config.yaml", b"3\n", r"config\.yaml holds 3 instead of settings by name\. Repair"),
+        ("config.yaml", b"- 1\n- b\n", r"config\.yaml holds \[1, 'b'\] instead of settings by name"),
         ("config.yaml", b"a: \xe4\n", r"config\.yaml cannot be read: 'utf-8' codec.*leave its run out of the report"),
         ("metrics.csv", b"epoch,\xe4\n0,1\n", r"metrics\.csv cannot be read: 'utf-8' codec can't decode byte 0xe4"),
     ],
