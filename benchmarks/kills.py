@@ -27,7 +27,7 @@ from benchmarks.durable_run import Setting, results, start
 from benchmarks.processes import finish
 from benchmarks.provenance import provenance
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors import read_checkpoint
+from lightning_bayes.optim.readout import read_checkpoint
 
 Row = dict[str, Any]
 EPOCHS = 20

@@ -15,7 +15,8 @@ from typing import Any, final
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from lightning_bayes.posteriors import atomic_save, named_if_unreadable, require_checkpoint, verify_checksums
+from lightning_bayes.optim.readout import require_checkpoint
+from lightning_bayes.posteriors import atomic_save, named_if_unreadable, verify_checksums
 
 
 @final

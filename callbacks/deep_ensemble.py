@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import callback_state, read_checkpoint
+from lightning_bayes.optim.readout import callback_state, read_checkpoint
 from lightning_bayes.predictive import Link, MemberSamples, misfits
 
 

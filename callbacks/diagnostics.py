@@ -12,7 +12,8 @@ from torch import Tensor
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.posteriors import AbstractPosterior, Entry, diagnostics, posterior_of, state_precision
+from lightning_bayes.optim.readout import Entry, posterior_of, state_precision
+from lightning_bayes.posteriors import AbstractPosterior, diagnostics
 
 _DROWNED = 1.0  # noise to weight
 _COLLAPSED = 0.01  # data share

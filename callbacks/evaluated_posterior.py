@@ -10,7 +10,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.posteriors import AbstractPosterior, posterior_from_checkpoint
+from lightning_bayes.optim.readout import posterior_from_checkpoint
+from lightning_bayes.posteriors import AbstractPosterior
 
 
 @final

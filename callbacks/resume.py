@@ -12,8 +12,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from lightning_bayes.callbacks.rollback import RollbackOnFailedResume
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import value_at
+from lightning_bayes.optim.readout import callback_state
 from lightning_bayes.optim.settings import plain
-from lightning_bayes.posteriors import callback_state
 
 
 @final

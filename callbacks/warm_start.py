@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors import read_checkpoint
+from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.predictive import misfits
 
 

@@ -61,7 +61,8 @@ from lightning_bayes.optim import (
     Vprop,
     Vprop0,
 )
-from lightning_bayes.posteriors import MatrixGaussian, MeanField, load_posterior
+from lightning_bayes.optim.readout import load_posterior
+from lightning_bayes.posteriors import MatrixGaussian, MeanField
 from lightning_bayes.predictive import Prediction, mc_predict
 from lightning_bayes.strategies import BayesDDPStrategy
 

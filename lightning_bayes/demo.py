@@ -29,7 +29,8 @@ from lightning_bayes.metrics import (
     ood_metrics,
     reliability_diagram,
 )
-from lightning_bayes.posteriors import AbstractPosterior, load_posterior
+from lightning_bayes.optim.readout import load_posterior
+from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import entropy, mc_predict
 
 SAMPLES = 64  # S, posterior samples of the Monte-Carlo predictive

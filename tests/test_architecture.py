@@ -7,11 +7,21 @@ root of the repository and are imported as ``lightning_bayes.callbacks`` and so 
 from __future__ import annotations
 
 import ast
+import inspect
 import statistics
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from optimizer_family import OPTIMIZERS, classifier, construct
+
+from benchmarks.house.class_probe import own_classes
+from benchmarks.house.constructors import constructors
+from benchmarks.house.sources import source_files as house_files
+from lightning_bayes.errors import BayesError
+from lightning_bayes.optim.hyperparameters import Hyperparameters
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "lightning_bayes"
@@ -44,6 +54,39 @@ ARROWS = {  # room: the rooms it may import, beside itself
 }
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "demo", "__main__"}
+LEVELS = {  # own levels of inheritance where they are more than 3 yet
+    "optim": 6,  # NoisyOptimizer, what it measures, its family, variants of an algorithm
+    "callbacks": 5,  # one class for each concern of a fit
+    "curvature": 4,  # captures of single layers refine those of all
+}
+SUBCLASSED = {  # concrete classes that others inherit from
+    "Hyperparameters": "algorithms extend the record by their own fields",
+    "Record": "only records inherit",
+    "Range": "a range of names, or of pairs",
+    "VisionDataModule": "a data set is a subclass with its torchvision class",
+    "PassCollector": "families collect more than one gradient and one curvature",
+    **dict.fromkeys(
+        ["Capture", "GradientCapture", "FusedCapture", "KroneckerCapture", "LayerCall"], "what a pass keeps is refined"
+    ),
+    **dict.fromkeys(["GradientEngine", "FusedEngine", "KroneckerEngine"], "engines open the captures above"),
+    **dict.fromkeys(
+        [
+            "GradientMagnitudeOptimizer",
+            "MeanFieldOptimizer",
+            "NewtonOptimizer",
+            "OuterProductOptimizer",
+            "SignedCurvatureOptimizer",
+            "_PriorAtTheSample",
+            "_VpropOptimizer",
+        ],
+        "without a method's class attributes it is no optimizer",
+    ),
+}
+LARGER = {  # constructors of more than 12 arguments
+    "VariationalCallback": "the callbacks' shared arguments are not unpacked from the record yet",
+    "ImageFolderDataModule": "a data module's arguments stand in its YAML",
+    "JointOptimizer": "not unpacked from the record yet",
+}
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 
 
@@ -163,6 +206,83 @@ def test_files_are_small():
 
 def test_functions_are_small():
     assert statistics.median([size for path in source_files() for size in function_sizes(path.read_text("utf-8"))]) < 12
+
+
+def keys_of_optimizers():
+    """The names under which optimizers keep hyperparameters and state: the schema's, and those seen after an update."""
+    keys = set(Hyperparameters.settings())
+    for optimizer_class in OPTIMIZERS:
+        model = classifier(optimizer_class)
+        optimizer = construct(optimizer_class, model)
+        with optimizer.sampled_params():
+            F.cross_entropy(model(torch.eye(4)), torch.tensor([0, 1, 0, 1])).backward()
+        optimizer.step()
+        keys |= {key for held in (*optimizer.param_groups, *optimizer.state.values()) for key in held}
+    return keys | {"param_groups", "state", "optimizer_states", "state_dict", "callbacks"}  # of checkpoints
+
+
+def looked_up(source):
+    """String keys that a source reads: ``x["key"]``, ``x.get("key")``, ``x.pop("key")``, ``"key" in x``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            keys = [node.slice]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            keys = node.args[:1] if node.func.attr in {"get", "pop", "setdefault"} else []
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            keys = [node.left]
+        else:
+            keys = []
+        yield from (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+
+
+def test_posteriors_read_no_key_of_an_optimizer():
+    """Posteriors take numbers; `optim.readout` looks them up in groups, states and checkpoints."""
+    keys = keys_of_optimizers()
+    assert {"prior_precision", "kl_weight", "noisy", "curvature", "joint_curvature", "input_factor", "scale"} <= keys
+    found = {
+        path.name: set(looked_up(path.read_text("utf-8"))) & keys
+        for path in (ROOT / PACKAGE / "posteriors").rglob("*.py")
+    }
+    assert not {name: sorted(read) for name, read in found.items() if read}
+
+
+def test_lookups_are_found():
+    source = 'group["lr"], state.get("scale", 1), "noisy" in state, group[name], {"mean": 1}'
+    assert set(looked_up(source)) == {"lr", "scale", "noisy"}
+
+
+@pytest.fixture(scope="module")
+def classes():
+    """The package's classes beside errors and records of plain data."""
+    return {cls for cls in own_classes() if not issubclass(cls, (BayesError, tuple, dict))}
+
+
+def levels(cls, classes):
+    """Length of the longest chain of own classes that ends in `cls`."""
+    return 1 + max((levels(base, classes) for base in cls.__bases__ if base in classes), default=0)
+
+
+def test_inheritance_is_shallow(classes):
+    deep = {
+        f"{cls.__module__}.{cls.__name__}": depth
+        for cls in classes
+        if (depth := levels(cls, classes)) > LEVELS.get(cls.__module__.split(".")[1], 3)
+    }
+    assert not deep, "compose instead of inheriting"
+
+
+def test_concrete_classes_are_final(classes):
+    parents = {base for cls in classes for base in cls.__bases__ if base in classes}
+    concrete = {
+        cls.__name__ for cls in parents if not inspect.isabstract(cls) and not getattr(cls, "_is_protocol", False)
+    }
+    assert not concrete - set(SUBCLASSED), "make the parent abstract, or say in SUBCLASSED why not"
+
+
+def test_constructors_take_few_arguments():
+    """Fields of a shared record, ``**fields: Unpack[...]``, count once, where they are declared."""
+    large = {each.name: each.own for each in constructors(house_files(ROOT)) if each.own > 12}
+    assert not {name: count for name, count in large.items() if name not in LARGER}
 
 
 @pytest.mark.parametrize(

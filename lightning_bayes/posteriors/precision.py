@@ -8,8 +8,7 @@ update of Osawa et al. 2019 (Algorithm 1) is not exact for τ ∉ {0, 1}; their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -81,58 +80,27 @@ def initial_curvature(
     return (init_precision - least) * kl_weight / num_data
 
 
-def kl_weight_now(group: Mapping[str, Any]) -> float:
-    """τ of a parameter group at its current step: linear from ``kl_warmup_init``·τ to τ over ``kl_warmup_steps``.
-
-    Args:
-        group: A parameter group of a noisy optimizer.
-
-    Returns:
-        τ.
-    """
-    steps, start = group["kl_warmup_steps"], group["kl_warmup_init"]
-    done = min(1.0, group["step"] / steps) if steps else 1.0
-    return float(group["kl_weight"] * (start + (1 - start) * done))
-
-
-def group_arguments(group: Mapping[str, Any]) -> dict[str, float]:
-    """The arguments of `precision` and `initial_curvature` that a parameter group fixes.
-
-    Args:
-        group: A parameter group of a noisy optimizer.
-
-    Returns:
-        ``num_data`` (Ñ), ``prior_precision``, ``kl_weight`` and ``damping``.
-    """
-    return {
-        "num_data": group["num_data"] * group["data_augmentation_factor"],
-        "prior_precision": group["prior_precision"],
-        "kl_weight": kl_weight_now(group),
-        "damping": group["damping"] if group["damping_in_noise"] else 0.0,
-    }
-
-
-def noise_floor(group: Mapping[str, Any], sizes: Tensor) -> Tensor:
+def noise_floor(relative_noise: float | None, sizes: Tensor) -> Tensor:
     """1/(κr)², a precision that keeps the noise std below κr. A heuristic, not part of the variational bound.
 
     Args:
-        group: A parameter group of a noisy optimizer; ``relative_noise`` is κ, None for no floor.
+        relative_noise: κ; None for no floor.
         sizes: r of each tensor, see `tensor_sizes`.
 
     Returns:
         The precision to add, shaped like `sizes`; zeros without a floor.
     """
-    if group["relative_noise"] is None:
+    if relative_noise is None:
         return torch.zeros_like(sizes)
-    return (float(group["relative_noise"]) * sizes).pow(-2)
+    return (float(relative_noise) * sizes).pow(-2)
 
 
 def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:
-    """How large weights are, tensor by tensor: the larger of their root mean square now and at the start.
+    """The size of each tensor: the larger of its root mean square now and at the start.
 
     Args:
         means: μ of each tensor.
-        sizes_at_start: The optimizer state's ``scale`` of each tensor.
+        sizes_at_start: Root mean square of each tensor at the start of training, a scalar each.
 
     Returns:
         r, ``[tensors]``.
@@ -144,21 +112,3 @@ def root_mean_squares(tensors: Sequence[Tensor]) -> Tensor:
     """√(mean of squares) of each tensor, ``[tensors]``."""
     norms = torch.stack(torch._foreach_norm(list(tensors)))
     return norms / torch.tensor([t.numel() ** 0.5 for t in tensors], dtype=norms.dtype, device=norms.device)
-
-
-def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
-    """Posterior precision of one parameter from the optimizer's state.
-
-    Args:
-        group: Its parameter group.
-        state: Its optimizer state.
-        mean: μ, shaped like the parameter.
-
-    Returns:
-        1/Σ, or None where there is no noise: a point estimate, or nothing measured yet.
-    """
-    is_point = not group["noisy"] or not state or not state["noisy"]
-    if is_point or (state["step"] == 0 and group["init_precision"] is None):
-        return None
-    floor = noise_floor(group, tensor_sizes([mean], [state["scale"]]))[0]
-    return precision(state["curvature"], **group_arguments(group)).add_(floor)

@@ -177,6 +177,6 @@ def test_the_noise_floor_keeps_the_std_below_its_share_of_the_size():
         torch.tensor([[3.0], [4.0]]),
     ]  # root mean square √12.5: one has grown, one shrunk
     sizes = tensor_sizes(means, [torch.tensor(1.0), torch.tensor(10.0)])
-    found = noise_floor({"relative_noise": 0.3}, sizes)
+    found = noise_floor(0.3, sizes)
     torch.testing.assert_close(found.rsqrt(), torch.tensor([0.3 * math.sqrt(12.5), 3.0]))
-    assert not noise_floor({"relative_noise": None}, sizes).any()
+    assert not noise_floor(None, sizes).any()

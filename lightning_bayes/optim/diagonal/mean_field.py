@@ -28,6 +28,7 @@ from lightning_bayes.optim.hyperparameters import (
     effective,
     take_functions,
 )
+from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
@@ -41,11 +42,8 @@ from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import groups_of
 from lightning_bayes.posteriors import (
-    Entry,
-    WeightPosterior,
     initial_curvature,
     noise_floor,
-    posterior_of,
     precision,
     root_mean_squares,
     tensor_sizes,
@@ -167,7 +165,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
                 noise.fill_(drawn)
                 curvatures = [self.state[param]["curvature"] for param in params]
                 means, scales = [param.detach() for param in params], [self.state[param]["scale"] for param in params]
-                floors = noise_floor(group, tensor_sizes(means, scales))
+                floors = noise_floor(group["relative_noise"], tensor_sizes(means, scales))
                 for block in blocks(params):
                     inverse_variance = precision(block.join(curvatures), **effective(group).precision_arguments)
                     std = inverse_variance.add_(block.spread(floors, params)).rsqrt_()
@@ -303,7 +301,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             for param in (param for params in self._cohorts(group) for param in params):
                 state = self.state[param]
                 if state["step"] and state["noisy"]:
-                    floor = noise_floor(group, tensor_sizes([param.detach()], [state["scale"]]))[0]
+                    floor = noise_floor(group["relative_noise"], tensor_sizes([param.detach()], [state["scale"]]))[0]
                     yield (
                         (precision(state["curvature"], **effective(group).precision_arguments) < floor).sum(),
                         param.numel(),

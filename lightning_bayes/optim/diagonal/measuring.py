@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import Capture
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.measures import FROM_GRADIENT, BatchSquares, Measure, reparameterised
+from lightning_bayes.optim.readout.state import state_precision
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
-from lightning_bayes.posteriors import state_precision
 
 
 class MeasuringOptimizer(NoisyOptimizer, ABC):

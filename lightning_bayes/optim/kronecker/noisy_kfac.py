@@ -35,8 +35,8 @@ from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.kronecker import kfac, layer_state
 from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerArguments, KroneckerOptimizer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.optim.readout.layer import layer_floored, layer_noise_damping
 from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.posteriors import layer_floored, layer_noise_damping
 
 PriorAt: TypeAlias = Literal["mean", "sample"]
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors.files import verified_load
-from lightning_bayes.posteriors.states import Entry, WeightPosterior, posterior_of
+from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
+from lightning_bayes.posteriors import verified_load
 
 # Key of the callbacks' state in a checkpoint: one for the whole family, so that a run can change its arguments.
 CALLBACK_KEY = "lightning_bayes"
 
 
 def load_posterior(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> WeightPosterior:
-    """Load the posterior that training with one of the callbacks left in a checkpoint.
+    """Load the posterior from a checkpoint of a run with one of the callbacks.
 
     Args:
         path: A Lightning checkpoint (``last.ckpt``).
@@ -46,11 +46,11 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
 
 
 def require_checkpoint(checkpoint: object, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Require what every Lightning checkpoint has.
+    """Require the entries that every Lightning checkpoint has.
 
     Args:
-        checkpoint: What was read.
-        path: From where.
+        checkpoint: Contents of a file.
+        path: The file.
 
     Returns:
         The checkpoint.
@@ -64,13 +64,13 @@ def require_checkpoint(checkpoint: object, path: str | os.PathLike[str]) -> dict
 
 
 def callback_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What the family's callback wrote into a checkpoint.
+    """The state of the family's callback in a checkpoint.
 
     Args:
         checkpoint: Contents of a Lightning checkpoint.
 
     Returns:
-        Its `state_dict`; empty if there was no such callback.
+        Its `state_dict`; empty without such a callback.
     """
     state: dict[str, Any] = checkpoint.get("callbacks", {}).get(CALLBACK_KEY, {})
     return state
@@ -81,7 +81,7 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
 
     Args:
         checkpoint: Contents of a Lightning checkpoint.
-        source: What error messages call it.
+        source: Its name in error messages.
 
     Returns:
         The posterior.
@@ -104,7 +104,7 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
 
 
 def _entries(checkpoint: dict[str, Any], names: list[list[str]], optimizer: dict[str, Any]) -> Iterator[Entry]:
-    """The parameters that were updated: before its first update, a parameter is a point."""
+    """Parameters with at least one update; before that, a parameter is a point."""
     for group, group_names in zip(optimizer["param_groups"], names, strict=True):
         for index, name in zip(group["params"], group_names, strict=True):
             state = optimizer["state"].get(index, {})

@@ -1,4 +1,4 @@
-"""From the optimizer's state of a layer's matrix to the precision of its noise."""
+"""The noise of a layer's matrix, from the parameter group and the optimizer state of its weight."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct
-from lightning_bayes.posteriors.matrix_gaussian import kronecker_precision
-from lightning_bayes.posteriors.precision import group_arguments, noise_floor, tensor_sizes
+from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.posteriors import kronecker_precision, noise_floor, precision, tensor_sizes
 
 
 def layer_noise_damping(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Tensor:
-    """What is added to the curvature in the noise beside the prior: γ if it counts there, and the noise floor.
+    """The damping of the noise beside the prior: γ if it counts there, and the noise floor.
 
     The floor 1/(κr)² of `noise_floor` is a precision, so as a damping of the mean curvature it is γ_l = (τ/Ñ)/(κr)².
 
@@ -25,8 +25,8 @@ def layer_noise_damping(group: Mapping[str, Any], state: Mapping[str, Any], weig
     Returns:
         γ + γ_l, a scalar.
     """
-    arguments = group_arguments(group)
-    return arguments["damping"] + _floor(group, state, weight) * (arguments["kl_weight"] / arguments["num_data"])
+    now = effective(group)
+    return now.noise_damping + _floor(group, state, weight) / now.scale
 
 
 def layer_precision(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> KroneckerProduct | None:
@@ -37,21 +37,19 @@ def layer_precision(group: Mapping[str, Any], state: Mapping[str, Any], weight: 
     """
     if not group["noisy"] or not state["noisy"]:
         return None
-    arguments: dict[str, Any] = group_arguments(group)
+    arguments: dict[str, Any] = effective(group).precision_arguments
     arguments["damping"] = layer_noise_damping(group, state, weight)
     return kronecker_precision(_curvature(state), **arguments)
 
 
 def layer_floored(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Tensor:
-    """How many weights of a layer have their noise set by the floor; arguments as in `layer_noise_damping`.
+    """The number of weights of a layer whose noise the floor sets; arguments as in `layer_noise_damping`.
 
     Returns:
         The number of entries S_ii A_jj of the curvature's diagonal that alone would allow more noise than κr.
     """
-    arguments = group_arguments(group)
-    scale = arguments["num_data"] / arguments["kl_weight"]
-    precision = (_curvature(state).diagonal() + arguments["damping"]) * scale + arguments["prior_precision"]
-    return (precision < _floor(group, state, weight)).sum()
+    without_floor = precision(_curvature(state).diagonal(), **effective(group).precision_arguments)
+    return (without_floor < _floor(group, state, weight)).sum()
 
 
 def _curvature(state: Mapping[str, Any]) -> KroneckerProduct:
@@ -59,4 +57,4 @@ def _curvature(state: Mapping[str, Any]) -> KroneckerProduct:
 
 
 def _floor(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Tensor:
-    return noise_floor(group, tensor_sizes([weight], [state["scale"]]))[0]
+    return noise_floor(effective(group).relative_noise, tensor_sizes([weight], [state["scale"]]))[0]

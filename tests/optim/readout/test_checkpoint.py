@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import OGNCallback, VOGNCallback
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors import load_posterior, posterior_from_checkpoint
+from lightning_bayes.optim.readout import load_posterior, posterior_from_checkpoint
 
 
 class Net(LightningModule):
