@@ -31,26 +31,15 @@ from lightning_bayes.callbacks.num_data import (
     with_augmentation_factor,
 )
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
-<<<<<<< HEAD
 from lightning_bayes.callbacks.resume import ResumeGuard
 from lightning_bayes.callbacks.schedulers import cycles_momentum
 from lightning_bayes.callbacks.seam import LightningSeam
 from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
 from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS
-from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.predictive import PosteriorSamples
-=======
-from lightning_bayes.callbacks.whole_or_nothing import WholeOrNothing
-from lightning_bayes.curvature import EngineName, LossReduction, check_names
-from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer, PriorMean, Schedule, value_at
-from lightning_bayes.optim.hyperparameters import effective
-from lightning_bayes.optim.readout import CALLBACK_KEY
-from lightning_bayes.optim.settings import plain
-from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS, PRIOR_PRECISION
-from lightning_bayes.predictive import Link
->>>>>>> 1ccfcc5 ([CHANGE] Posteriors take numbers; optim.readout reads them from optimizers and checkpoints)
 from lightning_bayes.strategies import BayesDDPStrategy
 
 
