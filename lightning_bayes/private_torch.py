@@ -34,6 +34,7 @@ except ImportError as error:
 CALL_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
 BACKWARD_HOOK_KIND: Final = "_is_full_backward_hook"  # of a module; None without backward hooks
 PRE_HOOKS: Final = CALL_HOOKS[0]
+FLAT_WEIGHTS: Final = ("_flat_weights", "_flat_weight_refs")  # lists in which a recurrent layer holds its parameters again
 DDP_SINK: Final = "_DDPSink"  # operation through which DistributedDataParallel passes all outputs of a step
 
 _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
@@ -42,7 +43,8 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
         torch._C,
         ("_are_functorch_transforms_active", "_current_graph_task_id", "_will_engine_execute_node"),
     ),
-    ("torch.nn.Module", nn.Module(), ("_parameters", "_modules", *CALL_HOOKS, BACKWARD_HOOK_KIND)),
+    ("torch.nn.Module", nn.Module(), ("_parameters", "_buffers", "_modules", *CALL_HOOKS, BACKWARD_HOOK_KIND)),
+    ("torch.nn.RNN", nn.RNN(1, 1), FLAT_WEIGHTS),
     ("torch.nn.Conv1d", nn.Conv1d, ("_conv_forward",)),
     ("torch.Tensor", Tensor, ("_is_view", "_backward_hooks")),
     ("torch.autograd.graph.Node", torch.ones(2, requires_grad=True).sum().grad_fn, ("_input_metadata",)),
@@ -72,6 +74,11 @@ check_private_symbols()
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The parameters that a module holds itself, by name; changing the dictionary changes the module."""
     return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """The buffers that a module holds itself, by name; changing the dictionary changes the module."""
+    return module._buffers
 
 
 def has_children(module: nn.Module) -> bool:
@@ -133,6 +140,7 @@ __all__ = [
     "BACKWARD_HOOK_KIND",
     "CALL_HOOKS",
     "DDP_SINK",
+    "FLAT_WEIGHTS",
     "PRE_HOOKS",
     "BatchNormBase",
     "ConvBase",
@@ -147,6 +155,7 @@ __all__ = [
     "is_view",
     "mark_as_scheduled",
     "output_shapes",
+    "own_buffers",
     "own_parameters",
     "saved_by",
     "tree_flatten",

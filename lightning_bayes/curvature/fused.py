@@ -228,7 +228,7 @@ class LayerCall:
 
     def watched(self, inputs: list[Any], output: Any, leaves: list[Any]) -> Any:
         """`output` with an identity behind it, whose backward asks `backward` for the gradients of `leaves`."""
-        if isinstance(output, Tensor):
+        if isinstance(output, Tensor) and self.unit.rule is not None:
             return _Measured.apply(self, inputs, 1, output.clone() if _is_needed(output) else output, *leaves)
         tensors, rebuild = differentiable(output)
         outputs = [t.clone() for t in tensors]  # outputs may be views of one another
@@ -268,10 +268,8 @@ class _GenericCall(LayerCall):
         self.detached = {name: p.detach() for name, p in self.unit.module.named_parameters()}
         with self._alone():
             output = self.one_call.forward(self.detached, self._is_checked)
-        self.captured.note_call(self.unit.label, self.one_call.batch_size)
-        if not self._is_checked():
-            self.one_call.remember(differentiable(output)[0])
-        return self.watched(self.one_call.leaves, output, list(self.params.values()))
+        self.captured.note_call(self.unit.label, self.one_call.inputs.batch_size)
+        return self.watched(self.one_call.inputs.leaves, output, list(self.params.values()))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -282,7 +280,7 @@ class _GenericCall(LayerCall):
             self.captured.inside_generic = False
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
-        self.one_call.leaves = [in_full_precision(x) for x in inputs]
+        self.one_call.inputs.leaves = [in_full_precision(x) for x in inputs]
         grads = [in_full_precision(grad) for grad in grads]
         self.one_call.buffers = {name: in_full_precision(b) for name, b in self.one_call.buffers.items()}
         self.one_call.frozen = {name: in_full_precision(p) for name, p in self.detached.items()}
@@ -302,7 +300,7 @@ class _GenericCall(LayerCall):
     @property
     def _key(self) -> tuple[nn.Module, tuple[int | None, ...]]:
         """A mask of as many rows as the batch has examples is split like them; so once for each way of splitting."""
-        return self.unit.module, self.one_call.split
+        return self.unit.module, self.one_call.inputs.dims
 
     def _is_checked(self) -> bool:
         return self._key in self.captured.checked
@@ -310,7 +308,7 @@ class _GenericCall(LayerCall):
     def _check_once(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Callable[[], Sums]) -> None:
         if not self._is_checked() and all(grad.isfinite().all() for grad, _ in found().values()):
             self.one_call.check_sum(params, grads, found())
-            if self.one_call.batch_size > 1:  # one example mixes with no other
+            if self.one_call.inputs.batch_size > 1:  # one example mixes with no other
                 self.captured.checked.add(self._key)
 
 

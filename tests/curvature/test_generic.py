@@ -60,7 +60,8 @@ class Masked(nn.Module):
 
     def __init__(self, batch_first):
         super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+        attention = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+        self.attention = nn.utils.parametrizations.weight_norm(attention, "in_proj_weight")  # so no rule holds
 
     def forward(self, x):  # [B, 3, 4]
         mask = torch.ones(3, 3, dtype=torch.bool).triu(1)

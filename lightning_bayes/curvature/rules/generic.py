@@ -10,32 +10,38 @@ mix: BatchNorm on batch statistics inside the module is refused.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
+from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, set_rng, with_rng
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums
+from lightning_bayes.curvature.rules.stateless import call_with, without_trace
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
-from lightning_bayes.private_torch import CALL_HOOKS, PRE_HOOKS, tree_flatten, tree_unflatten
+
+_HALF = {torch.float16, torch.bfloat16}
 
 
 class ReplayedCall:
-    """One call of a module: its inputs, taken apart into tensors that hold the examples and everything else.
+    """One call of a module, which can be repeated for single examples.
 
     Args:
         module: The module; it is called with detached parameters.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
         workspace: Says how many examples are taken at once.
+
+    Attributes:
+        inputs: The arguments, taken apart.
+        buffers: The module's buffers before the forward, by name.
+        frozen: Parameters that replays take from here, not from the module.
 
     Raises:
         UnsupportedLayerError: If examples mix inside the module, or are packed.
@@ -45,47 +51,12 @@ class ReplayedCall:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], workspace: Workspace | None = None
     ) -> None:
         self.module, self.workspace = module, workspace or Workspace()
-        self.batch_dim = 0 if getattr(module, "batch_first", True) else 1
-        self.leaves, self.spec = tree_flatten((args, kwargs), is_leaf=lambda node: isinstance(node, PackedSequence))
-        self._known = _known_dims(module, args, kwargs)
-        self._take_apart(next(self._sizes(self.leaves), 0))
+        self.inputs = ExampleInputs(module, args, kwargs)
+        _require_no_batch_statistics(module)
         self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        self.frozen: dict[str, Tensor] = {}  # parameters that replays take from here, not from the module
-        self.rng_state: list[Tensor] | None = None  # that of the forward, if the module draws noise
-        self.outputs: list[Tensor] | None = None  # those of the forward, until they were checked
-        mixing = [
-            name or type(module).__name__ for name, child in module.named_modules() if uses_batch_statistics(child)
-        ]
-        if any(isinstance(leaf, PackedSequence) for leaf in self.leaves):
-            raise UnsupportedLayerError(
-                f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be taken apart. Pass "
-                "padded sequences and leave the padding out of the loss, or freeze the layer with requires_grad_(False)."
-            )
-        if mixing:
-            raise UnsupportedLayerError(
-                f"{type(module).__name__} has no rule of its own, and inside it {', '.join(mixing)} normalises over the "
-                "batch, so its examples cannot be taken one by one. Use GroupNorm there, call .eval() on these layers, "
-                "or freeze the parameters of the module with requires_grad_(False)."
-            )
-
-    def _sizes(self, values: list[Any]) -> Iterator[int]:
-        """What could be the number of examples, by each of the tensors."""
-        return (v.shape[self.batch_dim] for v in values if isinstance(v, Tensor) and v.dim() > self.batch_dim)
-
-    def _take_apart(self, batch_size: int) -> None:
-        self.batch_size = batch_size
-        self.dims = [self._example_dim(leaf, self._known.get(id(leaf), self.batch_dim)) for leaf in self.leaves]
-
-    def _example_dim(self, leaf: Any, dim: int | None) -> int | None:
-        """`dim` if the input holds the examples there; None if every example sees all of it."""
-        if dim is None or not isinstance(leaf, Tensor) or leaf.dim() <= dim or leaf.shape[dim] != self.batch_size:
-            return None
-        return dim
-
-    @property
-    def split(self) -> tuple[int | None, ...]:
-        """In which dimension each input is taken apart into examples."""
-        return tuple(self.dims)
+        self.frozen: dict[str, Tensor] = {}
+        self._rng_state: list[Tensor] | None = None  # that of the forward, if the module draws noise
+        self._outputs: list[Tensor] | None = None  # those of the forward, until they were checked
 
     def forward(self, params: dict[str, Tensor], is_checked: Callable[[], bool] = lambda: True) -> Any:
         """Call the module as its owner would.
@@ -100,33 +71,31 @@ class ReplayedCall:
             The module's output.
         """
         before = rng_state()
-        args, kwargs = tree_unflatten(self.leaves, self.spec)
-        whole = _call(self.module, params, args, kwargs)
-        if self.batch_size == 1:
-            self._look_behind_shared(whole)
-        if same_rng(before, rng_state()) or not self.batch_size:
-            return whole
-        self.rng_state = before
-        set_rng(before)
-        tensors, rebuild = differentiable(whole)
-        parts = [self.replay(params, self._example(i)) for i in range(self.batch_size)]
-        dims = [_differing_dim(self.module, one.shape, out.shape) for one, out in zip(parts[0], tensors, strict=True)]
+        output = call_with(self.module, params, *self.inputs.arguments())
+        tensors, rebuild = differentiable(output)
+        if self.inputs.batch_size == 1:
+            self.inputs.look_behind_shared(tensors)
+        draws_noise = bool(self.inputs.batch_size) and not same_rng(before, rng_state())
+        if draws_noise:
+            self._rng_state = before
+            set_rng(before)
+            tensors = self._one_by_one(params, tensors, is_checked())
         if not is_checked():
-            self._require_apart(params, tensors, dims)
-        return rebuild([torch.cat(pieces, dim) for pieces, dim in zip(zip(*parts, strict=True), dims, strict=True)])
+            self._keep_for_check(tensors)
+        return rebuild(tensors) if draws_noise else output
 
-    def _look_behind_shared(self, output: Any) -> None:
-        """A first input of one row may be one that all examples share: then the output has as many rows as another."""
-        sizes = set(self._sizes(differentiable(output)[0]))
-        if len(sizes) == 1 and sizes <= set(self._sizes(self.leaves)):
-            self._take_apart(sizes.pop())
+    def _one_by_one(self, params: dict[str, Tensor], whole: list[Tensor], is_checked: bool) -> list[Tensor]:
+        """The outputs of the examples, each a batch of one."""
+        parts = [self.replay(params, self.inputs.examples(i, 1)) for i in range(self.inputs.batch_size)]
+        dims = [_differing_dim(self.module, one.shape, out.shape) for one, out in zip(parts[0], whole, strict=True)]
+        if not is_checked:
+            self._require_apart(params, whole, dims)
+        return [torch.cat(pieces, dim) for pieces, dim in zip(zip(*parts, strict=True), dims, strict=True)]
 
     @torch.no_grad()
     def _require_apart(self, params: dict[str, Tensor], outputs: list[Tensor], dims: list[int]) -> None:
         """Require of a module with noise that the first example's output stays when the others become like the first."""
-        pairs = zip(self.leaves, self.dims, strict=True)
-        alike = [leaf if dim is None else leaf.narrow(dim, 0, 1).expand_as(leaf).clone() for leaf, dim in pairs]
-        again = with_rng(self.rng_state, self.replay, params, alike)
+        again = with_rng(self._rng_state, self.replay, params, self.inputs.like_the_first())
         firsts = ([t.narrow(dim, 0, 1) for t, dim in zip(ts, dims, strict=True) if t.dim()] for ts in (outputs, again))
         if not all(map(_are_close, *firsts)):
             raise ExampleDimensionError(
@@ -134,27 +103,18 @@ class ReplayedCall:
                 "examples in dimension 0 that do not mix, or freeze its parameters with requires_grad_(False)."
             )
 
-    def remember(self, outputs: list[Tensor]) -> None:
+    def _keep_for_check(self, outputs: list[Tensor]) -> None:
         """Keep the forward's outputs for `check_sum`, unless they are rounded to half precision."""
-        half = {torch.float16, torch.bfloat16}
         tensors = [*outputs, *self.module.parameters()]
-        if not any(t.dtype in half or torch.is_autocast_enabled(t.device.type) for t in tensors):
-            self.outputs = [output.detach() for output in outputs]
+        if not any(t.dtype in _HALF or torch.is_autocast_enabled(t.device.type) for t in tensors):
+            self._outputs = [output.detach() for output in outputs]
 
     def replay(self, params: dict[str, Tensor], leaves: list[Any]) -> list[Tensor]:
         """Call the module with the forward's buffers; return its floating-point outputs, flattened."""
-        args, kwargs = tree_unflatten(leaves, self.spec)
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # the module may change them
-        state = {**buffers, **self.frozen, **params}
-        return differentiable(_call(self.module, state, args, kwargs))[0]
-
-    def _example(self, index: int) -> list[Any]:
-        """The inputs of one example, as a batch of one."""
-        return self._examples(index, 1)
-
-    def _examples(self, start: int, count: int) -> list[Any]:
-        pairs = zip(self.leaves, self.dims, strict=True)
-        return [leaf if dim is None else leaf.narrow(dim, start, count) for leaf, dim in pairs]
+        with without_trace(self.module):
+            output = call_with(self.module, {**buffers, **self.frozen, **params}, *self.inputs.arguments(leaves))
+        return differentiable(output)[0]
 
     def per_example(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> PerExample:
         """Every example's contribution to every parameter.
@@ -195,7 +155,7 @@ class ReplayedCall:
         self, params: dict[str, Tensor], grads: list[Tensor | None], visit: Callable[[PerExample], None]
     ) -> None:
         """Call `visit` with the contributions of some examples at a time, in order."""
-        if not self.batch_size:
+        if not self.inputs.batch_size:
             return None
         used = [i for i, grad in enumerate(grads) if grad is not None]
         cotangents = [grad for grad in grads if grad is not None]
@@ -206,13 +166,13 @@ class ReplayedCall:
             return contribution
 
         with _refused_by_name(self.module):
-            if self.batch_size == 1:  # nothing to take apart
-                found = with_rng(self.rng_state, one, cotangents, self.leaves)
+            if self.inputs.batch_size == 1:  # nothing to take apart
+                found = with_rng(self._rng_state, one, cotangents, self.inputs.leaves)
                 return visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
             dims = self._output_dims(params, cotangents, used)
             size = self.workspace.examples_at_once(sum(p.numel() for p in params.values()))
-            if self.rng_state is not None or not self._vectorised(one, cotangents, dims, size, visit):
-                with_rng(self.rng_state, self._looped, one, cotangents, dims, visit)
+            if self._rng_state is not None or not self._vectorised(one, cotangents, dims, size, visit):
+                with_rng(self._rng_state, self._looped, one, cotangents, dims, visit)
         return None
 
     def _vectorised(
@@ -224,17 +184,18 @@ class ReplayedCall:
         visit: Callable[[PerExample], None],
     ) -> bool:
         """Visit `size` examples at a time; False if `torch.vmap` cannot do the first of them."""
+        in_dims, batch_size = list(self.inputs.dims), self.inputs.batch_size
 
         def with_batch_of_one(gradients: list[Tensor], *leaves: Any) -> PerExample:
-            pairs = zip(leaves, self.dims, strict=True)
+            pairs = zip(leaves, in_dims, strict=True)
             split = [leaf if dim is None else leaf.unsqueeze(dim) for leaf, dim in pairs]
             return one([g.unsqueeze(d) for g, d in zip(gradients, dims, strict=True)], split)
 
         def some(start: int) -> PerExample:
-            count = min(size, self.batch_size - start)
+            count = min(size, batch_size - start)
             gradients = [g.narrow(d, start, count) for g, d in zip(grads, dims, strict=True)]
-            result: PerExample = torch.vmap(with_batch_of_one, (dims, *self.dims))(
-                gradients, *self._examples(start, count)
+            result: PerExample = torch.vmap(with_batch_of_one, (dims, *in_dims))(
+                gradients, *self.inputs.examples(start, count)
             )
             return result
 
@@ -245,20 +206,20 @@ class ReplayedCall:
             except RuntimeError:  # recurrent layers, for instance, have no batching rule
                 return False
             visit(first)
-            for start in range(size, self.batch_size, size):
+            for start in range(size, batch_size, size):
                 visit(some(start))
         return True
 
     def _looped(
         self, one: Callable[..., PerExample], grads: list[Tensor], dims: list[int], visit: Callable[[PerExample], None]
     ) -> None:
-        for i in range(self.batch_size):
-            found = one([g.narrow(d, i, 1) for g, d in zip(grads, dims, strict=True)], self._example(i))
+        for i in range(self.inputs.batch_size):
+            found = one([g.narrow(d, i, 1) for g, d in zip(grads, dims, strict=True)], self.inputs.examples(i, 1))
             visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
 
     def _output_dims(self, params: dict[str, Tensor], grads: list[Tensor], used: list[int]) -> list[int]:
         """In which dimension each output holds the examples: where a batch of one differs from the batch."""
-        outputs = with_rng(self.rng_state, self.replay, params, self._example(0))
+        outputs = with_rng(self._rng_state, self.replay, params, self.inputs.examples(0, 1))
         return [_differing_dim(self.module, outputs[i].shape, g.shape) for i, g in zip(used, grads, strict=True)]
 
     def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Sums) -> None:
@@ -273,11 +234,11 @@ class ReplayedCall:
             ExampleDimensionError: If they differ: the module mixes examples, or keeps them in another dimension.
             UnsupportedLayerError: If the module called again returns something else.
         """
-        if self.rng_state is not None:
+        if self._rng_state is not None:
             return  # the batch draws its noise in another order than the examples do
         used = [i for i, grad in enumerate(grads) if grad is not None]
-        again, vjp, *_ = torch.func.vjp(lambda p: [self.replay(p, self.leaves)[i] for i in used], params)
-        kept, self.outputs = self.outputs, None
+        again, vjp, *_ = torch.func.vjp(lambda p: [self.replay(p, self.inputs.leaves)[i] for i in used], params)
+        kept, self._outputs = self._outputs, None
         if kept is not None and not all(map(_are_close, (kept[i] for i in used), again)):
             raise UnsupportedLayerError(
                 f"{type(self.module).__name__} has no rule of its own, and called again with the same inputs it returns "
@@ -289,8 +250,8 @@ class ReplayedCall:
         for name, grad in vjp([grads[i] for i in used])[0].items():
             if not torch.allclose(found[name][0], grad, rtol=1e-3, atol=1e-4 * float(grad.abs().max()) + 1e-5 * scale):
                 raise ExampleDimensionError(
-                    f"The per-example gradients of {type(self.module).__name__}.{name} do not add up to its gradient, "
-                    f"so it mixes examples or does not keep them in dimension {self.batch_dim}. Give it batch-first "
+                    f"The per-example gradients of {type(self.module).__name__}.{name} do not add up to its gradient, so "
+                    f"it mixes examples or does not keep them in dimension {self.inputs.batch_dim}. Give it batch-first "
                     "inputs, write a rule for it (see curvature/rules/linear.py), or freeze it."
                 )
 
@@ -300,29 +261,16 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
-def _call(module: nn.Module, state: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `module` with other parameters and buffers; its hooks are its owner's business, who called it before."""
-    with _only_weight_hooks(module):
-        return torch.func.functional_call(module, state, args, kwargs)
-
-
-@contextlib.contextmanager
-def _only_weight_hooks(module: nn.Module) -> Iterator[None]:
-    """Silence the module's own hooks, but for the work of its pre-hooks: old-style weight_norm computes the weight there."""
-    own = {name: hooks for name, hooks in vars(module).items() if name in CALL_HOOKS}
-    try:
-        vars(module).update({name: type(hooks)() for name, hooks in own.items()})
-        vars(module)[PRE_HOOKS].update({k: _without_result(hook) for k, hook in own[PRE_HOOKS].items()})
-        yield
-    finally:
-        vars(module).update(own)
-
-
-def _without_result(hook: Callable[..., Any]) -> Callable[..., None]:
-    def run(*args: Any) -> None:
-        hook(*args)  # a changed input was changed already, when the owner called the module
-
-    return run
+def _require_no_batch_statistics(module: nn.Module) -> None:
+    kind = type(module).__name__
+    mixing = [name or kind for name, child in module.named_modules() if uses_batch_statistics(child)]
+    if mixing:
+        inside = "it" if mixing == [kind] else f"inside it {', '.join(mixing)}"
+        raise UnsupportedLayerError(
+            f"{kind} has no rule of its own, and {inside} normalises over the batch, so its examples cannot be taken one by "
+            "one. Use GroupNorm there, call .eval() on these layers, or freeze the parameters of the module with "
+            "requires_grad_(False)."
+        )
 
 
 @contextlib.contextmanager
@@ -347,19 +295,3 @@ def _differing_dim(module: nn.Module, one: torch.Size, batch: torch.Size) -> int
             "does not hold the examples in one dimension. Write a rule for it, or freeze it."
         )
     return different[0] if different else 0
-
-
-def _known_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int | None]:
-    """Where torch's own layers hold the examples of an input in another dimension than the first input's, by its id."""
-    if not isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
-        return {}
-    given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
-    if isinstance(module, nn.MultiheadAttention):
-        mask = given.get("attn_mask")
-        if isinstance(mask, Tensor) and mask.dim() == 3:
-            raise UnsupportedLayerError(
-                f"MultiheadAttention was called with an attn_mask of shape {list(mask.shape)}, whose rows are heads of "
-                "examples and cannot be taken apart. Pass a mask [length, length] for all, or a key_padding_mask."
-            )
-        return {id(mask): None, id(given.get("key_padding_mask")): 0}
-    return {id(state): 1 for state in tree_flatten(given.get("hx"))[0]}

@@ -1,4 +1,4 @@
-"""The tensors in what a module returns."""
+"""The tensors in what a module takes and returns."""
 
 from __future__ import annotations
 
