@@ -34,7 +34,10 @@ except ImportError as error:
 CALL_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
 BACKWARD_HOOK_KIND: Final = "_is_full_backward_hook"  # of a module; None without backward hooks
 PRE_HOOKS: Final = CALL_HOOKS[0]
-FLAT_WEIGHTS: Final = ("_flat_weights", "_flat_weight_refs")  # lists in which a recurrent layer holds its parameters again
+FLAT_WEIGHTS: Final = (
+    "_flat_weights",
+    "_flat_weight_refs",
+)  # lists in which a recurrent layer holds its parameters again
 DDP_SINK: Final = "_DDPSink"  # operation through which DistributedDataParallel passes all outputs of a step
 
 _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
