@@ -1,7 +1,7 @@
-"""The main job on real data: one LeNet on scikit-learn's digits, trained once with Adam and once with VOGN.
+"""The demo: LeNet-5 on scikit-learn's digits, trained once with Adam and once with VOGN, and compared.
 
-``make demo`` runs it. Both runs are the packaged configurations ``digits_lenet_adam.yaml`` and ``digits_lenet_vogn.yaml``;
-everything below is what their users would write after training.
+``make demo`` runs it. The runs are the packaged configs ``digits+lenet+adam`` and ``digits+lenet+vogn``. The code below is
+that of a user who evaluates them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COLUMNS = {
 
 
 class Evaluation(NamedTuple):
-    """What one way to predict says about the test set and what lies outside of it."""
+    """The predictions of one method on the test set and on the sets out of distribution."""
 
     probs: Tensor  # test set, [N, C]
     ood_probs: list[Tensor]  # each set out of distribution, [M, C]
@@ -65,11 +65,11 @@ class Fitted(NamedTuple):
 
 
 def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequence[str] = ()) -> Fitted:
-    """Train a packaged configuration; the checkpoint and the configuration are written to `folder`.
+    """Train with a packaged config, and write the checkpoint and the config to `folder`.
 
     Args:
-        config: Name of the packaged configuration.
-        folder: Where to write.
+        config: Name of the config.
+        folder: Folder of the run.
         seed: Seed of initial weights and batch order.
         progress: Whether to show Lightning's progress bar.
         overrides: Further command-line arguments, such as ``--trainer.max_epochs=1``.
@@ -112,7 +112,7 @@ def predict(task: LightningModule, posterior: AbstractPosterior | None, x: Tenso
 
 
 def evaluate(fitted: Fitted, posterior: AbstractPosterior | None = None) -> Evaluation:
-    """Evaluate on the test digits, and tell them from the sets out of distribution by predictive entropy.
+    """Evaluate on the test digits, and detect the sets out of distribution by predictive entropy.
 
     Args:
         fitted: A finished run.
@@ -135,10 +135,10 @@ def evaluate(fitted: Fitted, posterior: AbstractPosterior | None = None) -> Eval
 def compare(
     folder: Path, seed: int = 0, progress: bool = False, overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Evaluation], Fitted, Fitted]:
-    """Train with Adam and with VOGN and evaluate in three ways.
+    """Train with Adam and with VOGN, and evaluate Adam, VOGN's mean and VOGN's posterior.
 
     Args:
-        folder: Where the runs are written.
+        folder: Folder of both runs.
         seed: Seed of both runs.
         progress: Whether to show progress bars.
         overrides: Further command-line arguments of both runs.
@@ -146,8 +146,8 @@ def compare(
     Returns:
         Evaluations by name, and both runs.
     """
-    adam = fit("digits_lenet_adam.yaml", folder / "adam", seed, progress, overrides)
-    vogn = fit("digits_lenet_vogn.yaml", folder / "vogn", seed, progress, overrides)
+    adam = fit("digits+lenet+adam", folder / "adam", seed, progress, overrides)
+    vogn = fit("digits+lenet+vogn", folder / "vogn", seed, progress, overrides)
     posterior = load_posterior(vogn.checkpoint)
     return (
         {
@@ -161,7 +161,7 @@ def compare(
 
 
 def results_table(results: dict[str, Evaluation]) -> Table:
-    """One row per way to predict."""
+    """One row per method."""
     table = Table(
         title="400 test digits; 800 inputs out of distribution", box=box.SIMPLE_HEAD, padding=0, pad_edge=False
     )
@@ -174,12 +174,12 @@ def results_table(results: dict[str, Evaluation]) -> Table:
 
 
 def write_figures(results: dict[str, Evaluation], data: Any, folder: Path) -> list[Path]:
-    """Draw reliability, entropy and the sheet of most and least certain digits.
+    """Draw the reliability diagram, the entropy histogram, and the most and least certain digits.
 
     Args:
-        results: Evaluations by name; the last one provides the sheet.
+        results: Evaluations by name; the digits are those of the last one.
         data: The data module.
-        folder: Where to write.
+        folder: Folder of the pictures.
 
     Returns:
         Paths of the pictures.
@@ -208,9 +208,11 @@ def main(arguments: Iterable[str] | None = None) -> None:
         arguments: Command-line arguments, by default the process's.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, default=Path("runs/demo"), help="where to write (default: runs/demo)")
+    parser.add_argument(
+        "--root", type=Path, default=Path("runs/demo"), help="folder of the results (default: runs/demo)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and batch order (default: 0)")
-    parser.add_argument("--epochs", type=int, help="epochs of both runs (default: those of the configurations)")
+    parser.add_argument("--epochs", type=int, help="epochs of both runs (default: those of the configs)")
     options = parser.parse_args(None if arguments is None else list(arguments))
     # Lightning's hints about hardware and logging services would bury the two progress bars.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
@@ -223,8 +225,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
     console.print(results_table(results))
     console.print(f"Training took {adam.seconds:.0f} s with Adam and {vogn.seconds:.0f} s with VOGN.")
     console.print(
-        f"{vogn.logged['posterior/floored_share']:.0%} of VOGN's weights have their noise set by the default's bound "
-        "relative to the weights' size, not by the curvature: 1097 examples alone would allow more noise than that."
+        f"For {vogn.logged['posterior/floored_share']:.0%} of VOGN's weights the default's bound, relative to the size of "
+        "the weights, sets the noise. The curvature of 1097 examples alone would allow more."
     )
     for path in [*pictures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
         console.print(f"wrote {path}", soft_wrap=True)

@@ -1,8 +1,8 @@
-"""Corruptions of images by kind and severity, to measure how predictions bear a shift of their inputs.
+"""Corruptions of images by kind and severity, to measure predictions under distribution shift.
 
 In the manner of CIFAR-10-C (Hendrycks & Dietterich 2019, https://arxiv.org/abs/1903.12261), computed when an image is
-fetched; the strengths of noise, Gaussian blur, brightness, contrast and JPEG are the ones published there. The images are
-not those of CIFAR-10-C: results can be compared with each other, but not with published ones. With x in [0, 1] and ε
+fetched. The strengths of noise, Gaussian blur, brightness, contrast and JPEG are the published ones. The images differ from
+those of CIFAR-10-C, so results are comparable with each other, but not with published ones. With x in [0, 1] and ε
 standard normal noise:
 
     gaussian_noise   x + c ε                            brightness   x + c

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits (UCI, Alpaydin & Kaynak 1998): 1797 real images that need no download.
+"""scikit-learn's handwritten digits (UCI, Alpaydin & Kaynak 1998): 1797 images, no download.
 
 Images are ``[1, 8, 8]``: the stored ink counts 0 to 16, divided by 16 and normalised with the mean and standard
 deviation of the training images:
@@ -29,7 +29,7 @@ NUM_VAL: Final = 300
 PATCH_ROWS: Final = 10  # 10 · 20 patches from each of two photographs: as many as there are test digits
 PATCH_COLUMNS: Final = 20
 _SIZE: Final = 8
-_SEED: Final = 0  # of the split and of the shuffled pixels; a constant, so that all results are about the same data
+_SEED: Final = 0  # of the split and of the shuffled pixels; a constant, so that all results refer to the same data
 
 
 @register_data("digits")
@@ -146,7 +146,7 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
 
 def split_indices(targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The one fixed, stratified split.
+    """The fixed, stratified split.
 
     Args:
         targets: Classes of all digits, ``[1797]``.
@@ -182,7 +182,7 @@ def _grid_patches(grey: Tensor) -> Tensor:
 def shuffle_pixels(images: Tensor) -> Tensor:
     """Each image with its own pixels in another order, from a fixed generator.
 
-    The distribution of brightness stays, the shape is lost.
+    The histogram of brightness stays; the shapes are lost.
 
     Args:
         images: ``[batch, channels, height, width]``.

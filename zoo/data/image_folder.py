@@ -36,7 +36,7 @@ _Samples: TypeAlias = list[tuple[str, int]]  # path and class
 class ImageFolderDataModule(ImageDataModule):
     """Images in class folders; the defaults are the input of torchvision's weights for ImageNet.
 
-    Images are read when they are needed, resized, cropped and normalised; grey and colour are turned into each other.
+    Images are read on demand, resized, cropped, normalised, and converted between grey and colour as `mean` requires.
     After `setup`, ``class_names`` are the names of the class folders in alphabetical order.
 
     Args:

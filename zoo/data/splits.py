@@ -1,4 +1,4 @@
-"""Which examples are for training and which for validation: the same ones in every run."""
+"""Fixed random splits into training and validation examples, the same in every run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
 
-_SPLIT_SEED: Final = 0  # a constant, so that all results are about the same split
+_SPLIT_SEED: Final = 0  # a constant, so that all results refer to one split
 
 
 def split_indices(num_examples: int, val_size: int, train_size: int | None = None) -> tuple[list[int], list[int]]:

@@ -5,7 +5,7 @@ Two formats are read. The original one is a tree of text files, as in github.com
     <root>[/UCI_Datasets]/<set>/data/{data, index_features, index_target, n_splits, index_train_<i>, index_test_<i>}.txt
 
 The other is one ``<root>/<set>.npz`` with the arrays ``data``, ``index_features``, ``index_target``, ``n_splits``,
-``train_<i>`` and ``test_<i>``. Inputs and targets are standardised with mean and standard deviation of what is trained on:
+``train_<i>`` and ``test_<i>``. Inputs and targets are standardised with mean and standard deviation of the training rows:
 
     x = (raw - mean) / std        std = 1 for a column that is constant there, as two of naval's are
 """
@@ -42,7 +42,7 @@ Field = Callable[[str], "np.ndarray[Any, Any]"]
 
 
 class UCISet(NamedTuple):
-    """A set as it is stored.
+    """The content of a stored set.
 
     Attributes:
         inputs: ``[N, D]``, float64.
@@ -69,7 +69,7 @@ class Standardiser(NamedTuple):
 
     @classmethod
     def fit(cls, values: Tensor) -> Standardiser:
-        """From rows to train on.
+        """Fit to training rows.
 
         Args:
             values: ``[rows]`` or ``[rows, columns]``.
@@ -78,7 +78,7 @@ class Standardiser(NamedTuple):
             The means and (population) standard deviations, 1 where a column is constant.
         """
         mean, std = values.mean(0), values.std(0, correction=0)
-        constant = std <= 1e-12 * values.abs().amax(0)  # rounding leaves a little of a constant
+        constant = std <= 1e-12 * values.abs().amax(0)  # rounding errors of a constant column
         return cls(mean, torch.where(constant, 1.0, std))
 
     def apply(self, values: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def _positions(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 class UCIDataModule(LightningDataModule):
     """One split of a UCI set; batches are ``(inputs [batch, D], targets [batch])``, standardised.
 
-    `target_mean` and `target_std` lead back to the data's own units; `BayesRegressor` reports in them.
+    `target_mean` and `target_std` convert back to the units of the data, in which `BayesRegressor` reports.
 
     Args:
         root: Folder with the text tree or with npz files, see the module.
@@ -207,7 +207,7 @@ class UCIDataModule(LightningDataModule):
         return DataLoader(self.train_set, self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The rows set aside.
+        """The validation rows.
 
         Returns:
             A loader of ``(inputs, targets)``; an empty list if there are none.
