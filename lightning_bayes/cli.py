@@ -140,26 +140,6 @@ class BayesCLI(LightningCLI):
             command = ["lightning-bayes", "test", "--config", str(config), "--ckpt_path", checkpoint]
             rank_zero_info(f"The run is in {config.parent}. Test it with\n  {shlex.join(command)}")
 
-    def before_validate(self) -> None:
-        """Prepare an evaluation."""
-        self._before_evaluation()
-
-    def before_test(self) -> None:
-        """Prepare an evaluation."""
-        self._before_evaluation()
-
-    def before_predict(self) -> None:
-        """Prepare an evaluation."""
-        self._before_evaluation()
-
-    def after_validate(self) -> None:
-        """Print the metrics."""
-        self._print_metrics()
-
-    def after_test(self) -> None:
-        """Print the metrics."""
-        self._print_metrics()
-
     def _before_evaluation(self) -> None:
         has_members = any(isinstance(callback, DeepEnsembleCallback) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
         if not self.config[str(self.subcommand)].get("ckpt_path") and not has_members:
@@ -177,6 +157,9 @@ class BayesCLI(LightningCLI):
     def _print_metrics(self) -> None:
         if self.config[str(self.subcommand)].get("verbose"):
             Console().print(metric_table({key: float(value) for key, value in self.trainer.callback_metrics.items()}))
+
+    before_validate = before_test = before_predict = _before_evaluation
+    after_validate = after_test = _print_metrics
 
 
 class RunConfig(SaveConfigCallback):

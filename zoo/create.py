@@ -14,7 +14,8 @@ from torch import nn
 
 import lightning_bayes.zoo.models  # noqa: F401  (its files register themselves)
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.zoo.sources import ModelSource, known_names, source_of
+from lightning_bayes.zoo.sources import ModelSource, source_of
+from lightning_bayes.zoo.sources.registered import known_names
 from lightning_bayes.zoo.transforms import ImageTransform
 from lightning_bayes.zoo.weights import PublishedWeights, load_weights, read_weights, unwrapped
 

@@ -82,7 +82,7 @@ def test_a_pattern_selects_names():
         (
             "resnet19",
             {},
-            r"There is no model 'resnet19'; there are alexnet, .*vgg16_imagenet, and timm/NAME and torch",
+            r"There is no model 'resnet19'; there are alexnet, .*vgg16_imagenet, timm/NAME and torch",
         ),
         ("lenet5", {"stem": "cifar", "width": 2}, r"lenet5 takes no argument stem, width; it takes image_size, norm"),
         ("timm/resnet19", {}, r"timm has no model 'resnet19'"),

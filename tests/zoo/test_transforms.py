@@ -10,7 +10,7 @@ from torchvision.models import AlexNet_Weights, ResNet18_Weights, VGG16_Weights
 from torchvision.transforms.v2 import functional
 
 from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
-from lightning_bayes.zoo.sources.torchvision_models import torchvision_transform
+from lightning_bayes.zoo.sources.torchvision_models import transform_of
 from lightning_bayes.zoo.transforms import ImageTransform, as_tensor, imagenet_transform, with_channels
 
 
@@ -24,8 +24,8 @@ def test_is_torchvisions_transform_of_the_weights(weights, shape):
     preset = weights.IMAGENET1K_V1.transforms()
     image = bytes_image(*shape)
     # Old and new functions of torchvision round resized bytes differently; one of 255 is 0.0175 after normalisation.
-    torch.testing.assert_close(torchvision_transform(preset)(image), preset(image), rtol=0, atol=0.0176)
-    assert torchvision_transform(preset) == imagenet_transform()
+    torch.testing.assert_close(transform_of(preset)(image), preset(image), rtol=0, atol=0.0176)
+    assert transform_of(preset) == imagenet_transform()
 
 
 def test_an_image_of_the_right_size_is_only_normalised():

@@ -16,7 +16,7 @@ from torch import nn
 from lightning_bayes.errors import HyperparameterError, WeightsError
 from lightning_bayes.zoo import create_model, input_transform
 from lightning_bayes.zoo.models.vgg16 import from_timm
-from lightning_bayes.zoo.sources.timm_models import timm_model, timm_transform, timm_weights
+from lightning_bayes.zoo.sources import timm_models
 from lightning_bayes.zoo.weights import fetch, head_name, load_weights, read_weights
 
 
@@ -269,9 +269,7 @@ def test_a_download_lies_in_the_cache_afterwards(hub, monkeypatch):
 
 
 def test_unknown_weights_are_refused_with_the_known_ones(hub):
-    with pytest.raises(
-        WeightsError, match=r"'IMAGENET22K' is neither a file .* which are IMAGENET1K_V1, DEFAULT, and timm/"
-    ):
+    with pytest.raises(WeightsError, match=r"'IMAGENET22K' is neither a file .*: IMAGENET1K_V1, DEFAULT\. .*timm/"):
         create_model("resnet18_imagenet", pretrained="IMAGENET22K")
 
 
@@ -312,7 +310,7 @@ def test_timms_vgg_computes_the_same_under_torchvisions_names(generator):
 def test_timms_transform_is_that_of_its_own_pipeline():
     model = timm.create_model("resnet18.a1_in1k")
     theirs = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-    ours = timm_transform(model)
+    ours = timm_models.transform("resnet18.a1_in1k", model)
     resize, crop, normalize = theirs.transforms[0], theirs.transforms[1], theirs.transforms[-1]
     assert (ours.resize, ours.image_size, ours.interpolation) == (resize.size, crop.size[0], resize.interpolation.value)
     torch.testing.assert_close(torch.tensor(ours.mean), normalize.mean.flatten())
@@ -328,15 +326,15 @@ def test_without_network_the_file_of_timm_is_named(monkeypatch):
         r"timm's weights of resnet18\.a1_in1k could .*huggingface\.co/timm/resnet18\.a1_in1k/resolve/main/model\.safe"
     )
     with pytest.raises(WeightsError, match=expected):
-        timm_weights("resnet18.a1_in1k")
+        create_model("timm/resnet18", pretrained="a1_in1k")
 
 
 def test_an_unknown_timm_model_is_refused_with_near_ones():
     with pytest.raises(HyperparameterError, match=r"timm has no model 'resnet19'\. It has .*resnet.*zoo\.list_models"):
-        timm_model("resnet19")
+        create_model("timm/resnet19")
 
 
-@pytest.mark.parametrize("build", [timm_model, timm_weights])
-def test_an_unknown_tag_of_a_timm_model_is_refused_with_those_that_there_are(build):
+@pytest.mark.parametrize(("name", "pretrained"), [("resnet18.nope", None), ("resnet18", "nope")])
+def test_an_unknown_tag_of_a_timm_model_is_refused_with_those_that_there_are(name, pretrained):
     with pytest.raises(HyperparameterError, match=r"timm has no weights 'resnet18\.nope'; .* are resnet18\.a1_in1k, "):
-        build("resnet18.nope")
+        create_model(f"timm/{name}", pretrained=pretrained)

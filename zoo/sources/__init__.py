@@ -1,34 +1,39 @@
-"""Where `create_model` finds models: the registry, timm and torchvision, told apart by the prefix of the name."""
+"""Where `create_model` finds models: one module per source, chosen by the prefix of the name."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, Protocol
 
-from lightning_bayes.zoo.sources.registered import RegisteredModels
-from lightning_bayes.zoo.sources.source import ModelSource
-from lightning_bayes.zoo.sources.timm_models import TimmModels
-from lightning_bayes.zoo.sources.torchvision_models import TorchvisionModels
+from torch import nn
 
-__all__ = ["ModelSource", "known_names", "source_of"]
+from lightning_bayes.zoo.sources import registered, timm_models, torchvision_models
+from lightning_bayes.zoo.transforms import ImageTransform
+from lightning_bayes.zoo.weights import PublishedWeights
 
-_BY_PREFIX: Final[dict[str, ModelSource]] = {"timm/": TimmModels(), "torchvision/": TorchvisionModels()}
-_REGISTERED: Final = RegisteredModels()
+
+class ModelSource(Protocol):
+    """The functions of a source. Names come without the source's prefix."""
+
+    def names(self, pattern: str) -> list[str]:
+        """The names that match a shell pattern, in alphabetical order."""
+
+    def build(self, name: str, num_classes: int, in_channels: int, arguments: dict[str, Any]) -> nn.Module:
+        """The model with random weights."""
+
+    def published(
+        self, name: str, weights: str | None, in_channels: int, arguments: dict[str, Any]
+    ) -> PublishedWeights:
+        """Published weights by name; None takes the default ones."""
+
+    def transform(self, name: str, model: nn.Module) -> ImageTransform | None:
+        """The input transform of the model's published weights; None if it has none."""
+
+
+_BY_PREFIX: Final[dict[str, ModelSource]] = {"timm/": timm_models, "torchvision/": torchvision_models}
 
 
 def source_of(name: str) -> tuple[ModelSource, str]:
-    """The source of a model.
-
-    Args:
-        name: A name of `create_model`.
-
-    Returns:
-        The source, and the name without its prefix.
-    """
+    """The source of a model, and the name without its prefix."""
     prefix, slash, rest = name.partition("/")
     source = _BY_PREFIX.get(prefix + slash)
-    return (_REGISTERED, name) if source is None else (source, rest)
-
-
-def known_names() -> str:
-    """All names of `create_model`, for error messages."""
-    return f"{', '.join(_REGISTERED.names('*'))}, {' and '.join(f'{prefix}NAME' for prefix in _BY_PREFIX)}"
+    return (registered, name) if source is None else (source, rest)

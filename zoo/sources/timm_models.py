@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final, final
+from typing import Any, Final
 
 from torch import nn
 
@@ -12,54 +12,52 @@ from lightning_bayes.errors import HyperparameterError, WeightsError
 from lightning_bayes.zoo.transforms import ImageTransform
 from lightning_bayes.zoo.weights import PublishedWeights
 
-_PREFIX: Final = "timm/"
+PREFIX: Final = "timm/"
 
 
-@final
-class TimmModels:
-    """Implements `ModelSource` for timm."""
-
-    def names(self, pattern: str) -> list[str]:
-        """See `ModelSource.names`."""
-        import timm  # lazy: it takes seconds
-
-        return timm.list_models(pattern)
-
-    def build(self, name: str, num_classes: int, in_channels: int, arguments: dict[str, Any]) -> nn.Module:
-        """See `ModelSource.build`."""
-        return timm_model(name, num_classes=num_classes, in_chans=in_channels, **arguments)
-
-    def published(
-        self, name: str, weights: str | None, in_channels: int, arguments: dict[str, Any]
-    ) -> PublishedWeights:
-        """See `ModelSource.published`; the weights are a tag, or all of ``timm/NAME.TAG``."""
-        if weights is None:
-            tagged = name
-        elif weights.startswith(_PREFIX):
-            tagged = weights.removeprefix(_PREFIX)
-        else:
-            tagged = f"{name.partition('.')[0]}.{weights}"
-        return timm_weights(tagged, in_chans=in_channels, **arguments)
-
-    def transform(self, name: str, model: nn.Module) -> ImageTransform | None:
-        """See `ModelSource.transform`."""
-        return timm_transform(model)
-
-
-def timm_model(name: str, **arguments: Any) -> nn.Module:
-    """A timm model with random weights.
-
-    Args:
-        name: timm's name, with or without the tag of weights (``resnet18.a1_in1k``), which decides the transform.
-        **arguments: Arguments of ``timm.create_model``.
-
-    Returns:
-        The model.
-
-    Raises:
-        HyperparameterError: If timm knows no such model, or no such tag of it.
-    """
+def names(pattern: str) -> list[str]:
+    """See `ModelSource.names`."""
     import timm  # lazy: it takes seconds
+
+    return timm.list_models(pattern)
+
+
+def build(name: str, num_classes: int, in_channels: int, arguments: dict[str, Any]) -> nn.Module:
+    """See `ModelSource.build`; the tag of the weights decides the transform."""
+    return _create(name, num_classes=num_classes, in_chans=in_channels, **arguments)
+
+
+def published(name: str, weights: str | None, in_channels: int, arguments: dict[str, Any]) -> PublishedWeights:
+    """See `ModelSource.published`; the weights are a tag of the model, or ``timm/NAME.TAG``."""
+    tagged = _tagged(name, weights)
+    try:
+        model = _create(tagged, pretrained=True, in_chans=in_channels, **arguments)
+    except (OSError, RuntimeError) as error:  # no network, or no weights
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise WeightsError(
+            f"timm's weights of {tagged} could not be loaded ({reason}). Without network, fetch {_url(tagged)} elsewhere "
+            "and pass the path of the file as pretrained."
+        ) from error
+    return PublishedWeights(model.state_dict(), transform(tagged, model), f"{PREFIX}{tagged}")
+
+
+def transform(name: str, model: nn.Module) -> ImageTransform:
+    """See `ModelSource.transform`."""
+    from timm.data.config import resolve_model_data_config
+
+    config = resolve_model_data_config(model)  # type: ignore[no-untyped-call]
+    image_size = int(config["input_size"][-1])
+    return ImageTransform(
+        image_size=image_size,
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        resize=math.floor(image_size / config["crop_pct"]),
+        interpolation=config["interpolation"],
+    )
+
+
+def _create(name: str, **arguments: Any) -> nn.Module:
+    import timm
 
     if not timm.is_model(name.partition(".")[0]):
         near = timm.list_models(f"*{re.split('[^a-z]', name)[0]}*")[:10]
@@ -76,28 +74,10 @@ def timm_model(name: str, **arguments: Any) -> nn.Module:
     return model
 
 
-def timm_weights(name: str, **arguments: Any) -> PublishedWeights:
-    """The weights that timm publishes for one of its models.
-
-    Args:
-        name: timm's name, with or without the tag of the weights.
-        **arguments: Arguments of ``timm.create_model`` other than the number of classes.
-
-    Returns:
-        The weights under timm's names, with the head for the classes that they were trained on.
-
-    Raises:
-        WeightsError: If they can be neither found nor fetched; names the file to fetch elsewhere.
-    """
-    try:
-        model = timm_model(name, pretrained=True, **arguments)
-    except (OSError, RuntimeError) as error:  # no network, or no weights
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise WeightsError(
-            f"timm's weights of {name} could not be loaded ({reason}). Without network, fetch {_url(name)} elsewhere "
-            "and pass the path of the file as pretrained."
-        ) from error
-    return PublishedWeights(model.state_dict(), timm_transform(model), f"{_PREFIX}{name}")
+def _tagged(name: str, weights: str | None) -> str:
+    if weights is None:
+        return name
+    return weights.removeprefix(PREFIX) if weights.startswith(PREFIX) else f"{name.partition('.')[0]}.{weights}"
 
 
 def _url(name: str) -> str:
@@ -105,26 +85,4 @@ def _url(name: str) -> str:
 
     config = timm.get_pretrained_cfg(name)
     repository = config.hf_hub_id if config is not None else None
-    return f"https://huggingface.co/{repository or f'timm/{name}'}/resolve/main/model.safetensors"
-
-
-def timm_transform(model: nn.Module) -> ImageTransform:
-    """The input transform of a timm model's weights.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The transform.
-    """
-    from timm.data.config import resolve_model_data_config
-
-    config = resolve_model_data_config(model)  # type: ignore[no-untyped-call]
-    image_size = int(config["input_size"][-1])
-    return ImageTransform(
-        image_size=image_size,
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        resize=math.floor(image_size / config["crop_pct"]),
-        interpolation=config["interpolation"],
-    )
+    return f"https://huggingface.co/{repository or f'{PREFIX}{name}'}/resolve/main/model.safetensors"
