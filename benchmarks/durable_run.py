@@ -155,10 +155,11 @@ def _checkpoints(folder: Path) -> list[ModelCheckpoint]:
 def learned(net: LightningModule, callback: VOGNCallback, trainer: Trainer) -> dict[str, Tensor]:
     """Weights, buffers, state of the optimizer and of the user's optimizer in it, and counters, by name."""
     assert callback.optimizer is not None
+    base = callback.optimizer.base_step
     found = {name: value.clone() for name, value in net.state_dict().items()}
     for name, param in net.named_parameters():
         state = dict(callback.optimizer.state[param])
-        state |= {f"base.{key}": value for key, value in state.pop("base", {}).items()}
+        state |= {f"base.{key}": value for key, value in base.base.state[param].items()} if base is not None else {}
         found |= {f"{name}/{key}": torch.as_tensor(value) for key, value in state.items()}
     group = callback.optimizer.param_groups[0]
     found |= {key: torch.tensor(group[key]) for key in ("lr", "step", "num_data", "noise_seed")}

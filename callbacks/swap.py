@@ -11,6 +11,7 @@ from lightning_bayes.callbacks import checks
 from lightning_bayes.callbacks.default_policy import DefaultPrior
 from lightning_bayes.callbacks.num_data import with_augmentation_factor
 from lightning_bayes.callbacks.param_groups import converted_defaults, converted_groups, without_penalty
+from lightning_bayes.callbacks.resumable import require_resumable
 from lightning_bayes.callbacks.schedulers import cycles_momentum, override_rates, rebind_schedulers
 from lightning_bayes.optim import MeanFieldOptimizer, Schedule
 
@@ -46,6 +47,8 @@ def swap_optimizer(trainer: Trainer, module: LightningModule, settings: SwapSett
     if settings.lr is not None:
         override_rates(groups, schedulers, settings.lr)
     settings.prior.mark([*groups, later])
+    if has_base:
+        require_resumable(old)
     base: dict[str, Any] = {"base": without_penalty(old, cycles)} if has_base else {}
     new = settings.optimizer_class(
         module,

@@ -95,10 +95,10 @@ def train(batches, *others, net=None, mc_samples=1, same_noise=False, count=Fals
     counter = CountReductions()
     trainer = quiet_trainer(callback, *([counter] if count else []), *others, num_sanity_val_steps=0, **options)
     trainer.fit(module, fixed_loader(batches), fixed_loader(batches))
-    states = callback.optimizer.state
+    states, base = callback.optimizer.state, callback.optimizer.base_step
     curvature = {f"{n}/s": states[p]["curvature"] for n, p in module.named_parameters() if p in states}
     momenta = {
-        n: states[p].get("momentum", states[p].get("base", {}).get("exp_avg"))
+        n: states[p].get("momentum", base.base.state[p].get("exp_avg") if base is not None else None)
         for n, p in module.named_parameters()
         if p in states
     }

@@ -93,7 +93,7 @@ def run(case, directory, kill=False, resume=None, model_seed=0):
     state = {}
     for name, param in net.named_parameters():
         values = dict(optimizer.state[param])
-        values |= {f"base.{k}": v for k, v in values.pop("base").items()}
+        values |= {f"base.{k}": v for k, v in optimizer.base_step.base.state[param].items()}
         state |= {f"{name}/{k}": torch.as_tensor(v) for k, v in values.items()}
     group = {k: torch.tensor(optimizer.param_groups[0][k]) for k in ("lr", "step", "num_data", "noise_seed")}
     return {**net.state_dict(), **state, **group, "global_step": torch.tensor(trainer.global_step)}

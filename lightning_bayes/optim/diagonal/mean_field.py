@@ -40,7 +40,7 @@ from lightning_bayes.optim.runtime.parameters import (
 )
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
-from lightning_bayes.optim.steps.base_optimizer import groups_of
+from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
 from lightning_bayes.posteriors import (
     initial_curvature,
     noise_floor,
@@ -142,6 +142,21 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         """The step of the optimizer that moves the means; None where the algorithm's own update does."""
         step = self.steps.get("user")
         return step if isinstance(step, BaseOptimizerStep) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, see `torch.optim.Optimizer`; under ``base`` that of the optimizer that moves the means."""
+        found = super().state_dict()
+        return found if self.base_step is None else {**found, STATE_KEY: self.base_step.base.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state.
+
+        Args:
+            state_dict: From `state_dict`.
+        """
+        super().load_state_dict(state_dict)
+        if self.base_step is not None:
+            self.base_step.load_state_dict(state_dict, self.state)
 
     def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any, final
 
 import torch
@@ -52,12 +51,12 @@ SHALLOW = 5  # layers, LeNet's; deeper networks have less noise
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
 LONGEST_MOVE = 0.1  # of a tensor's size, by one gradient of a step in proportion to it
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
-STATE_KEY = "base"  # of the user's optimizer in each parameter's state
+STATE_KEY = "base"  # of the base optimizer in the noisy optimizer's state_dict
 
 
 @final
 class BaseOptimizerStep(Step):
-    """Steps with another optimizer, whose state lives in the noisy optimizer's own.
+    """Steps with another optimizer, whose ``state_dict`` is part of the noisy optimizer's.
 
     Args:
         base: The user's optimizer, over the same parameters in the same groups.
@@ -68,9 +67,6 @@ class BaseOptimizerStep(Step):
 
     def __init__(self, base: torch.optim.Optimizer, cycles_momentum: bool = False) -> None:
         self.base, self.cycles_momentum = base, cycles_momentum
-        self._first = {
-            param: dict(state) for param, state in base.state.items()
-        }  # such as Adagrad's, made by its constructor
 
     @property
     def follows_gradients(self) -> bool:
@@ -96,14 +92,23 @@ class BaseOptimizerStep(Step):
                 own["momentum"] = group["momentum"]
             if self.cycles_momentum and "betas" in own:
                 own["betas"] = (group["betas"][0], *own["betas"][1:])
-            for param in own["params"]:
-                if param in states:
-                    if STATE_KEY not in states[param]:  # at the start, or after a host has gone back to it
-                        states[param][STATE_KEY] = deepcopy(self._first.get(param, {}))
-                    self.base.state[param] = states[param][STATE_KEY]
             if self.follows_gradients:
                 bound_gradients_(own, states)
         self.base.step()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], states: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Restore the base optimizer.
+
+        Args:
+            state_dict: A state of the noisy optimizer, with the base optimizer's under ``base``.
+            states: The noisy optimizer's state after it was restored. Files of version 0.1.0.dev0 hold the base
+                optimizer's state of each parameter there; it is moved to the base optimizer.
+        """
+        if STATE_KEY in state_dict:
+            self.base.load_state_dict(state_dict[STATE_KEY])
+        for param, state in states.items():
+            if STATE_KEY in state:
+                self.base.state[param] = state.pop(STATE_KEY)
 
 
 def bound_gradients_(group: Mapping[str, Any], states: Mapping[Tensor, Mapping[str, Any]]) -> None:
