@@ -8,7 +8,8 @@
 once. JSON is written after every method on every set, and a run that finds the file continues where it ended.
 
 Khan et al. tune the prior and the noise precision of Vadam. Here the noise precision has Zhang et al.'s Gamma posterior,
-also for Vadam and VOGN, and the prior precision is one of three values, so their rows do not reproduce the figures of Khan et al.
+also for Vadam and VOGN, and the prior precision is one of three values, so their rows do not reproduce the figures of Khan
+et al.
 """
 
 from __future__ import annotations
