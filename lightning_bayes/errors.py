@@ -5,6 +5,34 @@ Each message names the culprit, shows the value and offers the next step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+
+def name_some(names: Iterable[str], characters: int = 240) -> str:
+    """Join names for a message, as many as are read.
+
+    Args:
+        names: All that the message is about.
+        characters: Room for them. The first name is always given.
+
+    Returns:
+        The names, and how many more there are.
+
+    Example:
+        >>> name_some(["fc1.weight", "fc1.bias"])
+        'fc1.weight, fc1.bias'
+        >>> name_some((f"layer{i}" for i in range(100)), characters=20)
+        'layer0, layer1 and 98 more'
+    """
+    listed = list(names)
+    kept = listed[:1]
+    for name in listed[1:]:
+        if len(", ".join([*kept, name])) > characters:
+            break
+        kept.append(name)
+    more = len(listed) - len(kept)
+    return ", ".join(kept) + (f" and {more} more" if more else "")
+
 
 class BayesError(Exception):
     """Base of all errors raised by lightning_bayes."""

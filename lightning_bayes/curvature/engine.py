@@ -20,6 +20,7 @@ from lightning_bayes.errors import (
     NoMeasurementError,
     UnsupportedLayerError,
     UnsupportedTrainingError,
+    name_some,
 )
 
 EngineName: TypeAlias = Literal["fused", "backpack"]
@@ -63,8 +64,8 @@ class Capture:
         before, self.scale = self.scale, read_loss_scale(loss, self.loss_reduction, divided_by_host, batch_size)
         if self.loss is not None and self.scale.reduction != before.reduction:
             raise UnsupportedTrainingError(
-                "One pass has a backward of a loss reduced by 'sum' and one of a loss reduced by 'mean'. Use one reduction, "
-                "or open one pass for each."
+                "One backward of this pass has a loss reduced by 'sum' and another one reduced by 'mean'. Use one "
+                "reduction, or open one pass for each."
             )
         self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
@@ -77,8 +78,8 @@ class Capture:
         """
         if self.loss is None:
             raise UnsupportedTrainingError(
-                "Gradients came from a backward other than loss.backward(), so nothing tells whether their loss is a mean "
-                "or a sum over the examples. Call loss.backward() in the place of torch.autograd.backward(loss)."
+                "Gradients came from another call than loss.backward(), so it is unknown whether the loss is a mean or a "
+                "sum over the examples. Call loss.backward() in the place of torch.autograd.backward(loss)."
             )
 
     @property
@@ -105,13 +106,20 @@ class Capture:
                 "empty batches in the data loader, or return None from training_step."
             )
         if len(sizes) > 1:
-            seen = "; ".join(f"{label}: {sorted(found)}" for label, found in self.sizes.items())
-            raise ExampleDimensionError(
-                "Layers see different numbers of examples in their example dimension, so their per-example gradients "
-                f"cannot be told apart ({seen}). Keep the examples of the batch in dimension 0 of every layer's input "
-                "(expand shared inputs such as positions to the batch), or freeze the layers that do not."
-            )
+            raise ExampleDimensionError(self._different_sizes())
         return self.scale.num_examples(sizes.pop()) if sizes else 1
+
+    def _different_sizes(self) -> str:
+        usual = Counter(size for found in self.sizes.values() for size in found).most_common(1)[0][0]
+        others = {label: max(found - {usual}) for label, found in self.sizes.items() if found != {usual}}
+        first, size = next(iter(others.items()))
+        message = (
+            f"{first} gets {size} rows in dimension 0 of its input, where other layers get {usual}, so its examples "
+            "cannot be told apart. Keep the examples of the batch in dimension 0 of every layer's input (expand shared "
+            "inputs such as positions to the batch), or freeze the layer."
+        )
+        same = [f"{label}: {size}" for label, size in others.items() if label != first]
+        return f"{message} The same holds for {name_some(same)}." if same else message
 
     def gradient_factor(self) -> float:
         """Factor from the gradient that backward left to the mean gradient."""
@@ -168,9 +176,9 @@ class AbstractEngine(ABC):
         missed = [name for name, p in trainable.items() if p.grad is not None and (p not in reached or p in beside)]
         if missed:
             raise UnsupportedLayerError(
-                f"These parameters get a gradient outside of their module's forward, where no curvature rule reaches "
-                f"them: {', '.join(missed)}. Move each into a small nn.Module that is called with the batch, or freeze "
-                "it with requires_grad_(False)."
+                f"{missed[0]} gets a gradient outside of its module's forward, where no curvature rule reaches it. Move it "
+                "into a small nn.Module that is called with the batch, or freeze it with requires_grad_(False). Parameters: "
+                f"{name_some(missed)}."
             )
         if not reached:
             raise NoMeasurementError(

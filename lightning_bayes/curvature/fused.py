@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.modes import in_modes
+from lightning_bayes.curvature.measured_output import MeasuredOutput, replay_errors_named
 from lightning_bayes.curvature.rules.generic import ReplayedCall
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
@@ -229,10 +229,10 @@ class LayerCall:
     def watched(self, inputs: list[Any], output: Any, leaves: list[Any]) -> Any:
         """`output` with an identity behind it, whose backward asks `backward` for the gradients of `leaves`."""
         if isinstance(output, Tensor) and self.unit.rule is not None:
-            return _Measured.apply(self, inputs, 1, output.clone() if _is_needed(output) else output, *leaves)
+            return MeasuredOutput.apply(self, inputs, 1, output.clone() if _is_needed(output) else output, *leaves)
         tensors, rebuild = differentiable(output)
         outputs = [t.clone() for t in tensors]  # outputs may be views of one another
-        measured = _Measured.apply(self, inputs, len(outputs), *outputs, *leaves)
+        measured = MeasuredOutput.apply(self, inputs, len(outputs), *outputs, *leaves)
         return rebuild([measured] if isinstance(measured, Tensor) else list(measured))
 
     def is_asked(self, accumulators: list[Any]) -> bool:
@@ -286,7 +286,7 @@ class _GenericCall(LayerCall):
         self.one_call.frozen = {name: in_full_precision(p) for name, p in self.detached.items()}
         trained = {name: self.one_call.frozen.pop(name) for name in self.params}
         # Gradients on, as in a forward: oneDNN's LSTM keeps nothing for its backward otherwise.
-        with self._alone(), torch.enable_grad():
+        with replay_errors_named(self.unit.label), self._alone(), torch.enable_grad():
             if all(self.captured.calls[p] == 1 for p in self.params.values()):
                 totals = self.one_call.sums(trained, grads)
                 self._check_once(trained, grads, lambda: totals)
@@ -324,67 +324,6 @@ def _detached_parameters(module: nn.Module) -> Iterator[None]:
     finally:
         for holder, params in zip(holders, own, strict=True):
             own_parameters(holder).update(params)
-
-
-class _Measured(torch.autograd.Function):
-    """The identity on a unit's outputs, whose backward asks the unit's call for the parameters' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, record: LayerCall, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
-        ctx.record, ctx.num_params = record, len(tensors) - num_outputs
-        ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
-        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-        # Detached: the version counter is shared, so autograd still notices an input that was changed in place.
-        ctx.save_for_backward(*(x.detach() for x in inputs if isinstance(x, Tensor)))
-        ctx.set_materialize_grads(False)
-        outputs = tensors[:num_outputs]
-        ctx.mark_dirty(*outputs)
-        return outputs[0] if num_outputs == 1 else outputs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        if not torch.is_grad_enabled():
-            return _Measured._measured(ctx, grads)
-        with torch.no_grad():
-            found = _Measured._measured(ctx, grads)
-        leaf = torch.zeros((), requires_grad=True)
-        marked = iter(_NotTwice.apply(ctx.record.unit.label, leaf, *(grad for grad in found if grad is not None)))
-        return tuple(None if grad is None else next(marked) for grad in found)
-
-    @staticmethod
-    def _measured(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        nothing = (None, None, None)
-        accumulators = [node for node, _ in ctx.next_functions if node is not None and "AccumulateGrad" in node.name()]
-        if not ctx.record.is_asked(accumulators) or all(grad is None for grad in grads):
-            return (*nothing, *grads, *(None for _ in range(ctx.num_params)))
-        saved = iter(ctx.saved_tensors)
-        inputs = [next(saved) if is_tensor else x for is_tensor, x in zip(ctx.is_tensor, ctx.others, strict=True)]
-        device = next(grad.device.type for grad in grads if grad is not None)
-        with _without_autocast(device), in_modes(ctx.record.modes):
-            params = ctx.record.backward(inputs, list(grads))
-        return (*nothing, *grads, *params)
-
-
-class _NotTwice(torch.autograd.Function):
-    """The identity on gradients. Behind it parameters are detached, so a derivative of them would lack terms."""
-
-    @staticmethod
-    def forward(ctx: Any, label: str, leaf: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
-        ctx.label = label
-        return grads
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        if any(grad.any() for grad in grads):
-            raise UnsupportedTrainingError(
-                f"A gradient through {ctx.label} is differentiated again (create_graph=True, as in a gradient penalty), "
-                "which no per-example gradient covers. Leave this term out, or detach the gradient."
-            )
-        return (None, None, *grads)
-
-
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def in_full_precision(value: Any) -> Any:

@@ -20,7 +20,7 @@ from lightning_bayes.curvature.engine import Capture
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks
 from lightning_bayes.curvature.rules.registry import computes
 from lightning_bayes.curvature.units import Unit
-from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
 
 STOCK_LAYERS = (
@@ -169,7 +169,7 @@ def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
     Raises:
         UnsupportedLayerError: If a reason holds for anything.
     """
-    found = [reason + ", ".join(labels) for reason, labels in reasons if labels]
+    found = [reason + name_some(labels, 160) for reason, labels in reasons if labels]
     if found:
         raise UnsupportedLayerError(f"{'; '.join(found)}. {advice}")
 

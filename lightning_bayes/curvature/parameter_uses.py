@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-_FUSED = "_MeasuredBackward"
+_FUSED = "MeasuredOutputBackward"
 _MEASURED = (_FUSED, "BackwardHookFunctionBackward")  # behind the layers of either engine
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_bayes.errors import UnsupportedLayerError
+from lightning_bayes.errors import UnsupportedLayerError, name_some
 
 
 def require_real_and_separate(model: nn.Module) -> None:
@@ -23,13 +23,13 @@ def require_real_and_separate(model: nn.Module) -> None:
     complex_ones = [name for name, p in trained if p.is_complex()]
     if complex_ones:
         raise UnsupportedLayerError(
-            f"These parameters are complex: {', '.join(complex_ones)}. The square of a complex gradient is no curvature. "
+            f"These parameters are complex: {name_some(complex_ones)}. The square of a complex gradient is no curvature. "
             "Hold the real and the imaginary part as two real parameters (see torch.view_as_complex), or freeze them."
         )
     shared = _views_of_the_same_memory(trained)
     if shared:
         raise UnsupportedLayerError(
-            f"These parameters are views of the same memory: {', '.join(shared)}. Each would be measured and sampled on its "
+            f"These parameters are views of the same memory: {name_some(shared)}. Each would be measured and sampled on its "
             "own. Tie modules by the same nn.Parameter instead, reshaped in forward by a module that holds it."
         )
 

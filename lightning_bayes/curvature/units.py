@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules import LayerRule, rule_for
-from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
 from lightning_bayes.private_torch import has_children, own_parameters
 
 
@@ -92,7 +92,7 @@ def refuse_sequence_first(model: nn.Module) -> None:
     found = [n for n, m in model.named_modules() if isinstance(m, layers) and not m.self_attn.batch_first]
     if found:
         raise ExampleDimensionError(
-            f"{', '.join(found)} keep the batch in dimension 1, where their linear layers take positions for examples. "
+            f"{name_some(found)} keep the batch in dimension 1, where their linear layers take positions for examples. "
             "Build them with batch_first=True."
         )
 
@@ -114,7 +114,7 @@ def refuse_scripted(model: nn.Module) -> None:
     ]
     if found:
         raise UnsupportedLayerError(
-            f"torch.jit has compiled {', '.join(found)}, whose forward nothing can look into. Train the modules that they "
+            f"torch.jit has compiled {name_some(found)}, whose forward nothing can look into. Train the modules that they "
             "were made from, or set requires_grad = False on their parameters."
         )
 

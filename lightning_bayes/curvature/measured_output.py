@@ -1,0 +1,105 @@
+"""The identity behind a measured layer's output, whose backward asks the layer's call for the parameters' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.modes import in_modes
+from lightning_bayes.curvature.units import Unit
+from lightning_bayes.errors import BayesError, UnsupportedLayerError, UnsupportedTrainingError
+
+
+class WatchedCall(Protocol):
+    """One call of a measured module."""
+
+    unit: Unit
+    modes: list[tuple[nn.Module, bool]]
+
+    def is_asked(self, accumulators: list[Any]) -> bool:
+        """Whether the running backward asks for `backward`."""
+
+    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
+        """Measure the call; returns the parameters' gradients."""
+
+
+class MeasuredOutput(torch.autograd.Function):
+    """The identity on a unit's outputs, whose backward asks the unit's call for the parameters' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, record: WatchedCall, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
+        """Outputs, followed by the parameters, in; outputs out."""
+        ctx.record, ctx.num_params = record, len(tensors) - num_outputs
+        ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        # Detached: the version counter is shared, so autograd still notices an input that was changed in place.
+        ctx.save_for_backward(*(x.detach() for x in inputs if isinstance(x, Tensor)))
+        ctx.set_materialize_grads(False)
+        outputs = tensors[:num_outputs]
+        ctx.mark_dirty(*outputs)
+        return outputs[0] if num_outputs == 1 else outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        """Gradients of the outputs and, from the call, of the parameters."""
+        if not torch.is_grad_enabled():
+            return MeasuredOutput._ask(ctx, grads)
+        with torch.no_grad():
+            found = MeasuredOutput._ask(ctx, grads)
+        leaf = torch.zeros((), requires_grad=True)
+        marked = iter(_NotTwice.apply(ctx.record.unit.label, leaf, *(grad for grad in found if grad is not None)))
+        return tuple(None if grad is None else next(marked) for grad in found)
+
+    @staticmethod
+    def _ask(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        nothing = (None, None, None)
+        accumulators = [node for node, _ in ctx.next_functions if node is not None and "AccumulateGrad" in node.name()]
+        if not ctx.record.is_asked(accumulators) or all(grad is None for grad in grads):
+            return (*nothing, *grads, *(None for _ in range(ctx.num_params)))
+        saved = iter(ctx.saved_tensors)
+        inputs = [next(saved) if is_tensor else x for is_tensor, x in zip(ctx.is_tensor, ctx.others, strict=True)]
+        device = next(grad.device.type for grad in grads if grad is not None)
+        with _without_autocast(device), in_modes(ctx.record.modes):
+            params = ctx.record.backward(inputs, list(grads))
+        return (*nothing, *grads, *params)
+
+
+class _NotTwice(torch.autograd.Function):
+    """The identity on gradients. Behind it parameters are detached, so a derivative of them would lack terms."""
+
+    @staticmethod
+    def forward(ctx: Any, label: str, leaf: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
+        ctx.label = label
+        return grads
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        if any(grad.any() for grad in grads):
+            raise UnsupportedTrainingError(
+                f"A gradient through {ctx.label} is differentiated again (create_graph=True, as in a gradient penalty), "
+                "which no per-example gradient covers. Leave this term out, or detach the gradient."
+            )
+        return (None, None, *grads)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+@contextmanager
+def replay_errors_named(label: str) -> Iterator[None]:
+    """Name the module that ran on the whole batch, but fails on its examples one by one."""
+    try:
+        yield
+    except (BayesError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise UnsupportedLayerError(
+            f"{label} has no curvature rule, and it cannot run on one example of its batch at a time. Give it inputs with "
+            "the examples in dimension 0, write a rule for it (see curvature/rules/layer_norm.py), or freeze its parameters "
+            f"with requires_grad_(False). It said: {str(error)[:200]}"
+        ) from error
