@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -66,17 +68,21 @@ def test_the_sum_does_not_depend_on_its_chunks(generator, monkeypatch):
 
 def test_parts_that_are_reduced_give_the_temperature_of_the_whole(generator):
     outputs, targets = overconfident(generator, samples=3, examples=60)
-    part, rest = (outputs[:, :20], targets[:20]), (outputs[:, 20:], targets[20:])
-    seen = []
+    barrier, totals = threading.Barrier(2, timeout=60), [None, None]
 
-    def reduce(total):  # as another process would add its part for the same temperature
-        seen.append(float(total))
-        temperature = temperatures[len(seen) - 1]
-        return total + nll_sum(*rest, temperature)
+    def temperature_of(rank, examples):  # two threads in place of two processes
+        def reduce(total):
+            totals[rank] = total
+            barrier.wait()
+            reduced = totals[0] + totals[1]
+            barrier.wait()
+            return reduced
 
-    temperatures = []
-    minimise_over_temperature(lambda t: temperatures.append(t) or float(nll_sum(outputs, targets, t)))
-    assert fit_temperature(*part, reduce) == pytest.approx(fit_temperature(outputs, targets), rel=1e-9)
+        return fit_temperature(outputs[:, examples], targets[examples], reduce)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(temperature_of, (0, 1), (slice(0, 20), slice(20, 60))))
+    assert found[0] == found[1] == pytest.approx(fit_temperature(outputs, targets), rel=1e-5)
 
 
 @pytest.mark.parametrize(("right", "bound"), [(True, 0.05), (False, 20.0)])
