@@ -1,8 +1,7 @@
 """The methods of both tables: which learner, with which setting.
 
 All variational methods have Zhang et al.'s Gamma posterior of the noise precision, also Vadam and VOGN, whose noise
-precision Khan et al. tune. Those with a choice of options, such as the prior precision, choose on a fifth of the training
-rows.
+precision Khan et al. tune. Options, such as the prior precision, are chosen on a fifth of the training rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When curvature is measured and inverted again: every T_stats and every T_inv updates, layers taking turns."""
+"""When curvature is measured and inverted: every T_stats and every T_inv updates; layers take turns."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from lightning_bayes.errors import HyperparameterError
 
 
 def is_due(step: int, interval: int, offset: int = 0) -> bool:
-    """Whether something that is done every `interval` updates is due; at the first update everything is.
+    """Whether an action that repeats every `interval` updates is due; at the first update every action is.
 
     Args:
         step: Number of the update, from 1.
         interval: T.
-        offset: Delay, such as the layer's number: spreads the work of many layers over the interval.
+        offset: Delay, such as the layer's number, which spreads the work of many layers over the interval.
 
     Returns:
-        Whether it is due.
+        True if it is due.
 
     Example:
         >>> [step for step in range(1, 12) if is_due(step, 5)], [step for step in range(1, 12) if is_due(step, 5, 2)]

@@ -1,4 +1,4 @@
-"""Which layers of a model get a matrix-variate treatment, and their weight and bias as one matrix."""
+"""The layers of a model whose weight and bias are one matrix."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class MatrixLayer:
         name: Name in the model.
         module: The layer.
         params: The weight, and the bias if it is the last column of the matrix.
-        groups: Their parameter groups. What concerns the whole matrix (the prior, the noise, the damping) is read from
-            the weight's; each parameter keeps a learning rate of its own.
+        groups: Their parameter groups. The weight's group states the prior, the noise and the damping of the matrix; each
+            parameter has the learning rate of its own group.
     """
 
     name: str
@@ -34,7 +34,7 @@ class MatrixLayer:
 
     @property
     def weight(self) -> nn.Parameter:
-        """The weight, whose optimizer state holds what belongs to the matrix."""
+        """The weight, whose optimizer state holds the state of the matrix."""
         return self.params[0]
 
     @property
@@ -71,11 +71,11 @@ class MatrixLayer:
 
 @dataclass(frozen=True)
 class Division:
-    """What becomes of a model's parameters.
+    """A model's layers with and without a matrix.
 
     Attributes:
         layers: The layers with a matrix.
-        too_long: Names of the layers without one because a side of it would be too long, with that side.
+        too_long: Layers without one because a side would be too long: that side by name.
         others: Names of the other modules that hold trainable parameters.
     """
 

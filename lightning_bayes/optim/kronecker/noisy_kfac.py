@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final, get_args
 
 import torch
@@ -28,15 +29,19 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.kronecker import kfac, layer_state
-from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerArguments, KroneckerOptimizer
+from lightning_bayes.optim.kronecker.kronecker_optimizer import (
+    KroneckerArguments,
+    KroneckerHyperparameters,
+    KroneckerOptimizer,
+)
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.readout.layer import layer_floored, layer_noise_damping
 from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.settings import Choice, setting
 
 PriorAt: TypeAlias = Literal["mean", "sample"]
 
@@ -64,6 +69,13 @@ def sample(mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: flo
     return mean + math.sqrt(kl_weight / num_data) * root.upper_matvec(noise)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoisyKFACHyperparameters(KroneckerHyperparameters):
+    """With the place of the prior's gradient."""
+
+    prior_at: PriorAt = setting(Choice(*get_args(PriorAt)), default="mean", in_group=False)
+
+
 @final
 class NoisyKFAC(KroneckerOptimizer):
     """Noisy K-FAC as a `torch.optim.Optimizer`.
@@ -88,6 +100,7 @@ class NoisyKFAC(KroneckerOptimizer):
     """
 
     noisy = True
+    hyperparameters = NoisyKFACHyperparameters
     natural_update = staticmethod(vogn_update)
     layer_state_type = kfac.KFACState
     layer_update = staticmethod(kfac.update)
@@ -101,8 +114,8 @@ class NoisyKFAC(KroneckerOptimizer):
         prior_at: PriorAt = "mean",
         **fields: Unpack[KroneckerArguments],
     ) -> None:
-        self.prior_at = check_prior_at(prior_at)
-        super().__init__(model, params, **fields)
+        self.prior_at = prior_at
+        super().__init__(model, params, own={"prior_at": prior_at}, **fields)
 
     # -- the noise ----------------------------------------------------------------------------------------------------
 
@@ -176,20 +189,3 @@ class NoisyKFAC(KroneckerOptimizer):
                 strength = effective(group).prior * group["prior_on_mean"] * gradient_scale
                 difference = (param.detach() - means[param]).mul_(strength)
                 param.grad = difference if param.grad is None else param.grad.add_(difference)
-
-
-def check_prior_at(prior_at: PriorAt) -> PriorAt:
-    """Require a place of the prior's gradient that exists.
-
-    Args:
-        prior_at: The place.
-
-    Returns:
-        The place.
-
-    Raises:
-        HyperparameterError: If there is no such place.
-    """
-    if prior_at not in get_args(PriorAt):
-        raise HyperparameterError(f"prior_at={prior_at!r} is unknown; use {' or '.join(map(repr, get_args(PriorAt)))}.")
-    return prior_at

@@ -235,5 +235,5 @@ def test_twenty_updates_are_those_of_algorithm_2(prior_at, samples):
 
 
 def test_an_unknown_place_of_the_prior_is_refused():
-    with pytest.raises(HyperparameterError, match=r"prior_at='weights' is unknown; use 'mean' or 'sample'"):
+    with pytest.raises(HyperparameterError, match=r"prior_at='weights' must be 'mean' or 'sample'"):
         NoisyKFAC(nn.Linear(2, 1), prior_at="weights")
