@@ -61,6 +61,7 @@ LEVELS = {  # own levels of inheritance where they are more than 3 yet
 }
 SUBCLASSED = {  # concrete classes that others inherit from
     "Hyperparameters": "algorithms extend the record by their own fields",
+    "KroneckerHyperparameters": "as Hyperparameters: Noisy K-FAC adds a field",
     "Record": "only records inherit",
     "Range": "a range of names, or of pairs",
     "VisionDataModule": "a data set is a subclass with its torchvision class",
