@@ -32,7 +32,7 @@ from benchmarks.speed.rounds import WARM_UP, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
 from lightning_bayes import VOGN
 from lightning_bayes.curvature import make_engine
-from lightning_bayes.curvature.units import Unit, find_units
+from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.optim.runtime.noise import CounterNoise
 
 PHASES = ("draws", "sampling", "forward", "backward without curvature", "curvature", "update")
@@ -43,7 +43,7 @@ PLAIN = ("forward", "backward without curvature", "Adam's update")
 class Call:
     """What one layer saw and gave in a pass."""
 
-    unit: Unit
+    unit: MeasuredModule
     x: Tensor
     grad_output: Tensor
 
@@ -133,7 +133,7 @@ def record_calls(task: Task) -> list[Call]:
         One call per layer, in the order of the forward.
     """
     calls: list[Call] = []
-    handles = [unit.module.register_forward_hook(_recorder(unit, calls)) for unit in find_units(task.model)]
+    handles = [unit.module.register_forward_hook(_recorder(unit, calls)) for unit in find_measured_modules(task.model)]
     try:
         task.loss().backward()
     finally:
@@ -143,7 +143,7 @@ def record_calls(task: Task) -> list[Call]:
     return calls
 
 
-def _recorder(unit: Unit, calls: list[Call]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+def _recorder(unit: MeasuredModule, calls: list[Call]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
     def record(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         x = inputs[0].detach().requires_grad_(inputs[0].requires_grad)
         call = Call(unit, x, torch.empty(0))

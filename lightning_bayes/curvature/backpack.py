@@ -38,11 +38,11 @@ from lightning_bayes.curvature.hooks import (
     without_compiler,
 )
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.modes import in_modes
+from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse_scripted
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
 from lightning_bayes.curvature.rules.registry import Inputs, LayerRule
-from lightning_bayes.curvature.units import Unit, find_units, refuse_scripted
+from lightning_bayes.curvature.train_mode import in_train_modes
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -79,7 +79,7 @@ class BackpackEngine(AbstractEngine):
         Yields:
             The capture; its squares are complete on exit.
         """
-        units = find_units(self.model)
+        units = find_measured_modules(self.model)
         self._check_supported(units)
         captured, extension = Capture(self.loss_reduction), self._extension(units)
         try:
@@ -99,10 +99,10 @@ class BackpackEngine(AbstractEngine):
             self._calls.clear()
             captured.squares.update(collect(units, extension.savefield))
 
-    def _has_rule(self, unit: Unit) -> bool:
+    def _has_rule(self, unit: MeasuredModule) -> bool:
         return self.own_rules and unit.rule is not None
 
-    def _note(self, unit: Unit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note(self, unit: MeasuredModule, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of every unit."""
         if torch.is_grad_enabled() and unit.rule is not None:
             inputs = unit.rule.bind(module, args, kwargs)
@@ -111,7 +111,7 @@ class BackpackEngine(AbstractEngine):
             rng = rng_state() if unit.rule.repeats_noise(module) else None
             self._calls[module] = _Call(modes, tuple(detached), rng)
 
-    def _extension(self, units: list[Unit]) -> SumGradSquared:
+    def _extension(self, units: list[MeasuredModule]) -> SumGradSquared:
         extension = SumGradSquared()
         for unit in units:
             if self.own_rules and unit.rule is not None:
@@ -120,7 +120,7 @@ class BackpackEngine(AbstractEngine):
                 )
         return extension
 
-    def _check_supported(self, units: list[Unit]) -> None:
+    def _check_supported(self, units: list[MeasuredModule]) -> None:
         left = [unit for unit in units if not self._has_rule(unit)]
         on_batch = [unit.label for unit in left if uses_batch_statistics(unit.module)]
         refuse(
@@ -157,7 +157,7 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
         modes, inputs, rng = self.calls.pop(module)
         inputs, grads = (tuple(map(in_full_precision, values)) for values in (inputs, g_out))
         delta = grads[0] if len(grads) == 1 else grads
-        with in_modes(modes):
+        with in_train_modes(modes):
             totals = with_rng(rng, self.rule.sums, module, inputs, delta, self.workspace)
         for name, param in module.named_parameters():
             if param.requires_grad:

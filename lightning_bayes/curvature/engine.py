@@ -1,4 +1,4 @@
-"""What an engine is: it opens a capture round one forward and backward pass and reads per-example squares from it."""
+"""Engines: they open a capture around one forward and backward pass and read per-example squares from it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale
+from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.parameters import require_real_and_separate
-from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import (
     ExampleDimensionError,
@@ -27,7 +27,7 @@ EngineName: TypeAlias = Literal["fused", "backpack"]
 
 
 class Capture:
-    """Everything one pass leaves behind.
+    """The results of one pass.
 
     Args:
         loss_reduction: How the loss reduces its examples, see `read_loss_scale`.
@@ -37,7 +37,7 @@ class Capture:
         sizes: Number of examples that each unit saw, by the unit's label.
         calls_of: Number of calls of each unit, by the unit's label.
         uses: How often each parameter enters the observed loss, see `count_uses`.
-        loss: The observed loss, detached; None if nobody showed it.
+        loss: The observed loss, detached; None if it was not observed.
     """
 
     def __init__(self, loss_reduction: LossReduction = "auto") -> None:
@@ -186,7 +186,7 @@ class AbstractEngine(ABC):
                 "backward inside the pass, on the model the engine was built for."
             )
 
-    def detaches(self, unit: Unit, captured: Capture) -> bool:
+    def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
         """Whether calls of `unit` run on detached weights and so are no uses in the loss's graph."""
         return False
 
@@ -195,7 +195,7 @@ class AbstractEngine(ABC):
         if not captured.uses:
             return set()
         calls: Counter[Tensor] = Counter()
-        for unit in find_units(self.model):
+        for unit in find_measured_modules(self.model):
             if not self.detaches(unit, captured):
                 calls.update(dict.fromkeys(unit.module.parameters(), captured.calls_of[unit.label]))
         return {param for param, count in captured.uses.items() if count > calls[param]}

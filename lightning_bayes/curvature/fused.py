@@ -1,8 +1,8 @@
 """The fused engine: the parameter gradient and the per-example squares from one computation.
 
-Inside a capture every unit runs on **detached** parameters, so autograd does not compute their gradient. An identity
-`autograd.Function` behind the unit's output hands the output's gradient to the unit's rule, returns Σ_i c_i to autograd as
-the parameters' gradient and keeps Σ_i c_i².
+Inside a capture every measured module runs on **detached** parameters, so autograd does not compute their gradient. An
+identity `autograd.Function` behind the module's output passes the output's gradient to the module's rule, returns Σ_i c_i to
+autograd as the parameters' gradient and keeps Σ_i c_i².
 
 A parameter that several calls use in one pass (a shared module, tied weights, a recomputed checkpoint) needs the sum over
 its calls per example *before* the square: its contributions are kept until the pass ends.
@@ -24,12 +24,17 @@ from torch.utils.checkpoint import CheckpointFunction
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.measured_modules import (
+    MeasuredModule,
+    find_measured_modules,
+    refuse_scripted,
+    refuse_sequence_first,
+)
 from lightning_bayes.curvature.measured_output import MeasuredOutput, replay_errors_named
 from lightning_bayes.curvature.rules.generic import ReplayedCall
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
 from lightning_bayes.curvature.rules.registry import LayerRule, Sums
-from lightning_bayes.curvature.units import Unit, find_units, refuse_scripted, refuse_sequence_first
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 from lightning_bayes.private_torch import (
@@ -69,7 +74,7 @@ class FusedEngine(AbstractEngine):
         Yields:
             The capture; its squares are complete on exit.
         """
-        units = find_units(self.model)
+        units = find_measured_modules(self.model)
         # A compiler must not trace into the identity below: it would compile away what its backward does.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
         wrapped: list[nn.Module] = []
@@ -84,7 +89,7 @@ class FusedEngine(AbstractEngine):
                 _unwrap(module)
         captured.finish()
 
-    def detaches(self, unit: Unit, captured: Capture) -> bool:
+    def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
         """Every unit."""
         return True
 
@@ -110,7 +115,7 @@ def _unwrap(module: nn.Module) -> None:
 
 
 class FusedCapture(Capture):
-    """What one pass leaves behind, and who stands in for the units' forwards.
+    """The results of one pass, and the forwards that replace those of the measured modules.
 
     Args:
         loss_reduction: How the loss reduces its examples.
@@ -131,8 +136,8 @@ class FusedCapture(Capture):
         self.checked = checked
         self.inside_generic = False
 
-    def call(self, unit: Unit, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Stand in for the unit's forward."""
+    def call(self, unit: MeasuredModule, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run in place of the module's forward."""
         if self.inside_generic:
             return forward(*args, **kwargs)
         is_measured = torch.is_grad_enabled()
@@ -148,7 +153,7 @@ class FusedCapture(Capture):
             self.calls.update(params.values())
         return self.record(unit, params).run(forward, args, kwargs) if is_measured else forward(*args, **kwargs)
 
-    def record(self, unit: Unit, params: dict[str, nn.Parameter]) -> LayerCall:
+    def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
         return (LayerCall if unit.rule is not None else _GenericCall)(self, unit, params)
 
@@ -198,7 +203,7 @@ def _is_needed(output: Tensor) -> bool:
 class LayerCall:
     """One call of a unit that has a rule."""
 
-    def __init__(self, captured: FusedCapture, unit: Unit, params: dict[str, nn.Parameter]) -> None:
+    def __init__(self, captured: FusedCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> None:
         self.captured, self.unit, self.params = captured, unit, params
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
         self.modes = [(module, module.training) for module in modules]  # those of the forward, for the backward

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.units import Unit
+from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import gradient_hooks
 
 
 @contextmanager
-def changes_refused(units: Iterable[Unit]) -> Iterator[None]:
+def changes_refused(units: Iterable[MeasuredModule]) -> Iterator[None]:
     """Refuse hooks that change a parameter's gradient, which would then not fit the curvature; others may look on.
 
     Args:

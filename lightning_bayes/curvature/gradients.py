@@ -1,4 +1,4 @@
-"""The engine of methods that need no per-example information: it only counts examples.
+"""The engine of methods that need no per-example information. It only counts examples.
 
 Their curvature comes from the batch's own gradient, so every layer is supported and a pass costs what plain training does.
 """

@@ -1,6 +1,6 @@
-"""Borrowing a model for BackPACK: its hooks go on, and everything about them comes off again.
+"""BackPACK's hooks on a model: set for a capture, then removed without a trace.
 
-BackPACK's `extend` has no counterpart that undoes it, and its refusals name neither the module nor the way out.
+BackPACK's `extend` has no counterpart that undoes it, and its errors name neither the module nor a remedy.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from backpack import extend
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks
 from lightning_bayes.curvature.rules.registry import computes
-from lightning_bayes.curvature.units import Unit
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
 
@@ -88,7 +88,7 @@ def out_of_place(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def calls_checked(units: Iterable[Unit], captured: Capture, advice: str) -> Iterator[None]:
+def calls_checked(units: Iterable[MeasuredModule], captured: Capture, advice: str) -> Iterator[None]:
     """Watch each call of the units: note its number of examples, and refuse what BackPACK would get wrong.
 
     Args:
@@ -111,7 +111,12 @@ def calls_checked(units: Iterable[Unit], captured: Capture, advice: str) -> Iter
 
 
 def _check_call(
-    unit: Unit, captured: Capture, advice: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    unit: MeasuredModule,
+    captured: Capture,
+    advice: str,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
     if not torch.is_grad_enabled():
         return
@@ -133,7 +138,7 @@ def _check_call(
 
 @contextmanager
 def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
-    """Say in words what torch's hooks object to.
+    """Explain torch's error about a layer's output that is changed in place.
 
     Args:
         advice: What to do instead, the last sentence of the message.
@@ -144,7 +149,7 @@ def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
 
     Raises:
         UnsupportedTrainingError: If a layer's output was changed in place.
-        RuntimeError: What else went wrong in the passes.
+        RuntimeError: Any other error of the passes.
     """
     try:
         yield
@@ -174,12 +179,12 @@ def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
         raise UnsupportedLayerError(f"{'; '.join(found)}. {advice}")
 
 
-def collect(units: Iterable[Unit], savefield: str) -> dict[nn.Parameter, Any]:
-    """Take what BackPACK left on the parameters under the name `savefield`."""
+def collect(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:
+    """Remove the results that BackPACK stored on the parameters as `savefield`, and return them."""
     return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}
 
 
-def tied_parameters(units: Iterable[Unit]) -> list[str]:
+def tied_parameters(units: Iterable[MeasuredModule]) -> list[str]:
     """Parameters that several units hold, each as ``embed.weight = out.weight``."""
     owners: dict[nn.Parameter, list[str]] = {}
     for unit in units:

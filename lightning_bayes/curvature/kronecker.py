@@ -26,8 +26,8 @@ from lightning_bayes.curvature.fused import FusedCapture, FusedEngine, LayerCall
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measurement import KroneckerFactors
-from lightning_bayes.curvature.units import Unit
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 
@@ -83,7 +83,7 @@ class KroneckerEngine(FusedEngine):
         """An empty capture for `request`."""
         return KroneckerCapture(self, request)
 
-    def detaches(self, unit: Unit, captured: Capture) -> bool:
+    def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
         """Every unit but the layers with factors."""
         return not isinstance(captured, KroneckerCapture) or unit.module not in captured.request.layers
 
@@ -165,7 +165,7 @@ class KroneckerCapture(FusedCapture):
 
     # -- the passes ---------------------------------------------------------------------------------------------------
 
-    def record(self, unit: Unit, params: dict[str, nn.Parameter]) -> LayerCall:
+    def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
         return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
 

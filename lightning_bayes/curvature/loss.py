@@ -126,7 +126,7 @@ def loss_functions(loss: Tensor) -> set[str]:
 
 
 class BackwardWatch(TorchFunctionMode):
-    """Calls `observe(loss)` before each ``loss.backward()``, for code that hands the loss to nobody else."""
+    """Calls `observe(loss)` before each ``loss.backward()``, for code that does not pass the loss on."""
 
     def __init__(self, observe: Callable[[Tensor], None]) -> None:
         super().__init__()

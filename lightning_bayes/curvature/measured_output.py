@@ -9,15 +9,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.modes import in_modes
-from lightning_bayes.curvature.units import Unit
+from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.train_mode import in_train_modes
 from lightning_bayes.errors import BayesError, UnsupportedLayerError, UnsupportedTrainingError
 
 
 class WatchedCall(Protocol):
     """One call of a measured module."""
 
-    unit: Unit
+    unit: MeasuredModule
     modes: list[tuple[nn.Module, bool]]
 
     def is_asked(self, accumulators: list[Any]) -> bool:
@@ -63,7 +63,7 @@ class MeasuredOutput(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         inputs = [next(saved) if is_tensor else x for is_tensor, x in zip(ctx.is_tensor, ctx.others, strict=True)]
         device = next(grad.device.type for grad in grads if grad is not None)
-        with _without_autocast(device), in_modes(ctx.record.modes):
+        with _without_autocast(device), in_train_modes(ctx.record.modes):
             params = ctx.record.backward(inputs, list(grads))
         return (*nothing, *grads, *params)
 

@@ -1,8 +1,8 @@
 """Which parameters a loss uses, and how often, read from its autograd graph.
 
-An engine measures what goes through the calls of layers. A weight that is also used beside them, as in
-``F.linear(hidden, self.embed.weight)``, gets a gradient there that nobody squares example by example. Layers that the fused
-engine measures run on detached weights, which enter the graph behind their output only.
+An engine measures the calls of layers. A weight that is also used outside of them, as in
+``F.linear(hidden, self.embed.weight)``, gets a gradient there that no rule squares example by example. Layers that the fused
+engine measures run on detached weights, which enter the graph only behind their output.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ from lightning_bayes.curvature.hooks import (
     tied_parameters,
 )
 from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.measurement import KroneckerFactors, SecondOrderQuantity
 from lightning_bayes.curvature.modules import AsModules
 from lightning_bayes.curvature.private_backpack import known_layers
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
-from lightning_bayes.curvature.units import Unit, find_units
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
 _OTHERWISE = "do without BackPACK: 'squared_gradients' in measure, VOGN, or hessian='reparameterised' in VONCallback"
@@ -74,7 +74,7 @@ class SecondOrderEngine(AbstractEngine):
             The capture; its curvature is complete on exit. Show it the loss before backward.
         """
         extension = _extension(self.quantity, self.mc_samples)
-        units, known = find_units(self.model), _known_layers(extension)
+        units, known = find_measured_modules(self.model), _known_layers(extension)
         _check_supported(units, known, self.quantity)
         layers = _layers(self.model, known)
         as_modules = AsModules(self.quantity)
@@ -131,7 +131,7 @@ def _known_layers(extension: Any) -> set[type[nn.Module]]:
     return known
 
 
-def _check_supported(units: list[Unit], known: set[type[nn.Module]], quantity: str) -> None:
+def _check_supported(units: list[MeasuredModule], known: set[type[nn.Module]], quantity: str) -> None:
     on_batch = [unit.label for unit in units if uses_batch_statistics(unit.module)]
     refuse(
         [
@@ -143,18 +143,18 @@ def _check_supported(units: list[Unit], known: set[type[nn.Module]], quantity: s
     )
 
 
-def _is_known(unit: Unit, known: set[type[nn.Module]]) -> bool:
+def _is_known(unit: MeasuredModule, known: set[type[nn.Module]]) -> bool:
     return is_stock(unit.module) and type(unit.module) in known
 
 
-def _layers(model: nn.Module, known: set[type[nn.Module]]) -> list[Unit]:
+def _layers(model: nn.Module, known: set[type[nn.Module]]) -> list[MeasuredModule]:
     """Every layer that curvature can pass through, frozen ones too; operations without parameters are functions."""
     # A frozen layer that is left out here is noticed by its successor, if curvature has to pass.
-    layers = [Unit(name, module, rule_for(module)) for name, module in model.named_modules()]
+    layers = [MeasuredModule(name, module, rule_for(module)) for name, module in model.named_modules()]
     return [layer for layer in layers if _is_known(layer, known) and not uses_batch_statistics(layer.module)]
 
 
-def _check_source(layer: Unit, as_modules: AsModules, module: nn.Module, args: tuple[Any, ...]) -> None:
+def _check_source(layer: MeasuredModule, as_modules: AsModules, module: nn.Module, args: tuple[Any, ...]) -> None:
     if torch.is_grad_enabled():
         as_modules.require_known(args[0], layer.label)
 

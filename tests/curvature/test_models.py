@@ -11,7 +11,7 @@ from oracles import one_example_at_a_time, relative_error
 from torch import nn
 
 from lightning_bayes.curvature import measure
-from lightning_bayes.curvature.units import find_units
+from lightning_bayes.curvature.measured_modules import find_measured_modules
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.zoo import models
 
@@ -133,14 +133,14 @@ def test_library_model_with_backpack_equals_the_loop_or_is_refused(case, generat
 
 @pytest.mark.parametrize(("build", "shape"), LIBRARIES)
 def test_only_modules_that_hold_parameters_of_their_own_fall_to_the_generic_rule(build, shape):
-    generic = {type(unit.module).__name__ for unit in find_units(build()) if unit.rule is None}
+    generic = {type(unit.module).__name__ for unit in find_measured_modules(build()) if unit.rule is None}
     assert generic <= OWN_PARAMETERS
 
 
 def test_vision_transformer_is_one_generic_unit():
     """It holds its class token and position embedding itself, so all of it is replayed example by example."""
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=1)
-    assert [unit.label for unit in find_units(model)] == ["the model itself (VisionTransformer)"]
+    assert [unit.label for unit in find_measured_modules(model)] == ["the model itself (VisionTransformer)"]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.factors import has_factors
-from lightning_bayes.curvature.units import Unit, find_units
+from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.posteriors import layer_matrix, layer_tensors
 from lightning_bayes.private_torch import own_parameters
 
@@ -105,7 +105,7 @@ def divide(
         The layers, and the rest by name.
     """
     group_of = {p: group for group in param_groups for p in group["params"] if p.requires_grad}
-    units = [unit for unit in find_units(model) if any(p in group_of for p in unit.module.parameters())]
+    units = [unit for unit in find_measured_modules(model) if any(p in group_of for p in unit.module.parameters())]
     holders = Counter(p for unit in units for p in unit.module.parameters())
     found = Division([], {}, [])
     for unit in units:
@@ -119,7 +119,7 @@ def divide(
     return found
 
 
-def _layer(unit: Unit, group_of: dict[nn.Parameter, dict[str, Any]]) -> MatrixLayer | None:
+def _layer(unit: MeasuredModule, group_of: dict[nn.Parameter, dict[str, Any]]) -> MatrixLayer | None:
     own = own_parameters(unit.module)
     if not has_factors(unit.module) or own["weight"] not in group_of:
         return None

@@ -1,4 +1,4 @@
-"""Training and evaluation mode: a backward measures layers as their forward left them."""
+"""Training and evaluation mode: a backward pass measures every layer in the mode of its forward pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from torch import nn
 
 
-def in_modes(modes: Iterable[tuple[nn.Module, bool]]) -> AbstractContextManager[None]:
+def in_train_modes(modes: Iterable[tuple[nn.Module, bool]]) -> AbstractContextManager[None]:
     """Put modules into training or evaluation mode, and back on exit.
 
     Args:

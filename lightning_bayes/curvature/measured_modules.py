@@ -1,7 +1,7 @@
-"""Which module answers for which parameter.
+"""Which modules of a model are measured.
 
-A unit is a module whose calls are measured as one. A layer with a rule is a unit; any other module that holds trainable
-parameters directly is a unit together with everything below it, measured by the generic rule.
+A measured module is one whose calls are measured as a whole: a layer with a rule, or any other module that holds trainable
+parameters directly, together with everything below it, by the generic rule.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from lightning_bayes.private_torch import has_children, own_parameters
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A measured module.
+class MeasuredModule:
+    """A module whose calls are measured as a whole.
 
     Attributes:
         name: Qualified name of the module in the model; empty for the model itself.
@@ -59,7 +59,7 @@ class Unit:
             )
 
 
-def find_units(model: nn.Module) -> list[Unit]:
+def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
     """List the units of `model`, each module once.
 
     A LightningModule is never a unit itself: its `training_step` need not go through its `forward`. Parameters that it
@@ -119,14 +119,14 @@ def refuse_scripted(model: nn.Module) -> None:
         )
 
 
-def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Unit]:
+def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[MeasuredModule]:
     if module in seen:
         return
     seen.add(module)
     rule = rule_for(module)
     params = module.parameters() if rule is not None else (p for p in own_parameters(module).values() if p is not None)
     if any(param.requires_grad for param in params):
-        yield Unit(name, module, rule)
+        yield MeasuredModule(name, module, rule)
         return
     for child_name, child in module.named_children():
         yield from _units(f"{name}.{child_name}" if name else child_name, child, seen)
