@@ -122,9 +122,7 @@ def test_a_predict_step_of_the_users_own_is_not_passed_through_the_link(tmp_path
 )
 @pytest.mark.filterwarnings("ignore:predict returned None:UserWarning")  # Lightning's remark on the first of them
 def test_what_is_no_table_is_not_written(make, tmp_path):
-    with pytest.warns(
-        UserWarning, match=r"Returning\.predict_step returned what is no table.*Return a tensor, or a dict"
-    ):
+    with pytest.warns(UserWarning, match=r"Returning\.predict_step returned no table.*Return a tensor, or a dict"):
         trainer(tmp_path, PredictionWriter()).predict(Returning(make), loader())
     assert not (tmp_path / "predictions.pt").exists()
 

@@ -201,9 +201,7 @@ def test_without_a_validation_set_it_is_refused():
 
 def test_modules_that_hide_their_logits_are_refused():
     trainer = quiet_trainer(TemperatureScaling(), max_epochs=1)
-    message = (
-        r"what ValidatedClassifier\.validation_step returns, which is a NoneType without them\. Return \{\"outputs\""
-    )
+    message = r"ValidatedClassifier\.validation_step returned a NoneType without logits\. Return \{\"outputs\""
     with pytest.raises(UnsupportedTrainingError, match=message):
         trainer.fit(ValidatedClassifier(), loader(), loader())
 

@@ -46,12 +46,12 @@ class GradientMagnitudeOptimizer(MeanFieldOptimizer):
         group = self.param_groups[0]
         if self._warned or not group["noisy"] or self.num_updates == 1:  # a dry run of one batch means nothing
             return
-        text = self._doubt(self._passes.examples / len(self._samples), group)
+        text = self._warning_text(self._passes.examples / len(self._samples), group)
         if text:
             self._warned = True
             warnings.warn(text, stacklevel=3)
 
-    def _doubt(self, batch_size: float, group: dict[str, Any]) -> str:
+    def _warning_text(self, batch_size: float, group: dict[str, Any]) -> str:
         """What is wrong with a posterior from batches of `batch_size` examples; empty if nothing is."""
         if batch_size < group["num_data"] or group["num_data"] == 1:
             return ""

@@ -117,9 +117,9 @@ class _VpropOptimizer(GradientMagnitudeOptimizer):
         squares = super()._measured_curvature(params, group)
         return [square * effective(group).scale for square in squares] if group["scaling"] == "sum" else squares
 
-    def _doubt(self, batch_size: float, group: dict[str, Any]) -> str:
+    def _warning_text(self, batch_size: float, group: dict[str, Any]) -> str:
         if group["scaling"] == "mean":
-            return super()._doubt(batch_size, group)
+            return super()._warning_text(batch_size, group)
         if batch_size >= group["num_data"]:
             return ""
         return (

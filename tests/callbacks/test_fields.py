@@ -1,0 +1,88 @@
+"""The callbacks' arguments come from one typed record: flat calls, flat configs, help texts, and errors that name a typo."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback
+
+import lightning_bayes.callbacks as room
+from lightning_bayes import IVONCallback, NoisyKFACCallback, VOGNCallback, VONCallback
+from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.fields import CallbackFields, KroneckerFields
+
+FAMILY = [
+    value
+    for value in vars(room).values()
+    if inspect.isclass(value) and issubclass(value, VariationalCallback) and not inspect.isabstract(value)
+]
+
+
+def parser():
+    found = ArgumentParser(exit_on_error=False)
+    found.add_subclass_arguments(Callback, "callback")
+    found.add_argument("--config", action="config")
+    return found
+
+
+def help_of(callback, capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args([f"--callback.help=lightning_bayes.{callback.__name__}"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("callback", FAMILY, ids=lambda c: c.__name__)
+def test_the_help_lists_every_argument_with_its_text(callback, capsys):
+    text = help_of(callback, capsys)
+    fields = KroneckerFields if "KFAC" in callback.__name__ else CallbackFields
+    lines = " ".join(text.split())
+    for name in fields.__optional_keys__:
+        described = lines.partition(f"--callback.{name} {name.upper()}")[2] or lines.partition(f"--callback.{name} ")[2]
+        assert described, name
+    assert "τ, weight of the KL term" in lines
+    assert "δ of the prior N(μ₀, 1/δ)" in lines
+
+
+def test_every_field_has_a_text():
+    for fields in (CallbackFields, KroneckerFields):
+        missing = [name for name in fields.__optional_keys__ if f"        {name}: " not in fields.__doc__]
+        assert not missing
+
+
+def test_a_flat_config_builds_the_callback(tmp_path):
+    path = tmp_path / "callback.yaml"
+    arguments = {"kl_weight": 0.1, "mc_samples": 2, "betas": [0.8, 0.9], "clip_radius": 3.0, "lr": 0.5}
+    path.write_text(
+        yaml.safe_dump({"callback": {"class_path": "lightning_bayes.IVONCallback", "init_args": arguments}})
+    )
+    config = parser().parse_args([f"--config={path}", "--callback.damping=0.25"])
+    callback = parser().instantiate(config).callback
+    assert type(callback) is IVONCallback
+    found = {**callback.group_defaults, **callback.optimizer_kwargs, "lr": callback.lr}
+    expected = {**arguments, "betas": (0.8, 0.9), "damping": 0.25}
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback, VONCallback])
+def test_a_misspelt_argument_is_named(callback):
+    with pytest.raises(TypeError, match=rf"{callback.__name__} has no argument kl_weigth\. Did you mean kl_weight\?"):
+        callback(kl_weigth=0.1)
+    with pytest.raises(Exception, match="kl_weigth"):
+        parser().parse_args([f"--callback=lightning_bayes.{callback.__name__}", "--callback.kl_weigth=0.1"])
+
+
+def test_a_value_of_another_type_is_named():
+    with pytest.raises(Exception, match=r"(?s)kl_weight.*float"):
+        parser().parse_args(["--callback=lightning_bayes.VOGNCallback", "--callback.kl_weight=much"])
+
+
+def test_defaults_are_those_of_the_optimizer():
+    for callback in FAMILY:
+        built, optimizer = callback(), callback().optimizer_class
+        defaults = {**optimizer.hyperparameters.defaults(), **optimizer.own_defaults, **callback.field_defaults}
+        for name in ("betas", "kl_weight", "kl_warmup_steps", "damping", "init_precision", "prior_mean"):
+            assert built.group_defaults[name] == defaults[name], (callback, name)
+        assert built.mc_samples == defaults["mc_samples"]
