@@ -10,7 +10,7 @@ from tiny_training import EXAMPLES, Classifier, fit
 
 from lightning_bayes import OGNCallback, VOGNCallback
 
-EXPLANATION = "weights have their noise set by relative_noise="
+EXPLANATION = "of the weights, not the data"
 
 
 def floored_by_hand(module, optimizer, scales):

@@ -183,4 +183,4 @@ def test_augmentation_counts_as_the_data_module_says_unless_the_callback_is_told
     with caplog.at_level(logging.INFO):
         fit(Classifier(), callback, data=Augmented())
     assert callback.optimizer.param_groups[0]["data_augmentation_factor"] == expected
-    assert ("data_augmentation_factor=5, as Augmented says" in caplog.text) == (not arguments)
+    assert ("data_augmentation_factor=5, from Augmented" in caplog.text) == (not arguments)

@@ -200,7 +200,7 @@ def test_dropout_is_refused(task):
     [
         ({"batches": 0}, r"batches=0 must be a whole number of at least 1"),
         ({"batches": 1.5}, r"batches=1\.5 must be a whole number"),
-        ({"of": "layer"}, r"of='layer' is unknown; say whose statistics: 'sample' or 'mean'"),
+        ({"of": "layer"}, r"of='layer' is unknown; choose 'sample' or 'mean'"),
     ],
 )
 def test_arguments_out_of_range(arguments, message):
