@@ -77,7 +77,7 @@ def test_small_sets_train_for_their_epochs(pair, epochs):
     assert config["trainer"]["max_epochs"] == epochs
     assert (schedule is not None) == (pair == "digits+lenet")
     assert schedule is None or schedule["init_args"] == {"T_max": 80}
-    assert config["trainer"]["callbacks"][-1]["init_args"] == {"eval_samples": 32}
+    assert config["trainer"]["callbacks"][-1]["init_args"] == {"mc_samples": 1, "eval_samples": 32}
 
 
 def test_the_data_module_passes_its_augmentation_factor_to_callbacks():

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
-from lightning_bayes.zoo.data.images import Augmentation
+from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, TransformedImages
 from lightning_bayes.zoo.data.ood import ood_names, ood_set
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -42,7 +42,7 @@ class ImageDataModule(LightningDataModule, ABC):
     """Base of the data modules on images.
 
     A subclass fills ``train_set``, ``val_set`` (empty without validation) and ``test_set`` in `setup`. It defines the
-    ``transform`` of its images, and `corrupted_set`, the test images with a corruption.
+    ``transform`` of its images.
 
     Args:
         name: Name of the set.
@@ -61,7 +61,7 @@ class ImageDataModule(LightningDataModule, ABC):
     published_augmentation_factor: ClassVar[float] = 1.0  # ρ of the papers for this set's augmentation
     train_set: Dataset[Any]
     val_set: Dataset[Any]
-    test_set: Dataset[Any]
+    test_set: NormalizedImages | TransformedImages
 
     def __init__(
         self,
@@ -88,13 +88,17 @@ class ImageDataModule(LightningDataModule, ABC):
     def transform(self) -> ImageTransform:
         """The input transform of all images, in distribution and out of it."""
 
-    @abstractmethod
-    def corrupted_set(self, corruption: Corruption) -> Dataset[Any]:
-        """The test images, corrupted.
+    def corrupted_set(self, corruption: Corruption) -> TransformedImages:
+        """The test images with a corruption.
 
         Args:
-            corruption: Applied to each image as the model would see it, before normalisation.
+            corruption: Applied to each image after the crop, before normalisation.
+
+        Returns:
+            The set.
         """
+        self.setup("test")
+        return TransformedImages(self.test_set.images, self.test_set.targets, self.transform, corruption=corruption)
 
     @property
     def data_augmentation_factor(self) -> float:

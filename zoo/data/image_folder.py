@@ -21,7 +21,6 @@ from typing_extensions import Unpack
 from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo.data.agreement import check_classes, hand_over_transform
 from lightning_bayes.zoo.data.base import ImageDataModule, ImageLoading
-from lightning_bayes.zoo.data.corruptions import Corruption
 from lightning_bayes.zoo.data.images import Augmentation, TransformedImages
 from lightning_bayes.zoo.data.splits import few_shots, stratified_split
 from lightning_bayes.zoo.registry import register_data
@@ -146,12 +145,6 @@ class ImageFolderDataModule(ImageDataModule):
                 f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
             )
         return samples
-
-    def corrupted_set(self, corruption: Corruption) -> TransformedImages:
-        """The test images, corrupted after the crop; see `ImageDataModule.corrupted_set`."""
-        self.setup("test")
-        test = self.test_set
-        return TransformedImages(test.images, test.targets, self.transform, corruption=corruption)
 
     def _images(self, samples: _Samples, augment: Augmentation | None = None) -> TransformedImages:
         return TransformedImages([path for path, _ in samples], [t for _, t in samples], self.transform, augment)

@@ -87,7 +87,7 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
     def __init__(
         self,
         images: Tensor | Sequence[str | Path],
-        targets: Sequence[int],
+        targets: Tensor | Sequence[int],
         transform: ImageTransform,
         augment: Augmentation | None = None,
         corruption: Corruption | None = None,

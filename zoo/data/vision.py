@@ -5,7 +5,7 @@ x = (pixel / 255 - mean) / std        mean and std per channel, over the publish
 
 from __future__ import annotations
 
-import abc
+from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,8 @@ from torch.utils.data import Subset
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
 from lightning_bayes.zoo.data.agreement import check_classes, hand_over_transform
 from lightning_bayes.zoo.data.base import ImageDataModule
-from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
-from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, TransformedImages
+from lightning_bayes.zoo.data.corruptions import SEVERITIES
+from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages
 from lightning_bayes.zoo.data.splits import few_shots, split_indices
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -28,7 +28,7 @@ from lightning_bayes.zoo.transforms import ImageTransform
 _UNREADABLE: Final = (RuntimeError, ImportError, ValueError, AssertionError, EOFError, OSError)
 
 
-class VisionDataModule(ImageDataModule, abc.ABC):
+class VisionDataModule(ImageDataModule):
     """Base of the data modules on torchvision's image sets.
 
     A subclass names the torchvision class, the files that it expects and the statistics. The test set is
@@ -58,7 +58,6 @@ class VisionDataModule(ImageDataModule, abc.ABC):
         HyperparameterError: If the sizes do not fit the training set, `ood` names this set, or there is no such corruption.
     """
 
-    dataset_class: ClassVar[type[Any]]  # a torchvision.datasets class, (root, train, download)
     expected_files: ClassVar[str]  # below root, for the error message
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
@@ -129,11 +128,10 @@ class VisionDataModule(ImageDataModule, abc.ABC):
         if stage in {"test", "predict"} and not hasattr(self, "test_set"):
             self.test_set = self._dataset(*self.read(self.root, train=False))
 
-    def corrupted_set(self, corruption: Corruption) -> TransformedImages:
-        """The test images, corrupted; see `ImageDataModule.corrupted_set`."""
-        self.setup("test")
-        test = self.test_set
-        return TransformedImages(test.images, test.targets.tolist(), self.transform, corruption=corruption)
+    @staticmethod
+    @abstractmethod
+    def dataset_class(root: str, train: bool, download: bool) -> Any:
+        """A class of torchvision.datasets."""
 
     @classmethod
     def open(cls, root: str, train: bool, download: bool = False) -> Any:

@@ -81,16 +81,5 @@ def mlp_for_images(
     hidden: tuple[int, ...] = (50,),
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = "relu",
 ) -> MLP:
-    """An `MLP` for square images.
-
-    Args:
-        num_classes: Number of classes.
-        in_channels: Channels of the images.
-        image_size: Height and width of the images in pixels.
-        hidden: As for `MLP`.
-        activation: As for `MLP`.
-
-    Returns:
-        The network.
-    """
+    """An `MLP` for square images of ``image_size`` pixels; the other arguments are those of `MLP`."""
     return MLP(in_channels * image_size**2, num_classes, hidden, activation)
