@@ -260,7 +260,12 @@ def _is_of_weights(node: Any) -> bool:
 
 
 def _reduced_by(node: Any) -> str:
-    return f"reduces its values by {name_of(node)}"
+    name = name_of(node)
+    return (
+        "is compiled, so that its graph shows no reduction,"
+        if name == "CompiledFunction"
+        else f"reduces its values by {name}"
+    )
 
 
 def _unclear(why: str) -> Values:

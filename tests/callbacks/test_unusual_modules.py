@@ -171,7 +171,8 @@ def test_a_compiled_module_trains_as_the_plain_one(how, engine):
     x, y = vectors()
     plain, module = Classifier(sgd), compiled(how)
     for fitted in (plain, module):
-        callback = VOGNCallback(engine=engine, num_data=100, link="softmax")  # which a compiled loss does not tell
+        told = {"link": "softmax", "loss_reduction": "mean"}  # which a compiled loss does not tell
+        callback = VOGNCallback(engine=engine, num_data=100, **told)
         fit(fitted, callback, data=one_batch(x, y, batch_size=3), max_epochs=2)
     found = {name.replace("_orig_mod.", ""): value for name, value in weights(module).items()}
     assert_close(found, weights(plain), rtol=1e-4, atol=1e-6)
