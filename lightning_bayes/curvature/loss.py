@@ -121,7 +121,7 @@ def loss_functions(loss: Tensor) -> set[str]:
         {'MseLoss'}
     """
     root = graph.root_of(loss)
-    nodes = graph.in_order(root, enters_measured_layer(root))
+    nodes = [] if root is None else graph.in_order(root, enters_measured_layer(root))
     return {graph.name_of(node) for node in nodes if saved_by(node, "reduction") is not None}
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel.distributed import _DDPSink
 
 from lightning_bayes.curvature import measure
-from lightning_bayes.curvature.loss import read_loss_scale
+from lightning_bayes.curvature.loss import loss_functions, read_loss_scale
 from lightning_bayes.errors import BayesError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.vogn import VOGN
 
@@ -325,6 +325,11 @@ def test_a_penalty_does_not_count_without_measured_layers(reduced, generator):
     penalty = 0.1 * model.weight.square().sum() + sum(p.norm() for p in model.parameters())
     kind = "mean" if reduced(torch.ones(2)) == 1 else "sum"
     assert read_loss_scale(reduced((model(x) - y).square()) + penalty, batch_size=6).reduction == kind
+
+
+def test_a_loss_without_a_graph_has_no_loss_function_and_counts_as_a_mean():
+    assert loss_functions(torch.tensor(1.0)) == set()
+    assert read_loss_scale(torch.tensor(1.0), batch_size=6).reduction == "mean"
 
 
 @pytest.mark.parametrize("engine", ["fused", "backpack"])
