@@ -1,12 +1,12 @@
-"""Kronecker factors and per-example squares from one pass, on the passes that are asked for them.
+"""Kronecker factors and per-example squares from one pass, where a pass is opened with a `Request`.
 
-Layers with factors (`factors.has_factors`) keep PyTorch's own gradient: an identity behind their output looks on while
-backward passes, and adds up the second moments of what came in and of what goes back. All other layers are measured by
-their squares, as in the fused engine. A pass without a request runs as plain training does.
+Layers with factors (`factors.has_factors`) keep PyTorch's own gradient. An identity behind their output adds up the second
+moments of the inputs and of the output gradients during backward. All other layers are measured by their squares, as in the
+fused engine. A pass without a request runs as plain training does.
 
-With a likelihood the labels are drawn from it, for the Fisher: before the loss's own backward, a second backward from the
-model's outputs measures, which leaves every gradient alone. Without one the loss's own backward measures, for the
-empirical Fisher. A layer that is called several times in a pass has its calls for positions.
+With a likelihood, labels are drawn from it, for the Fisher: before the loss's own backward, a second backward from the
+model's outputs measures, and no gradient changes. Without one the loss's own backward measures, for the empirical Fisher.
+The calls of a layer that is called several times in a pass count as its positions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, Un
 
 @dataclass(frozen=True)
 class Request:
-    """What passes are asked for beside the gradient.
+    """The curvature that a pass measures beside the gradient.
 
     Attributes:
         layers: The layers whose factors are measured, and whether the bias is part of their matrix.
@@ -137,14 +137,14 @@ class _Sampling:
 
 
 class KroneckerCapture(FusedCapture):
-    """Also collects factors.
+    """A `FusedCapture` that also collects factors.
 
     Args:
         engine: The engine.
-        request: What is asked for.
+        request: What to measure.
 
     Attributes:
-        outputs: What the model returned, as far as it is differentiable.
+        outputs: The model's differentiable outputs.
     """
 
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:
@@ -170,7 +170,7 @@ class KroneckerCapture(FusedCapture):
         return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
 
     def is_asked(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward is asked for anything."""
+        """Whether the running backward measures or accumulates into parameters."""
         return self._sampling.is_running or super().is_asked(accumulators)
 
     @property
@@ -193,7 +193,7 @@ class KroneckerCapture(FusedCapture):
         self.outputs = [output.detach() for output in self.outputs]
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        """Read the loss's scale, and measure with drawn labels if asked to; see `Capture.observe`."""
+        """Read the loss's scale, and measure with drawn labels if there is a likelihood; see `Capture.observe`."""
         super().observe(loss, divided_by_host)
         if self.request.likelihood is not None and self.outputs and not self.reached:
             self._measure_with_drawn_labels(self.request.likelihood)

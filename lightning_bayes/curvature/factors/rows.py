@@ -1,4 +1,4 @@
-"""What a layer's weight matrix sees at every position of every example, and the gradient it gets back there.
+"""The inputs and output gradients of a layer's weight matrix at every position of every example.
 
 A layer with weight sharing applies one matrix W (bias as last column) at T positions: s_it = W ā_it, where ā_it ends with
 a 1 if there is a bias. The gradient of example i is Σ_t δ_it ā_itᵀ. A linear layer's positions are the dimensions between

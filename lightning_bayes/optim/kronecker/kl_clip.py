@@ -1,11 +1,11 @@
 """The step length of Zhang et al. 2018, eqs. 25-26 (https://arxiv.org/abs/1712.02390), after Ba et al. 2016.
 
-A step α v changes the predictive distribution by KL ≈ ½ α² vᵀ F v. The learning rate is cut so that the squared Fisher
-norm stays below a bound which decays with the epochs:
+A step α v changes the predictive distribution by KL ≈ ½ α² vᵀ F v. The learning rate is reduced so that the squared Fisher
+norm stays below a bound that decays with the epochs:
 
     α = min(α_max, √(c_k / vᵀ F v))        c_k = c₀ ζᵏ
 
-F is the damped approximation that gave the step, v = F⁻¹ g, so that vᵀ F v = vᵀ g, summed over all layers.
+F is the damped approximation of the step, v = F⁻¹ g, so vᵀ F v = vᵀ g, summed over all layers.
 """
 
 from __future__ import annotations
