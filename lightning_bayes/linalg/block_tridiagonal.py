@@ -1,6 +1,6 @@
 """The inverse of a curvature whose inverse is block-tridiagonal, Martens & Grosse 2015, section 4.3.
 
-    F_ii = S_ii ⊗ A_ii    F_i,i+1 = S_i,i+1 ⊗ A_i,i+1            what is kept of the layers' curvature
+    F_ii = S_ii ⊗ A_ii    F_i,i+1 = S_i,i+1 ⊗ A_i,i+1            the blocks that are kept
 
     Ψ_i = F_i,i+1 F_i+1,i+1⁻¹    Λ_i⁻¹ = F_ii - Ψ_i F_i+1,i+1 Ψ_iᵀ    Λ_L⁻¹ = F_LL
 

@@ -1,9 +1,8 @@
 """Cholesky factors of matrices that are positive definite up to rounding.
 
-A running average of outer products is positive semi-definite; rounding, or a dead unit without damping, may take the
-last bit. What is added to the diagonal then, in units of the mean of the diagonal, is stated by `JITTER_LADDER`: the
-first rung that factorises is taken, for each matrix of a batch on its own, and a matrix that none of them saves is an
-error.
+A running average of outer products is positive semi-definite; rounding, or a dead unit without damping, can make it
+indefinite. `JITTER_LADDER` states the values that are then added to the diagonal, in units of its mean: each matrix of a batch
+takes the first one with which it factorises, and a matrix for which all fail is an error.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def inverse(matrix: Tensor, name: str = "matrix") -> Tensor:
 
 
 def _attempt(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The factor, and whether there is none, ``[...]``."""
+    """Return the factor and whether it does not exist, ``[...]``."""
     factor, info = torch.linalg.cholesky_ex(matrix)
     return factor, (info > 0) | ~factor.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)  # √∞ counts as a success
 

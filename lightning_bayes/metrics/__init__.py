@@ -1,4 +1,4 @@
-"""Metrics and figures of uncertainty: pure functions of probabilities, and torchmetrics shells around them."""
+"""Metrics and figures of uncertainty: pure functions of probabilities with torchmetrics classes around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over confidence bins of equal width: all that the errors of calibration over such bins need to remember.
+"""Sums over confidence bins of equal width: the whole state of binned calibration errors.
 
 Sums of shards add up to the sums of the whole, so a metric that keeps them is right on any number of processes, and as
 small for ImageNet as for ten examples.

@@ -4,12 +4,12 @@
 
 over bins b of the confidence max_c p_c (Guo et al. 2017, https://arxiv.org/abs/1706.04599, with their 15 bins). The
 adaptive ECE has bins of equal numbers of examples instead of equal width (Nguyen & O'Connor 2015,
-https://arxiv.org/abs/1508.05154), so that sparse bins do not decide. The class-wise ECE (Kull et al. 2019,
-https://arxiv.org/abs/1910.12656) looks at the probability of every class c, and not of the most probable one alone:
+https://arxiv.org/abs/1508.05154), so sparse bins do not dominate. The class-wise ECE (Kull et al. 2019,
+https://arxiv.org/abs/1910.12656) uses the probability of every class c, not only of the most probable one:
 
     cECE = 1/C Σ_c Σ_b n_cb/N |freq_cb - conf_cb|
 
-with bins b of p_c, and freq_cb the share of class c among the examples in bin b. All values are fractions, not percent.
+with bins b of p_c, and freq_cb the fraction of class c among the examples in bin b. All values are fractions, not percent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReliabilityBins(NamedTuple):
 
     counts: Tensor  # n_b, number of examples
     confidence: Tensor  # conf_b, mean confidence
-    accuracy: Tensor  # acc_b, share of correct examples
+    accuracy: Tensor  # acc_b, fraction of correct examples
 
 
 def expected_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
@@ -98,7 +98,7 @@ def _adaptive_error(seen: TopLabel, bins: int) -> Tensor:
 
 
 def reliability_bins(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> ReliabilityBins:
-    """Count, mean confidence and accuracy per bin: what a reliability diagram shows and the ECE sums up.
+    """Count, mean confidence and accuracy per bin.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -146,10 +146,10 @@ def _classwise_sums(probs: Tensor, targets: Tensor, bins: int) -> BinSums:
 
 
 class BinnedMetric(Metric, ABC):
-    """Base of errors over bins of equal width, whose one state is a sum; fill in ``update`` and ``compute``.
+    """Base of errors over bins of equal width with one summed state; subclasses define ``update`` and ``compute``.
 
     Args:
-        num_groups: Number of groups that have bins of their own.
+        num_groups: Number of groups with separate bins.
         bins: Number of bins.
         **kwargs: Passed to `torchmetrics.Metric`.
     """

@@ -37,7 +37,7 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
 
     Args:
         num_classes: Number of classes, at least two.
-        prefix: Put in front of every key, with its slash: ``"val/"`` or ``"test/"``.
+        prefix: Prefix of every key, with its slash: ``"val/"`` or ``"test/"``.
 
     Returns:
         Metrics, each after the prefix, under ``cls/Acc``, ``cls/NLL`` (nats), ``cls/Brier`` (sum over classes);
@@ -89,7 +89,7 @@ def ood_metrics(prefix: str = "ood/") -> MetricCollection:
     Update with ``(scores [batch], is_ood [batch])``: a higher score means more OOD, labels are truth values or 0/1.
 
     Args:
-        prefix: Put in front of every key, with its slash.
+        prefix: Prefix of every key, with its slash.
 
     Returns:
         Metrics under ``AUROC, AUPR, FPR95``, each after the prefix.
@@ -114,7 +114,7 @@ def regression_metrics(prefix: str) -> MetricCollection:
     Update with ``(mean, variance, target)``, all of one shape; the variance is that of the target.
 
     Args:
-        prefix: Put in front of every key, with its slash: ``"val/"`` or ``"test/"``.
+        prefix: Prefix of every key, with its slash: ``"val/"`` or ``"test/"``.
 
     Returns:
         Metrics under ``reg/RMSE, reg/NLL``, each after the prefix.
@@ -140,7 +140,7 @@ def sampled_regression_metrics(prefix: str) -> MetricCollection:
     targets under each sample.
 
     Args:
-        prefix: Put in front of every key, with its slash: ``"val/"`` or ``"test/"``.
+        prefix: Prefix of every key, with its slash: ``"val/"`` or ``"test/"``.
 
     Returns:
         Metrics under ``reg/RMSE, reg/NLL``, each after the prefix; NLL is that of the mixture, point by point.

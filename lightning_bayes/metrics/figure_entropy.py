@@ -17,7 +17,7 @@ def entropy_histogram(
 ) -> Figure:
     """Draw one panel per model, side by side on the same axes, with one histogram per set of inputs.
 
-    Each histogram is the share of its own set, so sets of different sizes compare. All panels have the same bins, from
+    Each histogram is the fraction of its own set, so sets of different sizes compare. All panels have the same bins, from
     0 to the largest entropy of any model.
 
     Args:
@@ -48,7 +48,7 @@ def entropy_histogram(
         draw_histograms(axes, sets, edges)  # the entropy of a certain prediction can be -1e-8
         axes.legend(frameon=False)
         axes.set(title=name, xlabel="Entropy [nats]", xlim=(0, 1.03 * edges[-1].item()))
-    panels[0].set_ylabel("Share of the set [%]")
+    panels[0].set_ylabel("Fraction of the set [%]")
     return figure
 
 

@@ -18,7 +18,7 @@ def reliability_diagram(curves: Mapping[str, tuple[Tensor, Tensor]], bins: int =
     """Draw one panel per model, side by side on the same axes: calibrated bars end on the diagonal.
 
     Each upper panel has bars of the accuracy per confidence bin and the hatched gap to the mean confidence of that bin,
-    each lower panel the share of examples in it. The title gives the ECE over the same bins.
+    each lower panel the fraction of examples in it. The title gives the ECE over the same bins.
 
     Args:
         curves: For each model its class probabilities, ``[batch, classes]``, and the class indices, ``[batch]``.

@@ -1,4 +1,4 @@
-"""The risk-coverage diagram: how wrong is a model on the inputs that it is surest of?"""
+"""The risk-coverage diagram: how wrong is a model on the inputs of highest confidence?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST_POINT = 0.02  # of coverage; below, one error among a handful of answers m
 
 
 def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
-    """Draw one line per model on shared axes: the share of errors against the share of inputs that are answered.
+    """Draw one line per model on shared axes: the fraction of errors against the fraction of inputs that are answered.
 
     Lower is better. The right end is the error rate of the model on all inputs; the legend gives the AURC.
 

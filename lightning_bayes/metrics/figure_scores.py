@@ -13,7 +13,7 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, check_not_empty, checked_values, draw_histograms
 from lightning_bayes.metrics.ood import ood_auroc
 
-TAIL = 0.005  # share of the values beyond either end of the axis; a single outlier would squeeze all others
+TAIL = 0.005  # fraction of the values beyond either end of the axis; a single outlier would squeeze all others
 
 COLUMNS = 3
 
@@ -23,7 +23,7 @@ def score_histograms(
 ) -> Figure:
     """Draw one panel per score, three in a row, each with its own axis, with one histogram per set of inputs.
 
-    Each histogram is the share of its own set. The first set is the one in distribution; the legend gives the AUROC at which
+    Each histogram is the fraction of its own set. The first set is in-distribution; the legend gives the AUROC at which
     the score tells each other set from it. The half percent of values at either end counts in the end bins.
 
     Args:
@@ -57,7 +57,7 @@ def score_histograms(
         axes.set(title=score.replace("_", " "), xlabel="Score (higher means more OOD)")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))  # labels such as -0.998 need room
         if position % columns == 0:
-            axes.set_ylabel("Share of the set [%]")
+            axes.set_ylabel("Fraction of the set [%]")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Colours and panels that the figures of this room share.
+"""Colours and panels of all figures.
 
 The figures are `matplotlib.figure.Figure` objects made without pyplot: no window, no global state, safe in a training
 process. Save one with ``figure.savefig(path)`` or hand it to a logger.
@@ -71,7 +71,7 @@ def checked_values(values: Tensor, what: str, where: str) -> Tensor:
 
 
 def draw_histograms(axes: Axes, sets: Mapping[str, Tensor], edges: Tensor) -> None:
-    """Draw a filled outline per set: the share of its own inputs in each bin, so that sets of different sizes compare.
+    """Draw a filled outline per set: the fraction of its own inputs in each bin, so that sets of different sizes compare.
 
     Args:
         axes: Where to draw.

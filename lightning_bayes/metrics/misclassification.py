@@ -2,7 +2,7 @@
 
 An error is the positive class, and ``1 - max_c p_c`` its score (Hendrycks & Gimpel 2017,
 https://arxiv.org/abs/1610.02136). This AUROC looks at in-distribution examples only; it is most likely the one of the tables
-of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), who do not say.
+of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), who do not define theirs.
 
 Every value is ``nan`` if all predictions are right, or all are wrong, as it is undefined there.
 """
@@ -25,7 +25,7 @@ def misclassification_auroc(probs: Tensor, targets: Tensor) -> Tensor:
         targets: Class indices, ``[batch]``.
 
     Returns:
-        A scalar between 0 and 1; 0.5 for confidences that know nothing.
+        A scalar between 0 and 1; 0.5 for uninformative confidences.
 
     Example:
         >>> import torch
@@ -37,7 +37,7 @@ def misclassification_auroc(probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def misclassification_aupr(probs: Tensor, targets: Tensor) -> Tensor:
-    """Average precision with errors as the positive class; the error rate for confidences that know nothing.
+    """Average precision with errors as the positive class; the error rate for uninformative confidences.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -56,7 +56,7 @@ def misclassification_aupr(probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def misclassification_fpr95(probs: Tensor, targets: Tensor) -> Tensor:
-    """Share of the correct predictions that are rejected by a threshold that rejects 95 % of the errors.
+    """Fraction of the correct predictions that are rejected by a threshold that rejects 95 % of the errors.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.

@@ -20,7 +20,7 @@ from torchmetrics.functional.classification import binary_auroc, binary_average_
 from lightning_bayes.errors import NonFiniteError, ShapeError
 from lightning_bayes.metrics.states import concatenated
 
-TRUE_POSITIVE_RATE = 0.95  # what the 95 in FPR95 stands for
+TRUE_POSITIVE_RATE = 0.95  # the 95 in FPR95
 
 
 def ood_auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def ood_auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
         is_ood: Truth values or 0/1, ``[batch]``.
 
     Returns:
-        A scalar between 0 and 1; 0.5 for scores that know nothing.
+        A scalar between 0 and 1; 0.5 for uninformative scores.
 
     Example:
         >>> ood_auroc(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
@@ -49,7 +49,7 @@ def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
         is_ood: Truth values or 0/1, ``[batch]``.
 
     Returns:
-        A scalar between 0 and 1; the share of OOD inputs for scores that know nothing.
+        A scalar between 0 and 1; the fraction of OOD inputs for uninformative scores.
 
     Example:
         >>> ood_aupr(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
@@ -60,7 +60,7 @@ def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
 
 
 def ood_fpr95(scores: Tensor, is_ood: Tensor) -> Tensor:
-    """False-positive rate at 95 % true-positive rate: the false alarms it takes to catch 95 % of the OOD inputs.
+    """False-positive rate at 95 % true-positive rate: the false alarms needed to catch 95 % of the OOD inputs.
 
     The smallest rate among the thresholds that catch at least 95 %, without interpolation between thresholds.
 
@@ -112,7 +112,7 @@ def _undefined(like: Tensor) -> Tensor:
 
 
 class OODMetric(Metric, ABC):
-    """Base of metrics of OOD scores; fill in ``compute``.
+    """Base of metrics of OOD scores; subclasses define ``compute``.
 
     Scores and labels are concatenated over processes, and kept in the metric's own dtype (``set_dtype`` changes it).
     """
@@ -129,7 +129,7 @@ class OODMetric(Metric, ABC):
         self.add_state("is_ood", [], dist_reduce_fx="cat")
 
     def update(self, scores: Tensor, is_ood: Tensor) -> None:
-        """Remember a batch: scores ``[batch]`` (higher means more OOD) and truth values or 0/1 ``[batch]``."""
+        """Add a batch: scores ``[batch]`` (higher means more OOD) and truth values or 0/1 ``[batch]``."""
         _check(scores, is_ood)
         self.scores.append(scores.detach().to(self.dtype))
         self.is_ood.append(is_ood.to(self.dtype))  # in the same dtype as on a process that saw no data

@@ -1,4 +1,4 @@
-"""Several sets out of distribution, told from the test set by several scores, in one metric."""
+"""Detection of several OOD sets by several scores in one metric."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class OODDetection(Metric):
     ``{measure}`` for all sets together and, where there are several, ``{set}/{measure}`` for each.
 
     Args:
-        sets: Names of the sets out of distribution, at least one.
+        sets: Names of the OOD sets, at least one.
         scores: Names of the scores, at least one.
-        prefix: Put in front of every key, with its slash.
+        prefix: Prefix of every key, with its slash.
         **kwargs: Passed to `torchmetrics.Metric`.
 
     Raises:
@@ -57,11 +57,11 @@ class OODDetection(Metric):
         self.add_state("set_index", [], dist_reduce_fx="cat")
 
     def update(self, scores: Mapping[str, Tensor], set_index: int) -> None:
-        """Remember a batch.
+        """Add a batch.
 
         Args:
             scores: Every score by name, ``[batch]`` each; higher means more OOD.
-            set_index: 0 for the test set, 1 for the first set out of distribution, and so on.
+            set_index: 0 for the test set, 1 for the first OOD set, and so on.
 
         Raises:
             ShapeError: If a score is missing or has another shape.

@@ -62,7 +62,7 @@ def brier_per_example(probs: Tensor, targets: Tensor) -> Tensor:
 
 
 class MeanOverExamples(Metric, ABC):
-    """Base of metrics that are a mean of one value per example; fill in ``update`` with a call of ``add``.
+    """Base of metrics that are a mean of one value per example; ``update`` of a subclass calls ``add``.
 
     Both states are sums, so processes with shards of different sizes agree on the mean over all examples.
     """
@@ -125,7 +125,7 @@ class BrierScore(MeanOverExamples):
 
 @final
 class Accuracy(MulticlassAccuracy):
-    """Share of examples whose most probable class is the target: torchmetrics' accuracy, averaged over examples.
+    """Fraction of examples whose most probable class is the target: torchmetrics' accuracy, averaged over examples.
 
     torchmetrics' default averages over classes, which is another number on unbalanced data.
 

@@ -1,6 +1,6 @@
-"""Selective prediction: how wrong is the model on the share of inputs that it is surest of?
+"""Selective prediction: how wrong is the model on the fraction of inputs of highest confidence?
 
-    AURC = 1/N Σ_k risk(k),        risk(k) = share of errors among the k examples of highest confidence max_c p_c
+    AURC = 1/N Σ_k risk(k),        risk(k) = fraction of errors among the k examples of highest confidence max_c p_c
 
 the area under the risk-coverage curve (Geifman et al. 2019, https://arxiv.org/abs/1805.08206), as a mean over the N
 coverages 1/N … 1. Some libraries integrate the same curve by the trapezoid rule, which differs by O(1/N).
@@ -27,8 +27,8 @@ DEFAULT_COVERAGE = 0.8
 class RiskCoverage(NamedTuple):
     """The risk-coverage curve, with one point for each distinct confidence as the threshold, ``[points]`` each."""
 
-    coverage: Tensor  # share of the examples that are at least as confident; increasing, the last one is 1
-    risk: Tensor  # share of errors among them
+    coverage: Tensor  # fraction of the examples that are at least as confident; increasing, the last one is 1
+    risk: Tensor  # fraction of errors among them
 
 
 def risk_coverage(probs: Tensor, targets: Tensor) -> RiskCoverage:
@@ -56,12 +56,12 @@ def _curve(seen: TopLabel) -> RiskCoverage:
 
 
 def coverage_at_risk(probs: Tensor, targets: Tensor, risk: float = DEFAULT_RISK) -> Tensor:
-    """Largest share of the inputs that can be answered with at most this share of errors among the answers.
+    """Largest fraction of the inputs that can be answered with at most this fraction of errors among the answers.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
         targets: Class indices, ``[batch]``.
-        risk: Tolerated share of errors, from 0 to 1.
+        risk: Tolerated fraction of errors, from 0 to 1.
 
     Returns:
         A scalar between 0 (no threshold is good enough) and 1 (all inputs can be answered).
@@ -79,12 +79,12 @@ def _coverage_at(curve: RiskCoverage, risk: float) -> Tensor:
 
 
 def risk_at_coverage(probs: Tensor, targets: Tensor, coverage: float = DEFAULT_COVERAGE) -> Tensor:
-    """Share of errors among the answers if at least this share of the inputs, the most confident ones, are answered.
+    """Fraction of errors among the answers if at least this fraction of the inputs, the most confident ones, are answered.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
         targets: Class indices, ``[batch]``.
-        coverage: Share of the inputs to answer, from 0 to 1.
+        coverage: Fraction of the inputs to answer, from 0 to 1.
 
     Returns:
         A scalar between 0 and 1.
@@ -156,10 +156,10 @@ class AURC(TopLabelMetric):
 
 @final
 class CoverageAtRisk(TopLabelMetric):
-    """Largest share of the inputs that can be answered at a tolerated risk (see `coverage_at_risk`).
+    """Largest fraction of the inputs that can be answered at a tolerated risk (see `coverage_at_risk`).
 
     Args:
-        risk: Tolerated share of errors, from 0 to 1.
+        risk: Tolerated fraction of errors, from 0 to 1.
         **kwargs: Passed to `torchmetrics.Metric`.
 
     Example:
@@ -182,10 +182,10 @@ class CoverageAtRisk(TopLabelMetric):
 
 @final
 class RiskAtCoverage(TopLabelMetric):
-    """Share of errors among the answers at a given coverage (see `risk_at_coverage`).
+    """Fraction of errors among the answers at a given coverage (see `risk_at_coverage`).
 
     Args:
-        coverage: Share of the inputs to answer, from 0 to 1.
+        coverage: Fraction of the inputs to answer, from 0 to 1.
         **kwargs: Passed to `torchmetrics.Metric`.
 
     Example:

@@ -31,7 +31,7 @@ class ShiftMetrics(Metric):
 
     Args:
         shifts: Kind and severity of each shift, such as ``("fog", 3)``; at least one, each once.
-        prefix: Put in front of every key, with its slash.
+        prefix: Prefix of every key, with its slash.
         **kwargs: Passed to `torchmetrics.Metric`.
 
     Raises:

@@ -124,7 +124,7 @@ def mean_over_ties(keys: Tensor, values: Tensor) -> Tensor:
 
 
 class TopLabelMetric(Metric, ABC):
-    """Base of metrics that need the confidence and correctness of all examples at once; fill in ``compute``.
+    """Base of metrics that need the confidence and correctness of all examples at once; subclasses define ``compute``.
 
     The two states are concatenated over processes, and kept in the metric's own dtype (``set_dtype`` changes it).
     """
@@ -141,7 +141,7 @@ class TopLabelMetric(Metric, ABC):
         self.add_state("correct", [], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Remember a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
         seen = top_label(preds, target)
         self.confidence.append(seen.confidence.to(self.dtype))
         self.correct.append(seen.correct.to(self.dtype))
