@@ -1,8 +1,8 @@
 """Cholesky factors of matrices that are positive definite up to rounding.
 
 A running average of outer products is positive semi-definite; rounding, or a dead unit without damping, can make it
-indefinite. `JITTER_LADDER` states the values that are then added to the diagonal, in units of its mean: each matrix of a batch
-takes the first one with which it factorises, and a matrix for which all fail is an error.
+indefinite. `JITTER_LADDER` states the values that are then added to the diagonal, in units of its mean: each matrix of a
+batch takes the first one with which it factorises, and a matrix for which all fail is an error.
 """
 
 from __future__ import annotations

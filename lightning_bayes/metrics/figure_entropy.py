@@ -48,7 +48,7 @@ def entropy_histogram(
         draw_histograms(axes, sets, edges)  # the entropy of a certain prediction can be -1e-8
         axes.legend(frameon=False)
         axes.set(title=name, xlabel="Entropy [nats]", xlim=(0, 1.03 * edges[-1].item()))
-    panels[0].set_ylabel("Fraction of the set [%]")
+    panels[0].set_ylabel("Share of the set [%]")
     return figure
 
 

@@ -57,7 +57,7 @@ def score_histograms(
         axes.set(title=score.replace("_", " "), xlabel="Score (higher means more OOD)")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))  # labels such as -0.998 need room
         if position % columns == 0:
-            axes.set_ylabel("Fraction of the set [%]")
+            axes.set_ylabel("Share of the set [%]")
     return figure
 
 
