@@ -11,6 +11,7 @@ from torch import nn
 import lightning_bayes.optim  # noqa: F401  its import defines the subclasses
 from lightning_bayes.curvature import Softmax
 from lightning_bayes.optim import NoisyOptimizer
+from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrder
 
 
 def concrete(cls):
@@ -58,7 +59,7 @@ def step_rules(optimizer):
 
 def from_backpack(optimizer):
     """Whether BackPACK measures the curvature: it takes neither a scaled loss nor BatchNorm in training mode."""
-    return getattr(optimizer, "measures", "").startswith("diag_")
+    return isinstance(getattr(optimizer, "estimator", None), SecondOrder)
 
 
 def draws_labels(optimizer):
@@ -73,7 +74,7 @@ def is_chain(optimizer):
 
 def is_reparameterised(optimizer):
     """Whether the curvature is an estimate from noise and gradient, which a pass without noise cannot give."""
-    return getattr(optimizer, "measures", "") == "reparameterised"
+    return isinstance(getattr(optimizer, "estimator", None), Reparameterised)
 
 
 def takes_batch_norm(optimizer):
@@ -83,4 +84,4 @@ def takes_batch_norm(optimizer):
 
 def chooses_engine(optimizer):
     """Whether ``engine="fused"`` and ``engine="backpack"`` measure the same: BackPACK's factors have no bias column."""
-    return not (optimizer.joins_weights or optimizer.measures == "kronecker")
+    return not (optimizer.joins_weights or optimizer.estimator.quantity == "kronecker")

@@ -65,7 +65,6 @@ SUBCLASSED = {  # concrete classes that others inherit from
     "Record": "only records inherit",
     "Range": "a range of names, or of pairs",
     "VisionDataModule": "a data set is a subclass with its torchvision class",
-    "PassCollector": "families collect more than one gradient and one curvature",
     **dict.fromkeys(
         ["Capture", "GradientCapture", "FusedCapture", "KroneckerCapture", "LayerCall"], "what a pass keeps is refined"
     ),

@@ -17,6 +17,7 @@ from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, ChainS
 from lightning_bayes.optim.dense.joint_rows import RowsOptimizer
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.optim.runtime.passes import FinishedPass, Measurement
 from lightning_bayes.posteriors import BlockTridiagonal, initial_curvature, linear_chain
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 
@@ -66,9 +67,9 @@ class BlockTridiagonalKFAC(RowsOptimizer):
         self._last: tuple[Tensor, float, BlockTridiagonalInverse] | None = None
         super().__init__(model, fisher=fisher, likelihood=likelihood, loss_reduction=loss_reduction, **arguments)
 
-    def _moments(self, captured: Any, loss_scale: float) -> list[Tensor]:
+    def _moments(self, finished: FinishedPass) -> list[Tensor]:
         """S and A of every layer, then of every pair of neighbours."""
-        rows = self._layer_rows(captured)
+        rows = self._layer_rows(finished.captured)
         crowded = [layer.name for layer, seen in zip(self._layers, rows, strict=True) if seen.inputs.shape[1] > 1]
         if crowded:
             raise ShapeError(
@@ -137,9 +138,9 @@ class BlockTridiagonalKFAC(RowsOptimizer):
         matrices = self._matrices(dict(zip(self._params, noise, strict=True)))
         return self._in_order(chain.sample(state, matrices, num_data=now.num_data, kl_weight=now.kl_weight))
 
-    def _update_all(self) -> None:
+    def _update_all(self, measurement: Measurement) -> None:
         now = self._effective()
-        measured = self._measured_curvature()
+        measured = self._measured_curvature(measurement)
         if not self._has_curvature():
             self._put(measured)
         means = self._matrices({param: param for param in self._params})
@@ -174,8 +175,8 @@ class BlockTridiagonalKFAC(RowsOptimizer):
         known = BlockTridiagonalInverse((), ()) if inverse is None else inverse
         return ChainState(tuple(means), tuple(momenta), curvature, known, known)
 
-    def _measured_curvature(self) -> ChainCurvature:
-        factors = self._passes.moments
+    def _measured_curvature(self, measurement: Measurement) -> ChainCurvature:
+        factors = list(measurement.curvature.values())
         products = [KroneckerProduct(*pair) for pair in zip(factors[::2], factors[1::2], strict=True)]
         return ChainCurvature(tuple(products[: len(self._layers)]), tuple(products[len(self._layers) :]))
 

@@ -22,6 +22,7 @@ from lightning_bayes.optim.dense.joint_rows import RowsOptimizer
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.runtime.parameters import trainable
+from lightning_bayes.optim.runtime.passes import FinishedPass, Measurement
 from lightning_bayes.posteriors import FullGaussian, check_full_size, initial_curvature
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 
@@ -64,9 +65,9 @@ class FullOptimizer(JointOptimizer, ABC):
         )
         return self._parts(drawn)
 
-    def _update_all(self) -> None:
+    def _update_all(self, measurement: Measurement) -> None:
         now = self._effective()
-        (measured,) = self._passes.moments
+        (measured,) = measurement.curvature.values()
         if not self._has_curvature():
             self._kept["joint_curvature"] = measured
         new = update(
@@ -143,9 +144,9 @@ class FullVON(FullOptimizer):
         params = trainable(model)
         super().__init__(model, HessianEngine(model, params, loss_reduction), params, **arguments)
 
-    def _moments(self, captured: Any, loss_scale: float) -> list[Tensor]:
-        assert isinstance(captured, HessianCapture)
-        return [captured.mean_hessian() / loss_scale]
+    def _moments(self, finished: FinishedPass) -> list[Tensor]:
+        assert isinstance(finished.captured, HessianCapture)
+        return [finished.captured.mean_hessian() / finished.loss_scale]
 
 
 class OuterProductOptimizer(RowsOptimizer, FullOptimizer, ABC):
@@ -173,9 +174,9 @@ class OuterProductOptimizer(RowsOptimizer, FullOptimizer, ABC):
         check_full_size({n: p for n, p in model.named_parameters() if p.requires_grad}, limit_mib)
         super().__init__(model, fisher=self.labels, likelihood=likelihood, loss_reduction=loss_reduction, **arguments)
 
-    def _moments(self, captured: Any, loss_scale: float) -> list[Tensor]:
+    def _moments(self, finished: FinishedPass) -> list[Tensor]:
         of_param: dict[nn.Parameter, Tensor] = {}
-        for layer, rows in zip(self._layers, self._layer_rows(captured), strict=True):
+        for layer, rows in zip(self._layers, self._layer_rows(finished.captured), strict=True):
             of_param |= _example_gradients(layer, rows)
         return [outer_products(torch.cat([of_param[param] for param in self._params], 1))]
 

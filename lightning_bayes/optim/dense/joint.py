@@ -14,42 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import AbstractEngine, Capture, Workspace
+from lightning_bayes.curvature import AbstractEngine, Capture
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, effective
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import require_sizes
-from lightning_bayes.optim.runtime.passes import PassCollector
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 from lightning_bayes.optim.settings import plain
-
-
-class JointPasses(PassCollector):
-    """Also averages tensors of the whole model over passes; arguments as in `PassCollector`.
-
-    Attributes:
-        moments: Their means.
-    """
-
-    def __init__(self, workspace: Workspace) -> None:
-        super().__init__(workspace)
-        self.moments: list[Tensor] = []
-
-    def add_moments(self, measured: Sequence[Tensor], num_examples: float) -> None:
-        """Fold the tensors of one pass in, before its `add`.
-
-        Args:
-            measured: Means over the pass's examples.
-            num_examples: Their number.
-        """
-        share = num_examples / (self.examples + num_examples)
-        old = self.moments or list(measured)
-        self.moments = [before.lerp(now, share) for before, now in zip(old, measured, strict=True)]
-
-    def clear(self) -> None:
-        """Forget all passes."""
-        super().clear()
-        self.moments = []
 
 
 class JointOptimizer(NoisyOptimizer, ABC):
@@ -115,10 +87,9 @@ class JointOptimizer(NoisyOptimizer, ABC):
         super().__init__(
             model, engine, params, plain(defaults), mc_samples=mc_samples, max_nonfinite_steps=max_nonfinite_steps
         )
-        self._passes: JointPasses = JointPasses(engine.workspace)
 
     @abstractmethod
-    def _moments(self, captured: Any, loss_scale: float) -> list[Tensor]:
+    def _moments(self, finished: FinishedPass) -> list[Tensor]:
         """The curvature of a finished pass, as means over its examples."""
 
     @abstractmethod
@@ -178,12 +149,11 @@ class JointOptimizer(NoisyOptimizer, ABC):
         torch._foreach_copy_(draws, self._draw(draws))
         return dict(zip(self._params, draws, strict=True))
 
-    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
-        self._passes.add_moments(self._moments(captured, loss_scale), captured.num_examples)
-        return {}
+    def _read_pass(self, finished: FinishedPass) -> Curvature:
+        return dict(enumerate(self._moments(finished)))
 
-    def _measured(self) -> list[Tensor]:
-        return [*super()._measured(), *self._passes.moments]
+    def _finalise_curvature(self, curvature: Curvature) -> Curvature:
+        return dict(curvature)
 
     def _move_to(self, means: Sequence[Tensor], momenta: Sequence[Tensor]) -> None:
         """Write the new state, and count the update."""

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, final
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer, keep_positive
 from lightning_bayes.optim.diagonal.state import average
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
@@ -125,7 +126,7 @@ class BBB(SignedCurvatureOptimizer):
     """
 
     noisy = True
-    measures = "reparameterised"
+    estimator = Reparameterised()
     state_type = BBBState
     hyperparameters = BBBHyperparameters
     natural_update = staticmethod(update)

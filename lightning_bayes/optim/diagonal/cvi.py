@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, final
 
+from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.von import NewtonOptimizer, update
 
 MC_SAMPLES = 10  # of the paper's experiments
@@ -25,6 +26,6 @@ class CVI(NewtonOptimizer):
     The paper's one rate is ``lr`` = 1-β₂.
     """
 
-    measures = "diag_hessian"
+    estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
     own_defaults: ClassVar[Mapping[str, Any]] = {"mc_samples": MC_SAMPLES, "betas": (0.0, 0.999)}

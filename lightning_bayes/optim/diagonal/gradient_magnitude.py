@@ -16,37 +16,29 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_bayes.curvature import Capture
+from lightning_bayes.optim.diagonal.estimators import BatchSquare
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.runtime.passes import Measurement
 
 
 class GradientMagnitudeOptimizer(MeanFieldOptimizer):
     """A mean-field optimizer whose ĥ is ĝ²; it warns once where that cannot be a curvature."""
 
-    measures = "batch_square"
+    estimator = BatchSquare()
 
     def __init__(self, model: nn.Module, *arguments: Any, **named: Any) -> None:
-        self._samples: set[int] = set()  # numbers of the noise of the open update
         self._warned = False
         super().__init__(model, *arguments, **named)
 
-    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
-        self._samples.add(sample)
-        return super()._curvature_of_pass(captured, loss_scale, sample)
-
-    def _forget_passes(self) -> None:
-        super()._forget_passes()
-        self._samples.clear()
-
     @torch.no_grad()
-    def _update_all(self) -> None:
-        super()._update_all()
+    def _update_all(self, measurement: Measurement) -> None:
+        super()._update_all(measurement)
         group = self.param_groups[0]
         if self._warned or not group["noisy"] or self.num_updates == 1:  # a dry run of one batch means nothing
             return
-        text = self._warning_text(self._passes.examples / len(self._samples), group)
+        text = self._warning_text(measurement.num_examples / measurement.num_samples, group)
         if text:
             self._warned = True
             warnings.warn(text, stacklevel=3)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased
 from lightning_bayes.optim.diagonal.von import moved_curvature
@@ -126,7 +127,7 @@ class IVON(SignedCurvatureOptimizer):
 
     noisy = True
     natural_update = staticmethod(update)
-    measures = "reparameterised"
+    estimator = Reparameterised()
     hyperparameters = IVONHyperparameters
     own_defaults: ClassVar[Mapping[str, Any]] = {
         "betas": (0.9, 0.99999)

@@ -6,7 +6,9 @@ one of `optim.steps.trust_region`.
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from inspect import signature
 from typing import Any, ClassVar
@@ -15,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.curvature import make_engine
+from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
-from lightning_bayes.optim.diagonal.measures import engine_quantity
-from lightning_bayes.optim.diagonal.measuring import MeasuringOptimizer
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.hyperparameters import (
     Hyperparameters,
@@ -28,7 +29,8 @@ from lightning_bayes.optim.hyperparameters import (
     effective,
     take_functions,
 )
-from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
+from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of, state_precision
+from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
@@ -38,6 +40,7 @@ from lightning_bayes.optim.runtime.parameters import (
     require_sizes,
     trainable,
 )
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
@@ -50,11 +53,12 @@ from lightning_bayes.posteriors import (
 )
 
 
-class MeanFieldOptimizer(MeasuringOptimizer):
+class MeanFieldOptimizer(NoisyOptimizer, ABC):
     """A mean-field variational optimizer; subclasses fill in the class attributes.
 
     Class attributes:
         noisy: Whether gradients are taken at samples; False leaves a point, no posterior.
+        estimator: What its passes measure, ĥ.
         natural_update: The algorithm's pure, elementwise update.
         state_type: Its state: mean, curvature, momentum, and what else the algorithm keeps.
         default_step: The step of its callback without a learning rate.
@@ -78,6 +82,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
     """
 
     noisy: ClassVar[bool]
+    estimator: ClassVar[CurvatureEstimator] = SquaredGradients()
     natural_update: ClassVar[Callable[..., Any]]
     state_type: ClassVar[Any] = MeanFieldState
     averages_curvature: ClassVar[bool] = False
@@ -107,7 +112,7 @@ class MeanFieldOptimizer(MeasuringOptimizer):
         self._scratch: dict[nn.Parameter, Tensor] = {}
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
-        engine, quantity = values["engine"], engine_quantity(self.measures)
+        engine, quantity = values["engine"], self.estimator.quantity
         super().__init__(
             model,
             make_engine(engine, model, values["loss_reduction"], values["workspace_mib"], quantity=quantity),
@@ -172,6 +177,28 @@ class MeanFieldOptimizer(MeasuringOptimizer):
                 state["prior_mean"] = param.detach().clone()
         return state
 
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        self.estimator.prepare(type(self).__name__, loss_scale)
+        return super()._open_capture(sample, loss_scale)
+
+    def _read_pass(self, finished: FinishedPass) -> Curvature:
+        return self.estimator.read(finished, [param for _, param in self._trained()], self._noise_precision)
+
+    def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
+        self.estimator.join_ranks(curvature, num_examples, [param for _, param in self._trained()], add_ranks)
+
+    def _finalise_curvature(self, curvature: Curvature) -> Curvature:
+        return super()._finalise_curvature(self.estimator.finalise(curvature))
+
+    def _noise_precision(self, param: nn.Parameter) -> Tensor:
+        """1/Σ that the sample of the open pass was drawn with."""
+        group = next(group for group, other in self._trained() if other is param)
+        found = state_precision(group, self.state[param], self.sampled_mean()[param])
+        assert found is not None
+        return found
+
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         sample: dict[nn.Parameter, Tensor] = {}
         for group in self.param_groups:
@@ -224,11 +251,11 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             self.state[param]["curvature"].fill_(start)
         return True
 
-    def _update_all(self) -> None:
+    def _update_all(self, measurement: Measurement) -> None:
         for group in self.param_groups:
             effective(group)  # N must be known
             for params in self._cohorts(group):
-                self.step_of(group).apply(self._cohort(params, group))
+                self.step_of(group).apply(self._cohort(params, group, measurement))
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
         self._count_update()
@@ -238,9 +265,9 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             group["step"] += 1
             apply_functions(group, functions, self.hyperparameters)
 
-    def _cohort(self, params: list[nn.Parameter], group: dict[str, Any]) -> DiagonalCohort:
+    def _cohort(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> DiagonalCohort:
         """Parameters that are updated together, this update counted."""
-        measured = self._measured_curvature(params, group)
+        measured = self._measured_curvature(params, group, measurement)
         states = [self.state[param] for param in params]
         if not self._start_curvature(params, group):
             torch._foreach_copy_([state["curvature"] for state in states], measured)
@@ -248,10 +275,11 @@ class MeanFieldOptimizer(MeasuringOptimizer):
             state["step"] += 1
         return self._diagonal_cohort(params, group, measured)
 
-    def _measured_curvature(self, params: list[nn.Parameter], group: dict[str, Any]) -> list[Tensor]:
+    def _measured_curvature(
+        self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement
+    ) -> list[Tensor]:
         """ĥ of `params`, contiguous."""
-        # `_measured` has put zeros where backward did not reach.
-        return [self._passes.curvature[param].contiguous() for param in params]
+        return [measurement.curvature[param].contiguous() for param in params]
 
     def _diagonal_cohort(
         self, params: list[nn.Parameter], group: dict[str, Any], measured: list[Tensor]

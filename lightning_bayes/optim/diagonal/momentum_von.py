@@ -20,6 +20,7 @@ from typing import NamedTuple, final
 
 from torch import Tensor
 
+from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.state import average
 from lightning_bayes.optim.diagonal.von import NewtonOptimizer, Positivity, moved_curvature
 
@@ -74,6 +75,6 @@ def update(
 class MomentumVON(NewtonOptimizer):
     """VON with natural momentum and the exact diagonal of the Hessian; arguments as in `NewtonOptimizer`."""
 
-    measures = "diag_hessian"
+    estimator = SecondOrder("diag_hessian")
     state_type = MomentumVONState
     natural_update = staticmethod(update)

@@ -20,31 +20,26 @@ from __future__ import annotations
 
 from typing import final
 
-from torch import Tensor, nn
-
-from lightning_bayes.curvature import Capture
+from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.vogn import update  # it adds δ̃ μ; the passes below add the rest of δ̃ θ
 from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
 
 class _PriorAtTheSample(MeanFieldOptimizer):
     """Adds δ̃ (θ - μ) to the gradient of each pass."""
 
-    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
-        curvature = super()._curvature_of_pass(captured, loss_scale, sample)
-        self._add_prior_gradient(loss_scale / captured.gradient_factor())
-        return curvature
-
-    def _add_prior_gradient(self, gradient_scale: float) -> None:
+    def _read_pass(self, finished: FinishedPass) -> Curvature:
+        curvature = super()._read_pass(finished)
         for group in self.param_groups:
-            strength = effective(group).prior
+            prior = effective(group).prior
             for param in group["params"]:
-                mean = self.sampled_mean().get(param)
-                if mean is not None:
-                    noise = (param.detach() - mean).mul_(strength * gradient_scale)
-                    param.grad = noise if param.grad is None else param.grad.add_(noise)
+                if param in finished.means:
+                    difference = param.detach() - finished.means[param]
+                    finished.add_to_gradient_(param, difference.mul_(prior))
+        return curvature
 
 
 @final
@@ -79,4 +74,4 @@ class NoisyAdamFisher(_PriorAtTheSample):
     noisy = True
     averages_curvature = True
     natural_update = staticmethod(update)
-    measures = "diag_ggn"
+    estimator = SecondOrder("diag_ggn")

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrder
 from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer, keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
@@ -160,7 +161,7 @@ class VON(NewtonOptimizer):
     losses that it knows; others are refused by name before the first step.
     """
 
-    measures = "diag_hessian"
+    estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
 
 
@@ -171,5 +172,5 @@ class ReparameterisedVON(NewtonOptimizer):
     It costs what Adam costs. The estimate's noise grows as the posterior narrows: keep β₂ near 1.
     """
 
-    measures = "reparameterised"
+    estimator = Reparameterised()
     natural_update = staticmethod(update)

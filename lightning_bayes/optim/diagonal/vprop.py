@@ -38,6 +38,7 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments, effective
+from lightning_bayes.optim.runtime.passes import Measurement
 from lightning_bayes.optim.settings import Choice, setting
 
 Scaling: TypeAlias = Literal["mean", "sum"]
@@ -113,8 +114,10 @@ class _VpropOptimizer(GradientMagnitudeOptimizer):
     ) -> None:
         super().__init__(model, params, own={"scaling": scaling}, **fields)
 
-    def _measured_curvature(self, params: list[nn.Parameter], group: dict[str, Any]) -> list[Tensor]:
-        squares = super()._measured_curvature(params, group)
+    def _measured_curvature(
+        self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement
+    ) -> list[Tensor]:
+        squares = super()._measured_curvature(params, group, measurement)
         return [square * effective(group).scale for square in squares] if group["scaling"] == "sum" else squares
 
     def _warning_text(self, batch_size: float, group: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ that of the user's optimizer (`optim.steps.base_optimizer`), for which only the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, Likelihood
-from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, Request
+from lightning_bayes.curvature.kronecker import KroneckerEngine, Request
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim.diagonal.cohort import prior_means
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
@@ -28,11 +28,12 @@ from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, MeanFieldArguments, effective
 from lightning_bayes.optim.kronecker import layer_state
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, distributed_invert
+from lightning_bayes.optim.kronecker.estimator import KroneckerFactorsEstimator, factor_shapes, factors_of
 from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due, is_power_of_two
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
-from lightning_bayes.optim.kronecker.kronecker_passes import KroneckerPasses
 from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
 from lightning_bayes.optim.kronecker.moves import Move
+from lightning_bayes.optim.runtime.passes import Curvature, Measurement, zeros_where_missing
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, setting
 from lightning_bayes.optim.steps import BaseOptimizerStep
@@ -89,7 +90,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     """
 
     averages_curvature = True
-    measures = "kronecker"
+    estimator = KroneckerFactorsEstimator()
     hyperparameters: ClassVar[type[Hyperparameters]] = KroneckerHyperparameters
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ counts measurements, not updates
     layer_state_type: ClassVar[Callable[..., Any]]
@@ -118,7 +119,6 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         self.stats_interval, self.inverse_interval = stats_interval, inverse_interval
         self.max_side, self.limit_mib, self.fisher, self._likelihood = max_side, limit_mib, fisher, likelihood
         super().__init__(model, params, own={**(own or {}), "kl_clip": kl_clip, "max_side": max_side}, **fields)
-        self._passes: KroneckerPasses = KroneckerPasses(self.engine.workspace)
         label_source(fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
 
     @abstractmethod
@@ -210,20 +210,15 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         labels = label_source(self.fisher, self._likelihood, self.model)
         return self.engine.capture(Request(layers, labels, self._label_seed(sample), loss_scale))
 
-    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
-        if not isinstance(captured, KroneckerCapture):
+    def _finalise_curvature(self, curvature: Curvature) -> Curvature:
+        if not self._measures_now():
             return {}
-        factors = captured.mean_factors()
-        if loss_scale != 1:
-            for found in factors.values():
-                found.factors[0].div_(loss_scale**2)
-        self._passes.add_factors(factors, captured.num_examples)
-        captured.mean_curvature()
-        return captured.scaled_squares(1 / loss_scale**2)
-
-    def _measured(self) -> list[Tensor]:
-        params = [param for _, param in self._trained()]
-        return self._passes.all_tensors(params, self._layers(), self._measures_now())
+        layers = self._layers()
+        inside = {param for layer in layers for param in layer.params}
+        shapes: dict[Hashable, Tensor] = {param: param for _, param in self._trained() if param not in inside}
+        for layer in layers:
+            shapes |= factor_shapes(layer)
+        return zeros_where_missing(curvature, shapes)
 
     # -- curvature ----------------------------------------------------------------------------------------------------
 
@@ -235,8 +230,8 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         """
         self._workers = workers
 
-    def _average_factors(self, layer: MatrixLayer) -> None:
-        state, measured = self.state[layer.weight], self._passes.factors[layer.weight]
+    def _average_factors(self, layer: MatrixLayer, measurement: Measurement) -> None:
+        state, measured = self.state[layer.weight], factors_of(layer, measurement.curvature)
         old = layer_state.product(state, "factor")
         beta = self._weight_of_old(state, layer.group)
         new = measured if old is None else type(self).average_factors(old, measured, beta=beta)
@@ -278,41 +273,41 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
-    def _update_all(self) -> None:
+    def _update_all(self, measurement: Measurement) -> None:
         for group in self.param_groups:
             effective(group)  # N must be known
-        measures, layers = self._measures_now(), self._layers()
+        measures, layers = bool(measurement.curvature), self._layers()
         if measures:
             for layer in layers:
-                self._average_factors(layer)
+                self._average_factors(layer, measurement)
         delays = [turn * self.inverse_interval // len(layers) for turn in range(len(layers))]
         self._invert(
             [layer for layer, delay in zip(layers, delays, strict=True) if self._is_due(layer, delay, measures)]
         )
         if self.base_step is None:
-            self._step(layers, measures)
+            self._step(layers, measurement)
         else:
-            self._step_with(self.base_step, layers, measures)
+            self._step_with(self.base_step, layers, measurement)
         self._count_update()
 
-    def _step(self, layers: list[MatrixLayer], measures: bool) -> None:
+    def _step(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
         """The algorithm's own step."""
         moves = [move for layer in layers for move in self._layer_moves(layer)]
         for group in self.param_groups:
-            moves += [self._other_move(params, group, measures) for params in self._cohorts(group)]
+            moves += [self._other_move(params, group, measurement) for params in self._cohorts(group)]
         share = self._share(moves)
         for move in moves:
             move.share = share
             self.step_of(move.group).apply(move)
 
-    def _step_with(self, step: BaseOptimizerStep, layers: list[MatrixLayer], measures: bool) -> None:
+    def _step_with(self, step: BaseOptimizerStep, layers: list[MatrixLayer], measurement: Measurement) -> None:
         """The step of the user's optimizer, see `optim.steps`; the measurement shapes the posterior alone."""
         every = [(list(layer.params), layer.group) for layer in layers]
         for group in self.param_groups:
             for params in self._cohorts(group):
                 every.append((params, group))
-                if measures:
-                    self._average_squares(params, group)
+                if measurement.curvature:
+                    self._average_squares(params, group, measurement)
         for params, group in every:
             states = [self.state[param] for param in params]
             for state in states:
@@ -320,9 +315,9 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             step.apply(Move(params, states, group))
         step.finish(self.param_groups, self.state)
 
-    def _average_squares(self, params: list[nn.Parameter], group: dict[str, Any]) -> None:
+    def _average_squares(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> None:
         curvatures = [self.state[param]["curvature"] for param in params]
-        measured = [self._passes.curvature[param] for param in params]
+        measured = [measurement.curvature[param] for param in params]
         self._start_curvature(params, group)
         torch._foreach_lerp_(curvatures, measured, 1 - self._weight_of_old(self.state[params[0]], group))
         for param in params:
@@ -352,11 +347,12 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         ):
             yield Move([param], [self.state[param]], group, [part.neg()], norm.sum())
 
-    def _other_move(self, params: list[nn.Parameter], group: dict[str, Any], measures: bool) -> Move:
+    def _other_move(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> Move:
+        measures = bool(measurement.curvature)
         states = [self.state[param] for param in params]
         curvatures = [state["curvature"] for state in states]
         has_started = self._start_curvature(params, group)
-        measured = [self._passes.curvature[param].contiguous() for param in params] if measures else curvatures
+        measured = self._measured_curvature(params, group, measurement) if measures else curvatures
         if measures and not has_started:
             torch._foreach_copy_(curvatures, measured)
         weight = self._weight_of_old(states[0], group)

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.curvature import Capture
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
 from lightning_bayes.optim.hyperparameters import Effective, effective
@@ -41,6 +40,7 @@ from lightning_bayes.optim.kronecker.kronecker_optimizer import (
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.readout.layer import layer_floored, layer_noise_damping
 from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 from lightning_bayes.optim.settings import Choice, setting
 
 PriorAt: TypeAlias = Literal["mean", "sample"]
@@ -175,17 +175,15 @@ class NoisyKFAC(KroneckerOptimizer):
 
     # -- the prior at the sample --------------------------------------------------------------------------------------
 
-    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
-        curvature = super()._curvature_of_pass(captured, loss_scale, sample)
+    def _read_pass(self, finished: FinishedPass) -> Curvature:
+        curvature = super()._read_pass(finished)
         if self.prior_at == "sample":
-            self._add_prior_of_noise(loss_scale / captured.gradient_factor())
+            self._add_prior_of_noise(finished)
         return curvature
 
-    def _add_prior_of_noise(self, gradient_scale: float) -> None:
+    def _add_prior_of_noise(self, finished: FinishedPass) -> None:
         """Add δ̃ (W - M) to the gradient of a pass; the step adds δ̃ M."""
-        means = self.sampled_mean()
         for group, param in self._trained():
-            if param in means:
-                strength = effective(group).prior * group["prior_on_mean"] * gradient_scale
-                difference = (param.detach() - means[param]).mul_(strength)
-                param.grad = difference if param.grad is None else param.grad.add_(difference)
+            if param in finished.means:
+                strength = effective(group).prior * group["prior_on_mean"]
+                finished.add_to_gradient_(param, (param.detach() - finished.means[param]).mul_(strength))

@@ -21,10 +21,8 @@ from lightning_bayes.curvature import AbstractEngine, Capture
 from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
-from lightning_bayes.optim.runtime.passes import PassCollector
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate, zeros_where_missing
 from lightning_bayes.private_torch import mark_as_scheduled
-
-SMALL = 2**16  # elements; smaller tensors are joined before they are added up, for each call costs as much
 
 
 class NoisyOptimizer(torch.optim.Optimizer, ABC):
@@ -59,9 +57,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.skipped_steps = self.skipped_in_a_row = 0
         self.samples_in_closure = False  # True where the host's closure opens the passes itself
         self._mean: dict[nn.Parameter, Tensor] | None = None
-        self._passes, self._opened, self._skip = PassCollector(engine.workspace), 0, False
-        self._shown = False  # whether a host has seen what was measured
-        self._buffers: list[tuple[Tensor, Tensor]] = []
+        self._open = OpenUpdate()
         super().__init__(params, defaults)
 
     @abstractmethod
@@ -69,8 +65,16 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """A posterior sample of the parameters that have noise now, in memory of its own, strided like they are."""
 
     @abstractmethod
-    def _update_all(self) -> None:
-        """Update every parameter from ``param.grad`` and the collected curvature, and count the step."""
+    def _update_all(self, measurement: Measurement) -> None:
+        """Update every parameter and count the update."""
+
+    def _read_pass(self, finished: FinishedPass) -> dict[nn.Parameter, Tensor] | Curvature:
+        """ĥ of a pass, in the scale of the mean loss's curvature; passes are averaged key by key."""
+        return finished.squares()
+
+    def _finalise_curvature(self, curvature: Curvature) -> Curvature:
+        """ĥ of the update from the means over its passes, complete and in an order that all processes share."""
+        return zeros_where_missing(curvature, {param: param for _, param in self._trained()})
 
     @property
     def num_updates(self) -> int:
@@ -116,13 +120,14 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """
         if self._mean is not None:
             raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
-        index = self._opened if sample is None else sample
-        self._opened += 1
+        index = self._open.opened if sample is None else sample
+        self._open.opened += 1
         if not torch.is_grad_enabled():
             with self._perturbed(index):
                 yield None
             return
-        self._remember_buffers()
+        if not self._open.examples:  # BatchNorm's statistics, which a batch that is not finite would ruin
+            self._open.buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         before = {param: param.grad for _, param in self._trained()}
         try:
             for param in before:
@@ -143,7 +148,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def _label_seed(self, sample: int) -> int:
         """Seed of the labels that a pass draws."""
-        return counter_seed(int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._opened)
+        return counter_seed(int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._open.opened)
 
     @contextmanager
     def _perturbed(self, index: int) -> Iterator[None]:
@@ -162,11 +167,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 param.data = values
             self._mean = None
 
-    def _remember_buffers(self) -> None:
-        """Keep BatchNorm's statistics, which a batch that is not finite would ruin."""
-        if not self._passes.examples:
-            self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
-
     @torch.no_grad()
     def _collect(
         self, captured: Capture, before: dict[nn.Parameter, Tensor | None], loss_scale: float, sample: int
@@ -176,14 +176,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 param.grad = grad
             return
         self.engine.check_reached(captured)
-        self._passes.add(captured, before, self._curvature_of_pass(captured, loss_scale, sample))
-
-    def _curvature_of_pass(self, captured: Capture, loss_scale: float, sample: int) -> dict[nn.Parameter, Tensor]:
-        """ĥ of the pass that has just ended, while the weights are still its sample and ``.grad`` its own gradient."""
-        squares = captured.mean_curvature()
-        if loss_scale != 1:
-            torch._foreach_div_(list(squares.values()), loss_scale**2)
-        return squares
+        finished = FinishedPass(captured, sample, loss_scale, self.sampled_mean())
+        self._open.add(finished, before, self._read_pass(finished))
 
     def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
         """What the open update has measured, for hosts that average it over processes before `step`.
@@ -195,19 +189,24 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Returns:
             The loss, ĝ and ĥ of every trained parameter, as tensors to be written to; and the number of examples.
         """
-        self._shown = True
+        self._open.is_averaged_by_host = True
         if add_ranks is not None:
-            self._join_ranks(add_ranks)
-        return self._measured(), self._passes.examples
+            self._join_ranks(self._open.curvature, self._open.examples, add_ranks)
+        measurement = self._measurement()
+        return measurement.tensors(), measurement.num_examples
 
-    def _join_ranks(self, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        """Add up what is not linear in the passes of one weight sample."""
+    def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
+        """Add up over processes what is not linear in the passes of one weight sample."""
 
-    def _measured(self) -> list[Tensor]:
-        return self._passes.tensors(param for _, param in self._trained())
+    def _measurement(self) -> Measurement:
+        """The measurement of the open update."""
+        known = self._open.measurement
+        curvature = self._finalise_curvature(self._open.curvature) if known is None else dict(known.curvature)
+        return self._open.finalise((param for _, param in self._trained()), curvature)
 
     def _require_reduction(self) -> None:
-        if not self._shown and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        trains_in_several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if trains_in_several and not self._open.is_averaged_by_host:
             raise UnsupportedTrainingError(
                 f"{dist.get_world_size()} processes train together, and nothing has averaged what they measured: they would "
                 "drift apart. Before opt.step(), call lightning_bayes.strategies.all_reduce_mean_(*opt.measured()), and run "
@@ -221,7 +220,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def discard_passes(self) -> None:
         """Forget the passes of the open update, and let the next `step` do nothing."""
         self.zero_grad()
-        self._skip = True
+        self._open.is_discarded = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; outside a pass also forget the passes of the open update.
@@ -231,12 +230,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """
         super().zero_grad(set_to_none)
         if self._mean is None:
-            self._forget_passes()
-            self._skip = False
+            self._close_update()
 
-    def _forget_passes(self) -> None:
-        self._passes.clear()
-        self._opened, self._shown = 0, False
+    def _close_update(self) -> None:
+        self._open.release(self.engine.workspace)
+        self._open = OpenUpdate()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -254,21 +252,22 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """
         loss = self._run(closure) if closure is not None else None
         self._opt_called = True  # what LR schedulers ask for
-        if self._skip:
-            self._skip = False
+        if self._open.is_discarded:
+            self._close_update()
             return loss
-        if not self._passes.examples:
+        if not self._open.examples:
             raise NoMeasurementError(
                 f"{type(self).__name__}.step() was called without measured gradients. Run forward and backward inside "
                 "`with opt.sampled_params():` first, or pass a closure."
             )
         self._require_reduction()
-        if self._is_finite():
+        measurement = self._measurement()
+        if measurement.is_finite():
             self.skipped_in_a_row = 0
-            self._update_all()
+            self._update_all(measurement)
         else:
             self._skip_update()
-        self._forget_passes()
+        self._close_update()
         return loss
 
     mark_as_scheduled(step)
@@ -276,7 +275,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def _run(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             # A host's closure opens the passes itself, or (Lightning's manual optimization) is empty, after passes.
-            if self.samples_in_closure or self._passes.examples:
+            if self.samples_in_closure or self._open.examples:
                 return closure()
             self.zero_grad()
             losses = []
@@ -284,12 +283,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 with self.sampled_params(sample):
                     losses.append(torch.as_tensor(closure()).detach())
             return torch.stack(losses).mean()
-
-    def _is_finite(self) -> bool:
-        measured = self._measured()
-        small = [t.reshape(-1) for t in measured if t.numel() <= SMALL]
-        large = [t for t in measured if t.numel() > SMALL]
-        return bool(torch.stack([t.sum() for t in (torch.cat(small), *large)]).isfinite().all())
 
     def require_finite(self) -> None:
         """Require finite weights and state: an update can overflow although all that it was made of was finite.
@@ -318,7 +311,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         )
 
     def _skip_update(self) -> None:
-        for buffer, value in self._buffers:
+        for buffer, value in self._open.buffers:
             buffer.copy_(value)
         self.require_finite()
         self.skipped_steps += 1

@@ -1,87 +1,201 @@
-"""Collecting measured passes into one mean gradient and one mean curvature.
+"""Passes of one update: what a single pass leaves behind, and what all of them measured together.
 
 Passes between two updates may be samples of the weights, micro-batches, or both. Each counts by its number of examples:
 
     ĝ = Σ_p n_p ĝ_p / Σ_p n_p        ĥ = Σ_p n_p ĥ_p / Σ_p n_p
 
-so micro-batches under the same noise equal one large batch. ĝ lives in ``param.grad``, where clipping finds it.
+so micro-batches under the same noise equal one large batch. ĝ lives in ``param.grad``, where clipping finds it; under a
+GradScaler it is scaled there until the scaler divides. ĥ is never scaled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture, Workspace
 
+Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by whatever key its estimator chooses
 
-class PassCollector:
-    """Running means over the passes of one update.
+SMALL = 2**16  # elements; smaller tensors are joined before they are added up, for each call costs as much
 
-    Args:
-        workspace: Gets back the memory of ĥ.
+
+@dataclass(frozen=True)
+class FinishedPass:
+    """A pass that has just ended: the weights are still its sample, and ``.grad`` is its own gradient.
 
     Attributes:
-        examples: Σ_p n_p, 0 before the first pass.
-        curvature: ĥ by parameter.
-        loss: Mean loss, a scalar; None before the first pass that showed its loss.
+        captured: What the engine captured.
+        sample: Number of the weight sample.
+        loss_scale: Factor on the loss, such as a GradScaler's.
+        means: μ of the parameters under noise.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self.examples = 0.0
-        self.curvature: dict[nn.Parameter, Tensor] = {}
-        self.loss: Tensor | None = None
+    captured: Capture
+    sample: int
+    loss_scale: float
+    means: Mapping[nn.Parameter, Tensor]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples that counted in the loss."""
+        return self.captured.num_examples
+
+    def gradients(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+        """ĝ of the parameters that backward reached, unscaled, in memory of its own."""
+        factor = self.captured.gradient_factor() / self.loss_scale
+        return {param: param.grad * factor for param in params if param.grad is not None}
+
+    def add_to_gradient_(self, param: nn.Parameter, term: Tensor) -> None:
+        """Add a term to ĝ of a parameter.
+
+        Args:
+            param: The parameter.
+            term: The term, unscaled; it may be overwritten.
+        """
+        term.mul_(self.loss_scale / self.captured.gradient_factor())
+        param.grad = term if param.grad is None else param.grad.add_(term)
+
+    def squares(self) -> Curvature:
+        """(1/n) Σ_i g_i² of the parameters that the engine measured, unscaled."""
+        squares = self.captured.mean_curvature()
+        if self.loss_scale != 1 and squares:
+            torch._foreach_div_(list(squares.values()), self.loss_scale**2)
+        return squares
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the passes of one update measured, as means over their examples.
+
+    The record does not change; a host that trains in several processes averages its tensors in place before the step.
+
+    Attributes:
+        loss: Mean loss, a scalar.
+        grads: ĝ of every trained parameter.
+        curvature: ĥ, complete: zeros where nothing was measured.
+        num_examples: n.
+        num_samples: Number of weight samples.
+    """
+
+    loss: Tensor
+    grads: Mapping[nn.Parameter, Tensor]
+    curvature: Mapping[Hashable, Tensor]
+    num_examples: float
+    num_samples: int
+
+    def tensors(self) -> list[Tensor]:
+        """Loss, ĝ and ĥ in an order that all processes share."""
+        return [self.loss, *self.grads.values(), *self.curvature.values()]
+
+    def is_finite(self) -> bool:
+        """Whether every number is finite."""
+        tensors = self.tensors()
+        small = [t.reshape(-1) for t in tensors if t.numel() <= SMALL]
+        large = [t for t in tensors if t.numel() > SMALL]
+        return bool(torch.stack([t.sum() for t in (torch.cat(small), *large)]).isfinite().all())
+
+
+@dataclass
+class OpenUpdate:
+    """The passes since the last update, averaged as they come.
+
+    Attributes:
+        opened: Number of passes opened.
+        samples: Numbers of the weight samples.
+        examples: Σ_p n_p.
+        curvature: Mean ĥ so far, by the estimator's keys.
+        loss: Mean loss so far; None before the first pass that showed its loss.
+        buffers: The model's buffers as they were before the first pass.
+        is_discarded: Whether the next step does nothing.
+        is_averaged_by_host: Whether a host averages the measurement over processes.
+        measurement: The measurement, once it is final.
+    """
+
+    opened: int = 0
+    samples: set[int] = field(default_factory=set)
+    examples: float = 0.0
+    curvature: Curvature = field(default_factory=dict)
+    loss: Tensor | None = None
+    buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    is_discarded: bool = False
+    is_averaged_by_host: bool = False
+    measurement: Measurement | None = None
 
     def add(
-        self, captured: Capture, grads: dict[nn.Parameter, Tensor | None], curvature: dict[nn.Parameter, Tensor]
+        self,
+        finished: FinishedPass,
+        grads: Mapping[nn.Parameter, Tensor | None],
+        curvature: Curvature,
     ) -> None:
         """Fold one pass in; afterwards each ``param.grad`` is ĝ.
 
         Args:
-            captured: The finished pass; the parameters' ``.grad`` is its own gradient.
+            finished: The pass; the parameters' ``.grad`` is its own gradient.
             grads: ĝ before this pass by parameter.
-            curvature: ĥ of this pass. (The gradient may still be scaled for mixed precision: a GradScaler divides later.)
+            curvature: ĥ of this pass.
         """
-        n = captured.num_examples
+        n = finished.num_examples
         share = n / (self.examples + n)
-        factor = captured.gradient_factor()
+        factor = finished.captured.gradient_factor()
         for param, before in grads.items():
             param.grad = _mean(before if self.examples else None, param.grad, share, factor)
-        for param in grads:
-            new = _mean(self.curvature.get(param), curvature.get(param), share, 1.0)
-            if new is not None:
-                self.curvature[param] = new
-        self.loss = _mean(self.loss, captured.loss, share, factor)
+        for key in {**self.curvature, **curvature}:
+            new = _mean(self.curvature.get(key), curvature.get(key), share, 1.0)
+            assert new is not None
+            self.curvature[key] = new
+        self.loss = _mean(self.loss, finished.captured.loss, share, factor)
         self.examples += n
+        self.samples.add(finished.sample)
+        self.measurement = None
 
-    def tensors(self, params: Iterable[nn.Parameter]) -> list[Tensor]:
-        """Loss, ĝ and ĥ of `params` in one list, zeros where nothing was measured: what ranks must agree on.
+    def finalise(self, params: Iterable[nn.Parameter], curvature: Curvature) -> Measurement:
+        """Close the means; repeated calls return the same measurement, with the gradients as they are now.
 
         Args:
-            params: Parameters in an order that all ranks share.
+            params: The trained parameters, in an order that all processes share.
+            curvature: ĥ, complete, in such an order.
 
         Returns:
-            The tensors; writing to them changes the means.
+            The measurement. Parameters that backward did not reach have zeros in ``.grad`` afterwards.
         """
-        both: list[Tensor] = []
-        for param in params:
-            if self.loss is None:
-                self.loss = torch.zeros((), device=param.device)
-            if param.grad is None:
-                param.grad = torch.zeros_like(param)
-            if param not in self.curvature:
-                self.curvature[param] = torch.zeros_like(param)
-            both += [param.grad, self.curvature[param]]
-        return both if self.loss is None else [self.loss, *both]
+        grads = dict(_filled_gradients(params))
+        if self.loss is None:
+            self.loss = torch.zeros((), device=next(iter(grads)).device)
+        self.measurement = Measurement(self.loss, grads, curvature, self.examples, len(self.samples))
+        return self.measurement
 
-    def clear(self) -> None:
-        """Forget all passes."""
-        self._workspace.give_back(self.curvature.values())
-        self.examples = 0.0
-        self.curvature, self.loss = {}, None
+    def release(self, workspace: Workspace) -> None:
+        """Give the memory of ĥ back.
+
+        Args:
+            workspace: The engine's.
+        """
+        workspace.give_back(values for key, values in self.curvature.items() if isinstance(key, nn.Parameter))
+
+
+def zeros_where_missing(curvature: Curvature, shapes: Mapping[Hashable, Tensor]) -> Curvature:
+    """Complete ĥ.
+
+    Args:
+        curvature: Means by key.
+        shapes: By every key that must be there, in order, a tensor of its shape.
+
+    Returns:
+        The means, zeros where there is none.
+    """
+    return {key: curvature[key] if key in curvature else torch.zeros_like(like) for key, like in shapes.items()}
+
+
+def _filled_gradients(params: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    for param in params:
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        yield param, param.grad
 
 
 def _mean(old: Tensor | None, new: Tensor | None, share: float, factor: float) -> Tensor | None:

@@ -13,8 +13,8 @@ from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import IVON
+from lightning_bayes.optim.diagonal.estimators.reparameterised import reparameterised
 from lightning_bayes.optim.diagonal.ivon import update
-from lightning_bayes.optim.diagonal.measures import reparameterised
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 
 F64 = torch.float64

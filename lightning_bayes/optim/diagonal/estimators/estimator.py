@@ -1,0 +1,79 @@
+"""What a curvature estimator is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, TypeAlias
+
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import Quantity
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+
+EngineQuantity: TypeAlias = Quantity | Literal["gradient", "kronecker"]
+
+
+class CurvatureEstimator(ABC):
+    """Reads ĥ from passes; it keeps nothing between them.
+
+    `read` returns tensors under keys of its choice, which are averaged over passes, weighted by their examples. `finalise`
+    turns these means into ĥ by parameter; an estimate that is linear in the passes is its own mean.
+
+    Class attributes:
+        quantity: What the engine measures for it; ``"gradient"`` for nothing but the gradient.
+    """
+
+    quantity: ClassVar[EngineQuantity] = "gradient"
+
+    def prepare(self, optimizer: str, loss_scale: float) -> None:
+        """Refuse a pass that it cannot measure, before the forward.
+
+        Args:
+            optimizer: Name of the optimizer, for the message.
+            loss_scale: Factor on the loss.
+        """
+        return
+
+    @abstractmethod
+    def read(
+        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
+    ) -> Curvature:
+        """Read one pass.
+
+        Args:
+            finished: The pass.
+            params: The trained parameters.
+            precision: 1/Σ that a parameter's sample was drawn with.
+
+        Returns:
+            Tensors by parameter or other keys, which the caller may overwrite.
+        """
+
+    def join_ranks(
+        self,
+        curvature: Curvature,
+        num_examples: float,
+        params: Sequence[nn.Parameter],
+        add_ranks: Callable[[list[Tensor]], None],
+    ) -> None:
+        """Let passes of other processes under the same weight samples add up, for estimates that are not linear in them.
+
+        Args:
+            curvature: Means over the passes, changed in place.
+            num_examples: Their number of examples.
+            params: The trained parameters, in an order that all processes share.
+            add_ranks: Replaces tensors by their sums over those processes.
+        """
+        return
+
+    def finalise(self, curvature: Curvature) -> Curvature:
+        """ĥ by parameter.
+
+        Args:
+            curvature: Means over the passes of an update.
+
+        Returns:
+            ĥ of the parameters that were measured.
+        """
+        return curvature

@@ -1,0 +1,24 @@
+"""ĥ = mean_i g_i², the diagonal of the empirical Fisher: the mean of the squares of every example's own gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+from torch import Tensor, nn
+
+from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+
+
+@final
+class SquaredGradients(CurvatureEstimator):
+    """Reads the squares that the curvature engine has summed."""
+
+    quantity = "squared_gradients"
+
+    def read(
+        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
+    ) -> Curvature:
+        """Read one pass; see `CurvatureEstimator`."""
+        return finished.squares()

@@ -1,0 +1,64 @@
+"""What K-FAC reads from its passes: factors of layers with matrices, squared gradients of all other parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.kronecker import KroneckerCapture
+from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator
+from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+
+
+class FactorKey(NamedTuple):
+    """Where a measurement holds one factor of a layer."""
+
+    weight: nn.Parameter
+    side: str  # "output" for S, "input" for A
+
+
+@final
+class KroneckerFactorsEstimator(CurvatureEstimator):
+    """S and A by `FactorKey`, each averaged on its own; nothing from passes that are not measured."""
+
+    quantity = "kronecker"
+
+    def read(
+        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
+    ) -> Curvature:
+        """Read one pass; see `CurvatureEstimator`."""
+        if not isinstance(finished.captured, KroneckerCapture):
+            return {}
+        found: Curvature = {}
+        for layer, (output, input_) in ((m, f.factors) for m, f in finished.captured.mean_factors().items()):
+            assert isinstance(layer.weight, nn.Parameter)
+            if finished.loss_scale != 1:
+                output.div_(finished.loss_scale**2)
+            found |= {FactorKey(layer.weight, "output"): output, FactorKey(layer.weight, "input"): input_}
+        return {**found, **finished.squares()}
+
+
+def factor_shapes(layer: MatrixLayer) -> dict[Hashable, Tensor]:
+    """A layer's keys, with tensors of the shapes of its factors.
+
+    Args:
+        layer: The layer.
+
+    Returns:
+        Tensors that take no memory.
+    """
+    groups, *sides = layer.shape
+    lead = () if groups == 1 else (groups,)
+    zero = torch.zeros((), dtype=layer.weight.dtype, device=layer.weight.device)
+    shapes = [zero.expand(*lead, side, side) for side in sides]
+    return {FactorKey(layer.weight, side): shape for side, shape in zip(("output", "input"), shapes, strict=True)}
+
+
+def factors_of(layer: MatrixLayer, curvature: Mapping[Hashable, Tensor]) -> KroneckerProduct:
+    """The measured S ⊗ A of a layer."""
+    return KroneckerProduct(*(curvature[FactorKey(layer.weight, side)] for side in ("output", "input")))
