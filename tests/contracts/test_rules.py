@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_bayes.curvature.rules import conv, linear, products, registered_rules, rule_for
-from lightning_bayes.curvature.rules.conv import pairs, pointwise
+from lightning_bayes.curvature.rules.conv import pairs
 from lightning_bayes.curvature.rules.conv.plan import STRATEGIES, plan
 from lightning_bayes.curvature.rules.conv.shape import conv_shape
 from lightning_bayes.curvature.rules.pytree import differentiable
@@ -142,21 +142,12 @@ def test_linear_sums_in_blocks_are_those_of_the_contributions(shape, rows, threa
     assert_sums_fit(build_case((lambda: nn.Linear(4, 3), shape), generator), Workspace())
 
 
-@pytest.mark.parametrize("limit_mib", [DEFAULT_MIB, 1e-9], ids=["all at once", "one at a time"])
-def test_pointwise_convolutions_in_parts_give_the_same_sums(limit_mib, conv_case, monkeypatch):
-    """As if products were cut into parts."""
-    monkeypatch.setattr(pointwise, "BLOCK_ELEMENTS", 64)
-    if conv_case[1].groups == 1:
-        assert_weight_sums_fit(conv_case, BY_NAME["pointwise"], Workspace(limit_mib))
-
-
 @pytest.mark.parametrize(
     ("layer", "size", "name"),
     [
         (nn.Conv2d(16, 16, 3, padding=1), 2, "pairs"),
         (nn.Conv2d(16, 64, 3, padding=1), 40, "examples"),
-        (nn.Conv2d(64, 64, 3, padding=1), 16, "pointwise"),
-        (nn.Conv2d(64, 64, 3, padding=1).double(), 16, "blocks"),
+        (nn.Conv2d(64, 64, 3, padding=1), 16, "blocks"),
         (nn.Conv2d(3, 16, 3, padding=1), 16, "patches"),
         (nn.Conv2d(64, 64, 3, padding=1, groups=2), 16, "patches"),
     ],

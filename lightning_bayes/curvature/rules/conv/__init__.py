@@ -4,11 +4,11 @@ With x̃_it the input patch that output position t of example i sees,
 
     c_i(W) = Σ_t δ_it x̃_itᵀ        c_i(b) = Σ_t δ_it
 
-`plan` chooses how the sums are computed. Up to a few positions they need no c_i, but matrix products over pairs of positions
+`plan` chooses how the sums are computed. With few positions they come from products over pairs of positions, without a c_i
 (`conv.pairs`). Otherwise every c_i is computed, with as many operations as the batch's own gradient takes; memory traffic is
-what costs. Small ones are computed for all examples at once (`conv.patches`), others one after the other: block by block
-(`conv.blocks`), as pointwise convolutions where they take many operations (`conv.pointwise`), and by torch's own gradient
-where an example has very many positions (`conv.examples`).
+the cost. Small c_i are computed for many examples at once (`conv.patches`), large ones example by example: block by block
+(`conv.blocks`), or by torch's own gradient where an example has very many positions (`conv.examples`).
+`python -m benchmarks.speed.conv_paths` measures what each of them buys.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.rules.conv import blocks, examples, pairs, patches, pointwise
+from lightning_bayes.curvature.rules.conv import blocks, examples, pairs, patches
 from lightning_bayes.curvature.rules.conv.shape import ConvShape
 
 WeightSums: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # (layer, x, grad_output, workspace) → both sums
@@ -31,7 +31,6 @@ class Strategy(NamedTuple):
 STRATEGIES = (
     Strategy("pairs", pairs.suits, pairs.sums),
     Strategy("examples", examples.suits, examples.sums),
-    Strategy("pointwise", pointwise.suits, pointwise.sums),
     Strategy("blocks", blocks.suits, blocks.sums),
     Strategy("patches", patches.suits, patches.sums),
 )
