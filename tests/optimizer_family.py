@@ -64,7 +64,7 @@ def from_backpack(optimizer):
 
 def draws_labels(optimizer):
     """Whether the curvature is measured with labels that the model draws, in each pass others."""
-    return getattr(optimizer, "labels", "") == "sampled"
+    return getattr(optimizer, "draws_labels", False)
 
 
 def is_chain(optimizer):

@@ -74,7 +74,6 @@ SUBCLASSED = {  # concrete classes that others inherit from
             "GradientMagnitudeOptimizer",
             "MeanFieldOptimizer",
             "NewtonOptimizer",
-            "OuterProductOptimizer",
             "SignedCurvatureOptimizer",
             "_PriorAtTheSample",
             "_VpropOptimizer",
@@ -85,7 +84,6 @@ SUBCLASSED = {  # concrete classes that others inherit from
 LARGER = {  # constructors of more than 12 arguments
     "VariationalCallback": "the callbacks' shared arguments are not unpacked from the record yet",
     "ImageFolderDataModule": "a data module's arguments stand in its YAML",
-    "JointOptimizer": "not unpacked from the record yet",
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 

@@ -1,8 +1,8 @@
 """Variational optimizers: one algorithm per file, a pure `update` first, then the `torch.optim.Optimizer`."""
 
-from lightning_bayes.optim.dense.chain_optimizer import BlockTridiagonalKFAC
+from lightning_bayes.optim.dense.block_tridiagonal_kfac import BlockTridiagonalKFAC
 from lightning_bayes.optim.dense.full_optimizers import VONG, FullVON, NNGFull
-from lightning_bayes.optim.dense.joint import JointOptimizer
+from lightning_bayes.optim.dense.joint_optimizer import JointOptimizer
 from lightning_bayes.optim.diagonal.bbb import BBB
 from lightning_bayes.optim.diagonal.cvi import CVI
 from lightning_bayes.optim.diagonal.ivon import IVON

@@ -10,9 +10,8 @@ from random_matrices import F64, chain, dense_damped, normal, seeded
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.dense.block_tridiagonal import (
     ChainCurvature,
-    average_curvature,
-    initial_state,
-    refresh,
+    ChainState,
+    damped_inverse,
     sample,
     update,
 )
@@ -32,10 +31,19 @@ def matrices(seed, sides=SIDES):
     return [normal(*side, generator=generator) for side in sides]
 
 
-def state(in_noise=False, sides=SIDES):
-    return initial_state(
-        matrices(1, sides), curvature(0, sides), prior=PRIOR, damping=DAMPING, damping_in_noise=in_noise
-    )
+def state(sides=SIDES):
+    means = matrices(1, sides)
+    return ChainState(tuple(means), tuple(map(torch.zeros_like, means)), curvature(0, sides))
+
+
+def draw(at, noise, damping=0.0, kl_weight=1.0):
+    return sample(at.means, damped_inverse(at.curvature, PRIOR + damping), noise, num_data=N, kl_weight=kl_weight)
+
+
+def step(at, grads, measured=None, betas=(0.0, 1.0), damping=DAMPING, **arguments):
+    """One update; by default the curvature stays."""
+    measured = at.curvature if measured is None else measured
+    return update(at, grads, measured, betas=betas, prior=PRIOR, damping=damping, **arguments)
 
 
 def flat(values):
@@ -56,37 +64,35 @@ def dense(measured, damping):
 @pytest.mark.parametrize("in_noise", [False, True])
 def test_the_noise_has_the_dense_covariance(in_noise):
     """E18: T Tᵀ = (τ/Ñ) F̂⁻¹; damping outside the noise or inside."""
-    at = state(in_noise)
+    at, damping = state(), DAMPING if in_noise else 0.0
     basis = torch.eye(22, dtype=F64)
-    root = torch.stack([flat(sample(at, parts(e), num_data=N, kl_weight=TAU)) - flat(at.means) for e in basis], 1)
-    truth = TAU / N * torch.linalg.inv(dense(at.curvature, PRIOR + (DAMPING if in_noise else 0.0)))
+    root = torch.stack([flat(draw(at, parts(e), damping, TAU)) - flat(at.means) for e in basis], 1)
+    truth = TAU / N * torch.linalg.inv(dense(at.curvature, PRIOR + damping))
     torch.testing.assert_close(root @ root.T, truth)
 
 
 def test_the_step_solves_with_the_dense_curvature():
     at, grads = state(), matrices(5)
-    new = update(at, grads, lr=0.3, prior=PRIOR)
-    step = torch.linalg.solve(dense(at.curvature, PRIOR + DAMPING), flat(grads) + PRIOR * flat(at.means))
-    torch.testing.assert_close(flat(new.means), flat(at.means) - 0.3 * step)
+    move = torch.linalg.solve(dense(at.curvature, PRIOR + DAMPING), flat(grads) + PRIOR * flat(at.means))
+    torch.testing.assert_close(flat(step(at, grads, lr=0.3).means), flat(at.means) - 0.3 * move)
 
 
 @pytest.mark.parametrize("bound", [1e-6, 1e3])
 def test_the_clip_bounds_the_fisher_norm(bound):
     at, grads = state(), matrices(5)
     curved = dense(at.curvature, PRIOR + DAMPING)
-    clipped, free = (
-        flat(update(at, grads, lr=0.1, prior=PRIOR, kl_clip=c).means) - flat(at.means) for c in (bound, None)
-    )
+    clipped, free = (flat(step(at, grads, lr=0.1, kl_clip=c).means) - flat(at.means) for c in (bound, None))
     assert (clipped @ curved @ clipped).item() == pytest.approx(min(bound, (free @ curved @ free).item()))
 
 
 def test_momentum_is_a_corrected_average():
     at, total = state(), torch.zeros(22, dtype=F64)
-    for step in range(1, 4):
-        grads = matrices(10 + step)
+    inverse = damped_inverse(at.curvature, PRIOR + DAMPING)
+    for number in range(1, 4):
+        grads = matrices(10 + number)
         total = 0.9 * total + 0.1 * (flat(grads) + PRIOR * flat(at.means))
-        expected = flat(at.means) - 0.1 * flat(at.inverse.matvec(parts(total / (1 - 0.9**step))))
-        at = update(at, grads, lr=0.1, beta=0.9, prior=PRIOR, step=step)
+        expected = flat(at.means) - 0.1 * flat(inverse.matvec(parts(total / (1 - 0.9**number))))
+        at = step(at, grads, lr=0.1, betas=(0.9, 1.0), step=number)
         torch.testing.assert_close(flat(at.means), expected)
 
 
@@ -94,35 +100,31 @@ def test_one_layer_is_noisy_kfac():
     sides = SIDES[:1]
     at, grad, noise = state(sides=sides), normal(4, 3, generator=seeded(5)), normal(4, 3, generator=seeded(6))
     single = start(at.means[0], at.curvature.blocks[0], prior=PRIOR, damping=DAMPING)
-    chained = update(at, [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
+    chained = step(at, [grad], lr=0.1, betas=(0.9, 1.0), kl_clip=1e-3)
     (alone,) = take_step([single], [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
     torch.testing.assert_close(chained.means[0], alone.mean)
-    found, truth = sample(at, [noise], num_data=N)[0], noisy_kfac.sample(single.mean, single.root, noise, num_data=N)
+    found, truth = draw(at, [noise])[0], noisy_kfac.sample(single.mean, single.root, noise, num_data=N)
     torch.testing.assert_close(found, truth)
 
 
 def test_without_links_layers_are_noisy_kfac_each():
     measured = curvature(0)
     apart = ChainCurvature(measured.blocks, (KroneckerProduct(*(0 * f for f in measured.links[0])),))
-    at, grads = initial_state(matrices(1), apart, prior=PRIOR), matrices(5)
-    new = update(at, grads, lr=0.1, prior=PRIOR)
+    at, grads = state()._replace(curvature=apart), matrices(5)
+    new = step(at, grads, lr=0.1, damping=0.0)
     for mean, block, grad, found in zip(at.means, apart.blocks, grads, new.means, strict=True):
         (alone,) = take_step([start(mean, block, prior=PRIOR)], [grad], lr=0.1, prior=PRIOR)
         torch.testing.assert_close(found, alone.mean)
 
 
-def test_measurements_wait_for_the_inversion():
-    at, measured, noise = state(), curvature(9), matrices(7)
-    averaged = average_curvature(at, measured, beta=0.75)
-    for old, new, found in zip(at.curvature, measured, averaged.curvature, strict=True):
-        for a, b, c in zip(flat_pairs(old), flat_pairs(new), flat_pairs(found), strict=True):
+def test_measurements_are_averaged_before_the_step():
+    at, measured, grads = state(), curvature(9), matrices(7)
+    new = step(at, grads, measured, lr=0.3, betas=(0.0, 0.75))
+    for old, now, found in zip(at.curvature, measured, new.curvature, strict=True):
+        for a, b, c in zip(flat_pairs(old), flat_pairs(now), flat_pairs(found), strict=True):
             torch.testing.assert_close(c, 0.75 * a + 0.25 * b)
-    before, after = (sample(s, noise, num_data=N) for s in (at, averaged))
-    assert all(map(torch.equal, before, after))
-    fresh = refresh(averaged, prior=PRIOR, damping=DAMPING)
-    expected = initial_state(at.means, averaged.curvature, prior=PRIOR, damping=DAMPING)
-    torch.testing.assert_close(sample(fresh, noise, num_data=N), sample(expected, noise, num_data=N))
-    torch.testing.assert_close(fresh.inverse.matvec(noise), expected.inverse.matvec(noise))
+    averaged = step(at._replace(curvature=new.curvature), grads, lr=0.3)
+    torch.testing.assert_close(flat(new.means), flat(averaged.means))
 
 
 def flat_pairs(products):
@@ -131,17 +133,17 @@ def flat_pairs(products):
 
 def test_its_noise_is_the_posteriors():
     """Damped blocks and links, the scale Ñ/τ in the left factors, give the `BlockTridiagonal` of a checkpoint."""
-    at, scale = state(in_noise=True), N / TAU
+    at, scale = state(), N / TAU
     blocks = [pi_damped(block, PRIOR + DAMPING) for block in at.curvature.blocks]
     factors = {n: (b.left * scale, b.right) for n, b in zip("ab", blocks, strict=True)}
     link = at.curvature.links[0]
     means = dict(zip("ab", at.means, strict=True))
     q = BlockTridiagonal(means, factors, {"a": (link.left * scale, link.right)}, {}, {"a": 1.0, "b": 1.0}, N)
     roots = []
-    for draw in (
+    for drawn in (
         lambda noise: q.transform(dict(zip("ab", noise, strict=True))).values(),
-        lambda noise: sample(at, noise, num_data=N, kl_weight=TAU),
+        lambda noise: draw(at, noise, DAMPING, TAU),
     ):
-        columns = [flat(draw(parts(e))) - flat(at.means) for e in torch.eye(22, dtype=F64)]
+        columns = [flat(drawn(parts(e))) - flat(at.means) for e in torch.eye(22, dtype=F64)]
         roots.append(torch.stack(columns, 1))
     torch.testing.assert_close(roots[0] @ roots[0].T, roots[1] @ roots[1].T)  # eigenvectors may differ in sign

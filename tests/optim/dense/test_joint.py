@@ -40,7 +40,8 @@ def data(generator):
 
 def build(optimizer, model, **arguments):
     arguments = {"num_data": 40, "lr": 0.05, **arguments}
-    return optimizer(model, **({} if optimizer is FullVON else {"likelihood": Gaussian(1.0)}), **arguments)
+    draws = optimizer in {NNGFull, BlockTridiagonalKFAC}
+    return optimizer(model, **({"likelihood": Gaussian(1.0)} if draws else {}), **arguments)
 
 
 def loss_of(model, x, y):
