@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_training import Classifier, assert_same_bits, loader, mlp, quiet_trainer, weights
 
 from lightning_bayes import OGNCallback, VOGNCallback, load_posterior
-from lightning_bayes.errors import PosteriorError
+from lightning_bayes.errors import HyperparameterError, PosteriorError
 
 # Data order and everything else here is deterministic; Lightning saves no generator state, so no dropout and no shuffling.
 SCRIPT = '''
@@ -281,6 +281,12 @@ def test_another_learning_rate_is_named(tmp_path):
     (message,) = resume_warnings(VOGNCallback(), path)
     assert "lr=0.01 (now None)" in message
     assert "step_rule='natural' (now 'user')" in message
+
+
+def test_a_run_of_the_base_optimizer_cannot_be_resumed_without_it(tmp_path):
+    _, path = trained(tmp_path, VOGNCallback())
+    with pytest.raises(HyperparameterError, match=r"step_rule='user' and base=None do not fit"):
+        quiet_trainer(VOGNCallback(lr=0.01), max_epochs=3).fit(Classifier(), loader(), ckpt_path=path)
 
 
 def test_another_number_of_examples_is_named(tmp_path):

@@ -157,9 +157,15 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """Restore a state.
 
         Args:
-            state_dict: From `state_dict`.
+            state_dict: From `state_dict`; its step rules count, so a `HyperparameterError` says where they need a base
+                optimizer that is not there.
         """
         super().load_state_dict(state_dict)
+        rules = {group["step_rule"] for group in self.param_groups}
+        if self.base_step is not None and "user" not in rules:
+            self.steps = make_steps(None)
+        for rule in rules:
+            step_for(rule, self.steps)
         if self.base_step is not None:
             self.base_step.load_state_dict(state_dict, self.state)
 
