@@ -192,7 +192,7 @@ def test_without_a_validation_set_it_is_refused():
         UnsupportedTrainingError, match=r"on a validation set, but this fit has none\. Set some training"
     ):
         quiet_trainer(TemperatureScaling()).fit(classifier(), datamodule=Unvalidated())
-    message = r"but Unvalidated\.val_dataloader\(\) gives none\..*the test set is never taken"
+    message = r"but Unvalidated\.val_dataloader\(\) gives none\..*the test set is never used"
     with pytest.raises(UnsupportedTrainingError, match=message):
         quiet_trainer(TemperatureScaling()).test(classifier(), datamodule=Unvalidated(), verbose=False)
     with pytest.raises(UnsupportedTrainingError, match="but this callback has seen none"):
