@@ -110,5 +110,6 @@ def minimise_over_temperature(loss: Callable[[float], float]) -> float:
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)]
     options = {"xatol": _TOLERANCE}
     found = minimize_scalar(lambda log_t: loss(math.exp(log_t)), bounds=bounds, method="bounded", options=options)
-    candidates = [math.exp(found.x), math.exp(grid[best])]  # the search approaches a bound but does not reach it
+    # The search approaches a bound but does not reach it; where the loss is flat, the grid point counts.
+    candidates = [math.exp(grid[best]), math.exp(found.x)]
     return min(candidates, key=loss)
