@@ -35,7 +35,7 @@ def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutpu
     """
     if not has_step_outputs(returned):
         raise UnsupportedTrainingError(
-            f"{type(module).__name__}.{step} returned a {type(returned).__name__} without logits. "
+            f"{type(module).__name__}.{step} returned a {type(returned).__name__} without logits."
             ' Return {"outputs": logits, "targets": targets}, as lightning_bayes.zoo.BayesClassifier does.'
         )
     outputs = returned["outputs"].detach().cpu()
