@@ -22,9 +22,8 @@ from benchmarks.papers.uci.learner import Learner, Problem, predict_with
 from benchmarks.papers.uci.network import Blocks, Trace, Weights, fisher_blocks, forward, mean_gradient
 from lightning_bayes import NoisyKFAC
 from lightning_bayes.curvature import Likelihood
-from lightning_bayes.linalg import KroneckerProduct
-from lightning_bayes.optim.dense import block_tridiagonal
-from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature
+from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct
+from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, ChainState, damped_inverse, sample, update
 from lightning_bayes.optim.kronecker.intervals import is_due
 
 LAYERS = ("hidden", "output")
@@ -145,21 +144,30 @@ class BlockTridiagonalLearner(Learner):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         weights = problem.start()
-        curvature = _chain(_first_blocks(weights))
-        self.state = block_tridiagonal.initial_state(weights, curvature, prior=problem.prior, names=LAYERS)
+        curvature, momenta = _chain(_first_blocks(weights)), tuple(torch.zeros_like(mean) for mean in weights)
+        self.state = ChainState(weights, momenta, curvature)
+        self.inverse = damped_inverse(curvature, problem.prior, LAYERS)
 
     def step(self, batch: Batch, lr: float) -> None:
         """One update."""
-        problem, (beta1, beta2) = self.problem, self.problem.setting.betas
-        weights = self._draw(self.mc_samples)
+        problem, weights = self.problem, self._draw(self.mc_samples)
         grads, trace = _measure(self, weights, batch)
-        measured = _chain(fisher_blocks(weights, trace, problem.noise.precision()))
-        self.state = block_tridiagonal.average_curvature(self.state, measured, beta=beta2)
-        if is_due(self.steps, problem.setting.inverse_interval):
-            self.state = block_tridiagonal.refresh(self.state, prior=problem.prior, names=LAYERS)
-        self.state = block_tridiagonal.update(
-            self.state, grads, lr=lr, beta=beta1, prior=problem.prior, step=self.steps
+        self.state = update(
+            self.state,
+            grads,
+            _chain(fisher_blocks(weights, trace, problem.noise.precision())),
+            lr=lr,
+            betas=problem.setting.betas,
+            prior=problem.prior,
+            step=self.steps,
+            invert=self._invert,
         )
+
+    def _invert(self, curvature: ChainCurvature, damping: float) -> BlockTridiagonalInverse:
+        """The inverse for step and noise, renewed where it is due."""
+        if is_due(self.steps, self.problem.setting.inverse_interval):
+            self.inverse = damped_inverse(curvature, damping, LAYERS)
+        return self.inverse
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Outputs under one draw."""
@@ -167,7 +175,7 @@ class BlockTridiagonalLearner(Learner):
 
     def _draw(self, *samples: int) -> Weights:
         noise = _noise(self.problem, self.state.means, *samples)
-        return Weights(*block_tridiagonal.sample(self.state, noise, num_data=self.problem.splits.num_data))
+        return Weights(*sample(self.state.means, self.inverse, noise, num_data=self.problem.splits.num_data))
 
 
 def _chain(blocks: Blocks) -> ChainCurvature:

@@ -233,8 +233,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             self._close_update()
 
     def _close_update(self) -> None:
-        self._open.release(self.engine.workspace)
-        self._open = OpenUpdate()
+        self._open.clear(self.engine.workspace)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

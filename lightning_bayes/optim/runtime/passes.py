@@ -169,13 +169,15 @@ class OpenUpdate:
         self.measurement = Measurement(self.loss, grads, curvature, self.examples, len(self.samples))
         return self.measurement
 
-    def release(self, workspace: Workspace) -> None:
-        """Give the memory of ĥ back.
+    def clear(self, workspace: Workspace) -> None:
+        """Forget all passes and give the memory of ĥ back.
 
         Args:
             workspace: The engine's.
         """
         workspace.give_back(values for key, values in self.curvature.items() if isinstance(key, nn.Parameter))
+        # In place: Lightning's wrapper copies the optimizer's attributes in manual optimization, and both must see it.
+        vars(self).update(vars(OpenUpdate()))
 
 
 def zeros_where_missing(curvature: Curvature, shapes: Mapping[Hashable, Tensor]) -> Curvature:
