@@ -318,6 +318,8 @@ def apply_functions(
     Raises:
         HyperparameterError: Naming values out of their ranges, and the step.
     """
+    if not functions:
+        return
     step = int(group["step"])
     found = plain({name: function(step) for name, function in functions.items()})
     try:
