@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_graph import Shape, name_of
@@ -81,13 +81,13 @@ class LossReader:
 
     def _read(self, node: Any) -> Values | None:
         if graph.is_layer(node):
-            return self._layer(node)
+            return self._layer((node, 0))
         if graph.is_leaf(node):
             return None
         edges = [edge for edge in graph.edges_of(node) if edge is not None]
-        inputs = [(found, graph.shape_of(edge)) for edge in edges if (found := self._found.get(edge[0])) is not None]
+        inputs = [(found, graph.shape_of(edge)) for edge in edges if (found := self._output(edge)) is not None]
         if not inputs:
-            return None if self.shows_layers or _is_of_weights(node) else self._layer(node)
+            return None if self.shows_layers or _is_of_weights(node) else self._layer((node, 0))
         unclear = next((values for values, _ in inputs if values.kind == "unclear"), None)
         if unclear is not None:
             return unclear
@@ -96,18 +96,26 @@ class LossReader:
             return self._from_examples(node, inputs)
         return self._mixed(node) if len(reduced) < len(inputs) else _from_reduced(node, reduced, self.batch_size)
 
-    def _layer(self, node: Any) -> Values:
-        shape = graph.shape_of((node, 0))
+    def _output(self, edge: graph.Edge) -> Values | None:
+        """What one output of a node holds; layers may return several, such as a recurrent layer's last state."""
+        node, number = edge
+        return self._layer(edge) if number and graph.is_layer(node) else self._found.get(node)
+
+    def _layer(self, edge: graph.Edge) -> Values:
+        node, shape = edge[0], graph.shape_of(edge)
         if math.prod(shape) == 1:
             record = getattr(node, "record", None)
             return _unclear(f"comes out of {record.unit.label} as one number" if record else _reduced_by(node))
+        if len(shape) == 3 and (recurrent := _recurrent(node)) is not None:
+            is_first = recurrent.batch_first and not edge[1]  # last states are [layers, B, features] in any case
+            return Values("examples", layout=1 if is_first else shape[0])
         if shape[0] % self.batch_size == 0:
             return Values("examples", layout=1)
         is_clear = shape.count(self.batch_size) == 1  # as of a recurrent layer that has the sequence first
         return Values("examples", layout=math.prod(shape[: shape.index(self.batch_size)]) if is_clear else None)
 
     def _mixed(self, node: Any) -> Values:
-        return _unclear(f"mixes its examples by {name_of(node)}") if self.shows_layers else self._layer(node)
+        return _unclear(f"mixes its examples by {name_of(node)}") if self.shows_layers else self._layer((node, 0))
 
     def _from_examples(self, node: Any, inputs: list[tuple[Values, Shape]]) -> Values | None:
         name, (values, shape) = name_of(node), inputs[0]
@@ -197,6 +205,11 @@ class LossReader:
     def _chooses(self, node: Any, values: Values, shape: Shape) -> bool:
         dim = self._example_dim(values, shape)
         return dim is not None and graph.chooses_rows(node, shape, dim)
+
+
+def _recurrent(node: Any) -> nn.RNNBase | None:
+    record = getattr(node, "record", None)
+    return record.unit.module if record is not None and isinstance(record.unit.module, nn.RNNBase) else None
 
 
 def _from_reduced(node: Any, inputs: list[Values], batch_size: int) -> Values:

@@ -242,7 +242,9 @@ REFUSALS = [
     Refusal("BackPACK has no rule for layer", rules=tuple(GENERIC)),
     Refusal("BackPACK cannot run under autocast", situations=("autocast",)),
     Refusal(r"layer(\.\w+)? \(\w+\) is called twice in one pass.*engine='fused'", situations=("module used twice",)),
-    Refusal(r"layer(\.\w+)? \(\w+\) is called twice in one pass.*engine='fused'", situations=("two forwards", "checkpoint")),
+    Refusal(
+        r"layer(\.\w+)? \(\w+\) is called twice in one pass.*engine='fused'", situations=("two forwards", "checkpoint")
+    ),
     Refusal(r"squares of tied parameters: layer\.(\w+\.)?\w+ = twin\.(\w+\.)?\w+", situations=("tied weights",)),
     Refusal(r"changed in place \(such as `out \+= x`\)", situations=("residual +=",)),
 ]

@@ -469,7 +469,9 @@ class PenaltyOutside(nn.Module):
 
 def test_parameter_no_rule_reaches_is_named(generator):
     model, x = PenaltyOutside(), torch.randn(5, 4, generator=generator)
-    with pytest.raises(UnsupportedLayerError, match=r"no curvature rule reaches them: log_noise\.0\. Move each into"):
+    with pytest.raises(
+        UnsupportedLayerError, match=r"log_noise\.0 gets .* no curvature rule reaches it\. Move it into"
+    ):
         measure(model, lambda: (model(x) * model.log_noise[0].exp()).mean())
 
 
@@ -483,7 +485,9 @@ def test_examples_outside_of_dimension_zero_are_refused(generator):
             return self.head(self.norm(self.hidden(self.embed(x) + self.position(torch.arange(7)))).mean(1))
 
     model, x, y = Positions(), tokens(4, generator), labels(4, 5, generator)
-    with pytest.raises(ExampleDimensionError, match=r"position \(Embedding\): \[7\].*Keep the examples of the batch"):
+    with pytest.raises(
+        ExampleDimensionError, match=r"position \(Embedding\) gets 7 rows .* get 4, .*Keep the examples"
+    ):
         measure(model, lambda: F.cross_entropy(model(x), y))
 
 
