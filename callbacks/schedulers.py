@@ -10,9 +10,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim import Schedule
+from lightning_bayes.private_torch import INNER_SCHEDULERS, LAST_RATES
 
 _RATES_OF_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")  # what schedulers read from groups
-_RATES_OF_SCHEDULERS = ("base_lrs", "max_lrs", "_last_lr")
+_RATES_OF_SCHEDULERS = ("base_lrs", "max_lrs", LAST_RATES)
 
 
 def override_rates(groups: list[dict[str, Any]], schedulers: Iterable[Any], lr: float | Schedule) -> None:
@@ -89,4 +90,4 @@ def _with_inner(schedulers: Iterable[Any]) -> Iterator[Any]:
         seen.add(id(scheduler))
         yield scheduler
         inner = [value for value in vars(scheduler).values() if isinstance(value, LRScheduler)]
-        stack += [*inner, *getattr(scheduler, "_schedulers", [])]
+        stack += [*inner, *getattr(scheduler, INNER_SCHEDULERS, [])]

@@ -15,6 +15,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR
 
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -38,7 +40,14 @@ FLAT_WEIGHTS: Final = (
     "_flat_weights",
     "_flat_weight_refs",
 )  # lists in which a recurrent layer holds its parameters again
+LAST_RATES: Final = "_last_lr"  # of a learning-rate scheduler
+INNER_SCHEDULERS: Final = "_schedulers"  # of a scheduler that chains others
 DDP_SINK: Final = "_DDPSink"  # operation through which DistributedDataParallel passes all outputs of a step
+
+
+def _scheduler() -> ConstantLR:
+    return ConstantLR(SGD([torch.zeros(1)], lr=1.0))
+
 
 _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
     (
@@ -49,6 +58,8 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
     ("torch.nn.Module", nn.Module(), ("_parameters", "_buffers", "_modules", *CALL_HOOKS, BACKWARD_HOOK_KIND)),
     ("torch.nn.RNN", nn.RNN(1, 1), FLAT_WEIGHTS),
     ("torch.nn.Conv1d", nn.Conv1d, ("_conv_forward",)),
+    ("torch.optim.lr_scheduler.ConstantLR", _scheduler(), (LAST_RATES,)),
+    ("torch.optim.lr_scheduler.ChainedScheduler", ChainedScheduler([_scheduler()]), (INNER_SCHEDULERS,)),
     ("torch.Tensor", Tensor, ("_is_view", "_backward_hooks")),
     ("torch.autograd.graph.Node", torch.ones(2, requires_grad=True).sum().grad_fn, ("_input_metadata",)),
     ("torch.distributed", distributed_c10d, ("_get_default_store",) if torch.distributed.is_available() else ()),
@@ -144,6 +155,8 @@ __all__ = [
     "CALL_HOOKS",
     "DDP_SINK",
     "FLAT_WEIGHTS",
+    "INNER_SCHEDULERS",
+    "LAST_RATES",
     "PRE_HOOKS",
     "BatchNormBase",
     "ConvBase",
