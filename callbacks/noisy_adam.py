@@ -13,7 +13,7 @@ from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 class NoisyAdamCallback(VariationalCallback):
     """Trains with Noisy Adam (`lightning_bayes.NoisyAdam`): one backward pass of any layer, at Adam's cost.
 
-    The width of its posterior depends on the batch size, see `optim.diagonal.gradient_magnitude`.
+    The width of its posterior depends on the batch size, see `optim.diagonal.estimators.batch_square`.
     """
 
     optimizer_class = NoisyAdam

@@ -18,7 +18,7 @@ class VpropCallback(VariationalCallback):
     """Trains with variational RMSprop (`lightning_bayes.Vprop`): one backward pass of any layer.
 
     By default ``betas=(0.0, 0.999)``: the papers have no momentum. The width of its posterior depends on the batch size, see
-    `optim.diagonal.gradient_magnitude`.
+    `optim.diagonal.estimators.batch_square`.
 
     Args:
         scaling: ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, for all data in one batch).

@@ -3,7 +3,7 @@
 `Hyperparameters` is a frozen record: each field declares default, range, upper limit and whether it may be a function of the
 step, and validation is generated from it. An algorithm with hyperparameters of its own extends it, and names its defaults:
 
-    class IVON(SignedCurvatureOptimizer):
+    class IVON(MeanFieldOptimizer):
         hyperparameters = IVONHyperparameters              # adds clip_radius and rescale_lr
         own_defaults = {"betas": (0.9, 0.99999)}
 

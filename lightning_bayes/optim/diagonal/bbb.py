@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
-from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer, keep_positive
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import average
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.schedules import Schedule
@@ -111,7 +112,7 @@ class BBBHyperparameters(Hyperparameters):
 
 
 @final
-class BBB(SignedCurvatureOptimizer):
+class BBB(MeanFieldOptimizer):
     """Bayes by Backprop as a `torch.optim.Optimizer`.
 
     Args:
@@ -125,7 +126,7 @@ class BBB(SignedCurvatureOptimizer):
         HyperparameterError: If a value lies outside of its range.
     """
 
-    noisy = True
+    noisy = signed_curvature = True
     estimator = Reparameterised()
     state_type = BBBState
     hyperparameters = BBBHyperparameters

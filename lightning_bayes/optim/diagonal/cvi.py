@@ -10,22 +10,34 @@ which is `VON` with s = (τ/Ñ)/σ² - δ̃, one rate β = α = 1-β₂, no mome
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, cast, final
+
+from torch import nn
+from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
-from lightning_bayes.optim.diagonal.von import NewtonOptimizer, update
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, update
+from lightning_bayes.optim.hyperparameters import MeanFieldArguments
 
 MC_SAMPLES = 10  # of the paper's experiments
 
 
 @final
-class CVI(NewtonOptimizer):
-    """CVI as a `torch.optim.Optimizer`: VON with ten samples a step and no momentum; arguments as in `NewtonOptimizer`.
+class CVI(MeanFieldOptimizer):
+    """CVI as a `torch.optim.Optimizer`: VON with ten samples a step and no momentum; arguments as in `NewtonArguments`.
 
     The paper's one rate is ``lr`` = 1-β₂.
     """
 
+    noisy = signed_curvature = True
+    hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
     own_defaults: ClassVar[Mapping[str, Any]] = {"mc_samples": MC_SAMPLES, "betas": (0.0, 0.999)}
+
+    def __init__(
+        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
+    ) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))

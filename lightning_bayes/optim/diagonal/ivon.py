@@ -31,7 +31,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
-from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased
 from lightning_bayes.optim.diagonal.von import moved_curvature
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments, effective
@@ -99,7 +99,7 @@ class IVONHyperparameters(Hyperparameters):
 
 
 @final
-class IVON(SignedCurvatureOptimizer):
+class IVON(MeanFieldOptimizer):
     """IVON as a `torch.optim.Optimizer`.
 
     Args:
@@ -125,7 +125,7 @@ class IVON(SignedCurvatureOptimizer):
         True
     """
 
-    noisy = True
+    noisy = signed_curvature = True
     natural_update = staticmethod(update)
     estimator = Reparameterised()
     hyperparameters = IVONHyperparameters

@@ -6,7 +6,8 @@ one of `optim.steps.trust_region`.
 
 from __future__ import annotations
 
-from abc import ABC
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from typing_extensions import Unpack
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, SquaredGradients
+from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.hyperparameters import (
     Hyperparameters,
@@ -59,12 +61,13 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     Class attributes:
         noisy: Whether gradients are taken at samples; False leaves a point, no posterior.
         estimator: What its passes measure, ĥ.
-        natural_update: The algorithm's pure, elementwise update.
         state_type: Its state: mean, curvature, momentum, and what else the algorithm keeps.
         default_step: The step of its callback without a learning rate.
         hyperparameters: The record of its hyperparameters.
         own_defaults: Its defaults, where they differ from the record's.
         averages_curvature: Whether its curvature is the running average of what is measured, and nothing more.
+        signed_curvature: Whether its curvature may be negative, above -δ̃.
+        prior_at_sample: Whether the prior's gradient is taken at the sample, not at the mean.
 
     Numbers among the arguments may be functions of the number of updates, see `optim.schedules`.
 
@@ -83,9 +86,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     noisy: ClassVar[bool]
     estimator: ClassVar[CurvatureEstimator] = SquaredGradients()
-    natural_update: ClassVar[Callable[..., Any]]
     state_type: ClassVar[Any] = MeanFieldState
     averages_curvature: ClassVar[bool] = False
+    signed_curvature: ClassVar[bool] = False
+    prior_at_sample: ClassVar[bool] = False
     default_step: ClassVar[StepRule] = "user"
     hyperparameters: ClassVar[type[Hyperparameters]] = Hyperparameters
     own_defaults: ClassVar[Mapping[str, Any]] = {}
@@ -110,6 +114,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in taken]
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
         self._scratch: dict[nn.Parameter, Tensor] = {}
+        self._has_warned = False
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
         engine, quantity = values["engine"], self.estimator.quantity
@@ -121,6 +126,11 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )
+
+    @staticmethod
+    @abstractmethod
+    def natural_update(*arguments: Any, **hyperparameters: Any) -> Any:
+        """The algorithm's pure, elementwise update: of its state, ĝ and ĥ, with hyperparameters as keywords."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as `torch.optim.Optimizer` does, and create its state, so that a posterior always exists.
@@ -190,7 +200,11 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return super()._open_capture(sample, loss_scale)
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
-        return self.estimator.read(finished, [param for _, param in self._trained()], self._noise_precision)
+        curvature = self.estimator.read(finished, [param for _, param in self._trained()], self._noise_precision)
+        if self.prior_at_sample:
+            for group, param in self._trained():
+                finished.add_prior_of_noise_(param, effective(group).prior)
+        return curvature
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         self.estimator.join_ranks(curvature, num_examples, [param for _, param in self._trained()], add_ranks)
@@ -265,11 +279,27 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
         self._count_update()
+        self._warn_once(measurement)
 
     def _count_update(self) -> None:
         for group, functions in zip(self.param_groups, self._functions, strict=True):
+            before = effective(group).prior
             group["step"] += 1
             apply_functions(group, functions, self.hyperparameters)
+            now = effective(group).prior
+            if self.signed_curvature and now < before:
+                curvatures = [self.state[param]["curvature"] for param in group["params"]]
+                torch._foreach_copy_(curvatures, [keep_positive(curvature, now) for curvature in curvatures])
+
+    def _warn_once(self, measurement: Measurement) -> None:
+        """Warn where batches of this size do not measure a curvature."""
+        group = self.param_groups[0]
+        if self._has_warned or not group["noisy"] or self.num_updates == 1:  # a dry run of one batch means nothing
+            return
+        batch_size = measurement.num_examples / measurement.num_samples
+        if text := self.estimator.warning(batch_size, group, type(self).__name__):
+            self._has_warned = True
+            warnings.warn(text, stacklevel=3)
 
     def _cohort(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> DiagonalCohort:
         """Parameters that are updated together, this update counted."""
@@ -285,7 +315,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement
     ) -> list[Tensor]:
         """ĥ of `params`, contiguous."""
-        return [measurement.curvature[param].contiguous() for param in params]
+        return self.estimator.scaled([measurement.curvature[param].contiguous() for param in params], group)
 
     def _diagonal_cohort(
         self, params: list[nn.Parameter], group: dict[str, Any], measured: list[Tensor]

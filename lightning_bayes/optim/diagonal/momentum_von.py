@@ -16,13 +16,17 @@ While α is constant this is the raw momentum M ← β₁ M + ĝ + δ̃ μ, μ �
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast, final
 
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import average
-from lightning_bayes.optim.diagonal.von import NewtonOptimizer, Positivity, moved_curvature
+from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, Positivity, moved_curvature
+from lightning_bayes.optim.hyperparameters import MeanFieldArguments
 
 
 class MomentumVONState(NamedTuple):
@@ -72,9 +76,16 @@ def update(
 
 
 @final
-class MomentumVON(NewtonOptimizer):
-    """VON with natural momentum and the exact diagonal of the Hessian; arguments as in `NewtonOptimizer`."""
+class MomentumVON(MeanFieldOptimizer):
+    """VON with natural momentum and the exact diagonal of the Hessian; arguments as in `NewtonArguments`."""
 
+    noisy = signed_curvature = True
+    hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     state_type = MomentumVONState
     natural_update = staticmethod(update)
+
+    def __init__(
+        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
+    ) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))

@@ -11,7 +11,7 @@ alone: so leave ``damping_in_noise=False``. They start from s₀ = 0, which is `
 gradient has the same mean as VOGN's, δ̃ μ, but noise of its own. It is part of each pass's gradient here, so gradient
 clipping sees it.
 
-    `NoisyAdam`         ĥ = ĝ², as printed: the width depends on the batch size, see `optim.diagonal.gradient_magnitude`
+    `NoisyAdam`         ĥ = ĝ², as printed: the width depends on the batch size, see `optim.diagonal.estimators.batch_square`
     `NoisyAdamFisher`   ĥ = mean_i diag J_iᵀ H_i J_i, the Fisher for labels of the model's own, as in released code of this
                         family; exact for linear regression. Code draws one label for each example; this is the expectation.
 """
@@ -20,30 +20,13 @@ from __future__ import annotations
 
 from typing import final
 
-from lightning_bayes.optim.diagonal.estimators import SecondOrder
-from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
+from lightning_bayes.optim.diagonal.estimators import BatchSquare, SecondOrder
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.vogn import update  # it adds δ̃ μ; the passes below add the rest of δ̃ θ
-from lightning_bayes.optim.hyperparameters import effective
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
-
-
-class _PriorAtTheSample(MeanFieldOptimizer):
-    """Adds δ̃ (θ - μ) to the gradient of each pass."""
-
-    def _read_pass(self, finished: FinishedPass) -> Curvature:
-        curvature = super()._read_pass(finished)
-        for group in self.param_groups:
-            prior = effective(group).prior
-            for param in group["params"]:
-                if param in finished.means:
-                    difference = param.detach() - finished.means[param]
-                    finished.add_to_gradient_(param, difference.mul_(prior))
-        return curvature
 
 
 @final
-class NoisyAdam(_PriorAtTheSample, GradientMagnitudeOptimizer):
+class NoisyAdam(MeanFieldOptimizer):
     """Noisy Adam as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
 
     Example:
@@ -58,20 +41,21 @@ class NoisyAdam(_PriorAtTheSample, GradientMagnitudeOptimizer):
         ['bias', 'weight']
     """
 
-    noisy = True
+    noisy = prior_at_sample = True
+    estimator = BatchSquare()
     averages_curvature = True
     natural_update = staticmethod(update)
 
 
 @final
-class NoisyAdamFisher(_PriorAtTheSample):
+class NoisyAdamFisher(MeanFieldOptimizer):
     """Noisy Adam with the Fisher's diagonal, as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
 
     BackPACK computes it (the argument ``engine`` has no effect) for models built from layers and losses that it knows;
     others are refused by name before the first step.
     """
 
-    noisy = True
+    noisy = prior_at_sample = True
     averages_curvature = True
     natural_update = staticmethod(update)
     estimator = SecondOrder("diag_ggn")

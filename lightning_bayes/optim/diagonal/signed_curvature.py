@@ -6,11 +6,7 @@ An update takes care of what it measures. What is left is rounding, after many m
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.hyperparameters import effective
 
 _LEAST_PRECISION = 1e-3  # of the prior's: no std grows past 32 times the prior's
 
@@ -30,16 +26,3 @@ def keep_positive(curvature: Tensor, prior: float) -> Tensor:
         tensor([-0.9990,  0.5000])
     """
     return curvature.clamp_min((_LEAST_PRECISION - 1) * prior)
-
-
-class SignedCurvatureOptimizer(MeanFieldOptimizer):
-    """A mean-field optimizer whose s may be negative, above -δ̃; subclasses fill in the class attributes."""
-
-    def _count_update(self) -> None:
-        before = [effective(group).prior for group in self.param_groups]
-        super()._count_update()
-        for group, old in zip(self.param_groups, before, strict=True):
-            now = effective(group).prior
-            if now < old:
-                curvatures = [self.state[param]["curvature"] for param in group["params"]]
-                torch._foreach_copy_(curvatures, [keep_positive(curvature, now) for curvature in curvatures])

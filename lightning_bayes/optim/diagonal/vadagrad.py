@@ -18,7 +18,7 @@ paper's s + τδ̃ in place of s + δ̃ agrees at both ends only. Let `temperatu
 inference into optimization (App. L, Fig. 7).
 
 The temperature is the KL weight, but fades the old s too; so ``kl_weight`` stays 1. ĝ² is no Hessian: the width of q depends
-on the batch size, see `optim.diagonal.gradient_magnitude`.
+on the batch size, see `optim.diagonal.estimators.batch_square`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
+from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.schedules import Schedule
@@ -103,7 +104,7 @@ class VadaGradHyperparameters(Hyperparameters):
 
 
 @final
-class VadaGrad(GradientMagnitudeOptimizer):
+class VadaGrad(MeanFieldOptimizer):
     """VadaGrad as a `torch.optim.Optimizer`.
 
     Args:
@@ -130,6 +131,7 @@ class VadaGrad(GradientMagnitudeOptimizer):
     """
 
     noisy = True
+    estimator = BatchSquare()
     natural_update = staticmethod(update)
     hyperparameters = VadaGradHyperparameters
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}  # the paper's method has no momentum

@@ -12,7 +12,7 @@ the root, their Fig. 1, eq. 86 and code outside, as here. Noise has the s of bef
 The paper starts from s₀ = 0, which is ``init_precision=prior_precision``: the first noise is as wide as the prior. From
 another start s holds more than its measurements, so ŝ = s; the authors' code divides by 1-β₂ᵗ all the same.
 
-ĝ² is no Hessian: the posterior's width depends on the batch size, see `optim.diagonal.gradient_magnitude`.
+ĝ² is no Hessian: the posterior's width depends on the batch size, see `optim.diagonal.estimators.batch_square`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
+from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.posteriors import initial_curvature
@@ -65,7 +66,7 @@ def update(
 
 
 @final
-class Vadam(GradientMagnitudeOptimizer):
+class Vadam(MeanFieldOptimizer):
     """Vadam as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
 
     Example:
@@ -81,6 +82,7 @@ class Vadam(GradientMagnitudeOptimizer):
     """
 
     noisy = True
+    estimator = BatchSquare()
     averages_curvature = True
     natural_update = staticmethod(update)
 

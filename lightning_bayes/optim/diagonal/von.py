@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final, get_args
+from typing import Any, Literal, TypeAlias, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,8 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrder
-from lightning_bayes.optim.diagonal.signed_curvature import SignedCurvatureOptimizer, keep_positive
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.settings import Choice, setting
@@ -123,54 +124,51 @@ def update(
 class NewtonHyperparameters(Hyperparameters):
     """With a way to keep the precision positive."""
 
-    positivity: Positivity = setting(Choice(*get_args(Positivity)))
+    positivity: Positivity = setting(Choice(*get_args(Positivity)), default="backtracking")
 
 
-class NewtonOptimizer(SignedCurvatureOptimizer):
-    """A mean-field optimizer whose measured curvature may be negative; subclasses fill in the class attributes.
+class NewtonArguments(MeanFieldArguments, total=False):
+    """Keyword arguments of VON and its variants.
 
-    Args:
-        model: See `MeanFieldOptimizer`.
-        params: See there.
-        positivity: ``"backtracking"`` or ``"correction"``, see the head of this module.
-        **fields: See `MeanFieldOptimizer`.
-
-    Raises:
-        HyperparameterError: If a value lies outside of its range.
+    Attributes:
+        positivity: ``"backtracking"``, the default, or ``"correction"``; see the head of `optim.diagonal.von`.
     """
 
-    noisy = True
-    hyperparameters = NewtonHyperparameters
-
-    def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None = None,
-        *,
-        positivity: Positivity = "backtracking",
-        **fields: Unpack[MeanFieldArguments],
-    ) -> None:
-        super().__init__(model, params, own={"positivity": positivity}, **fields)
+    positivity: Positivity
 
 
 @final
-class VON(NewtonOptimizer):
-    """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonOptimizer`.
+class VON(MeanFieldOptimizer):
+    """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonArguments`.
 
     BackPACK computes it (the argument ``engine`` has no effect) for models built from layers, activations, pooling and
     losses that it knows; others are refused by name before the first step.
     """
 
+    noisy = signed_curvature = True
+    hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
 
+    def __init__(
+        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
+    ) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))
+
 
 @final
-class ReparameterisedVON(NewtonOptimizer):
+class ReparameterisedVON(MeanFieldOptimizer):
     """VON with the Hessian's diagonal estimated from gradient and noise, for any model; arguments as in `VON`.
 
     It costs what Adam costs. The estimate's noise grows as the posterior narrows: keep β₂ near 1.
     """
 
+    noisy = signed_curvature = True
+    hyperparameters = NewtonHyperparameters
     estimator = Reparameterised()
     natural_update = staticmethod(update)
+
+    def __init__(
+        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
+    ) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))

@@ -21,27 +21,28 @@ for the likelihood to the power 1/τ). The fixed points of the precision are
     mean:   1/Σ = δ + (Ñ/τ) E[ĝ²]           about right with batches of one example, too small with more
     sum:    1/Σ = δ + (Ñ/τ)² E[ĝ²]          about right with all data in one batch, about N/M too large with M examples
 
-because E_q[G²] = E_q[∇²f] where q is the posterior itself; see `optim.diagonal.gradient_magnitude` for ĝ².
+because E_q[G²] = E_q[∇²f] where q is the posterior itself; see `optim.diagonal.estimators.batch_square` for ĝ².
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
+from typing import Any, Literal, TypeAlias, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.diagonal.gradient_magnitude import GradientMagnitudeOptimizer
+from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
-from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments, effective
-from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.settings import Choice, setting
 
 Scaling: TypeAlias = Literal["mean", "sum"]
+
+WITHOUT_MOMENTUM = {"betas": (0.0, 0.999)}  # as the papers' method
 
 
 def update(
@@ -79,68 +80,31 @@ def update(
     return MeanFieldState(mean, new, momentum)
 
 
-def check_scaling(scaling: str) -> None:
-    """Require a scaling that exists.
-
-    Args:
-        scaling: Its name.
-
-    Raises:
-        HyperparameterError: If there is none of this name.
-    """
-    if scaling not in get_args(Scaling):
-        raise HyperparameterError(f"scaling={scaling!r} must be 'mean' or 'sum'.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class VpropHyperparameters(Hyperparameters):
     """With a scaling."""
 
-    scaling: Scaling = setting(Choice(*get_args(Scaling)))
+    scaling: Scaling = setting(Choice(*get_args(Scaling)), default="mean")
 
 
-class _VpropOptimizer(GradientMagnitudeOptimizer):
-    averages_curvature = True
-    hyperparameters = VpropHyperparameters
-    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}  # the papers' method has no momentum
+class VpropArguments(MeanFieldArguments, total=False):
+    """Keyword arguments of `Vprop` and `Vprop0`.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None = None,
-        *,
-        scaling: Scaling = "mean",
-        **fields: Unpack[MeanFieldArguments],
-    ) -> None:
-        super().__init__(model, params, own={"scaling": scaling}, **fields)
+    Attributes:
+        scaling: ``"mean"``, the default, or ``"sum"``; see the head of this module.
+    """
 
-    def _measured_curvature(
-        self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement
-    ) -> list[Tensor]:
-        squares = super()._measured_curvature(params, group, measurement)
-        return [square * effective(group).scale for square in squares] if group["scaling"] == "sum" else squares
-
-    def _warning_text(self, batch_size: float, group: dict[str, Any]) -> str:
-        if group["scaling"] == "mean":
-            return super()._warning_text(batch_size, group)
-        if batch_size >= group["num_data"]:
-            return ""
-        return (
-            f"Vprop with scaling='sum' is made for all {group['num_data']} examples in one batch; with {batch_size:g} its "
-            f"posterior precision is about {group['num_data'] / batch_size:.0f} times too large. Use scaling='mean', or "
-            "VOGN."
-        )
+    scaling: Scaling
 
 
 @final
-class Vprop(_VpropOptimizer):
+class Vprop(MeanFieldOptimizer):
     """Vprop as a `torch.optim.Optimizer`.
 
     Args:
         model: As in `MeanFieldOptimizer`.
         params: As in `MeanFieldOptimizer`.
-        scaling: ``"mean"`` or ``"sum"``.
-        **fields: As in `MeanFieldOptimizer`.
+        **fields: As in `VpropArguments`.
 
     Raises:
         HyperparameterError: If a value lies outside of its range.
@@ -158,24 +122,36 @@ class Vprop(_VpropOptimizer):
         (True, ['bias', 'weight'])
     """
 
-    noisy = True
+    noisy = averages_curvature = True
+    estimator = BatchSquare()
     natural_update = staticmethod(update)
+    hyperparameters = VpropHyperparameters
+    own_defaults = WITHOUT_MOMENTUM
+
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[VpropArguments]) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))
 
 
 @final
-class Vprop0(_VpropOptimizer):
+class Vprop0(MeanFieldOptimizer):
     """Vprop-0, without noise: gradients are taken at the mean. It leaves a point, no posterior.
 
     Args:
         model: As in `MeanFieldOptimizer`.
         params: As in `MeanFieldOptimizer`.
-        scaling: ``"mean"`` or ``"sum"``.
-        **fields: As in `MeanFieldOptimizer`, those of the noise without effect.
+        **fields: As in `VpropArguments`, those of the noise without effect.
 
     Raises:
         HyperparameterError: If a value lies outside of its range.
     """
 
     noisy = False
-    natural_update = staticmethod(update)
     default_step = "trust_region"  # the user's own step would be all there is
+    averages_curvature = True
+    estimator = BatchSquare()
+    natural_update = staticmethod(update)
+    hyperparameters = VpropHyperparameters
+    own_defaults = WITHOUT_MOMENTUM
+
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[VpropArguments]) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))

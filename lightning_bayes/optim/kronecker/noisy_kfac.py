@@ -178,12 +178,6 @@ class NoisyKFAC(KroneckerOptimizer):
     def _read_pass(self, finished: FinishedPass) -> Curvature:
         curvature = super()._read_pass(finished)
         if self.prior_at == "sample":
-            self._add_prior_of_noise(finished)
+            for group, param in self._trained():
+                finished.add_prior_of_noise_(param, effective(group).prior * group["prior_on_mean"])
         return curvature
-
-    def _add_prior_of_noise(self, finished: FinishedPass) -> None:
-        """Add δ̃ (W - M) to the gradient of a pass; the step adds δ̃ M."""
-        for group, param in self._trained():
-            if param in finished.means:
-                strength = effective(group).prior * group["prior_on_mean"]
-                finished.add_to_gradient_(param, (param.detach() - finished.means[param]).mul_(strength))

@@ -60,6 +60,16 @@ class FinishedPass:
         term.mul_(self.loss_scale / self.captured.gradient_factor())
         param.grad = term if param.grad is None else param.grad.add_(term)
 
+    def add_prior_of_noise_(self, param: nn.Parameter, prior: float) -> None:
+        """Add δ̃ (θ - μ) to ĝ of a parameter under noise: with the step's δ̃ μ it is the prior's gradient at the sample.
+
+        Args:
+            param: The parameter.
+            prior: δ̃.
+        """
+        if param in self.means:
+            self.add_to_gradient_(param, (param.detach() - self.means[param]).mul_(prior))
+
     def squares(self) -> Curvature:
         """(1/n) Σ_i g_i² of the parameters that the engine measured, unscaled."""
         squares = self.captured.mean_curvature()

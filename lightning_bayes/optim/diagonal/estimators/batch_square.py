@@ -1,6 +1,16 @@
-"""ĥ = ĝ², the square of the batch's mean gradient: micro-batches under one weight sample add up before the square.
+"""The gradient magnitude ĥ = ĝ² in place of a Hessian: what it measures, and where its posterior is known to be wrong.
 
-With x_k = Σ_{p∈k} n_p ĝ_p / n and w_k = Σ_{p∈k} n_p / n over the passes p under the sample k, n = Σ_p n_p,
+RMSprop and Adam take the square of the minibatch's mean gradient for curvature, and so do Vprop, Vadam, VadaGrad and Noisy
+Adam. Over minibatches of M of N examples its expectation is (Khan et al. 2018, Theorem 1, https://arxiv.org/abs/1806.04854)
+
+    E[ĝ²] = w · mean_i g_i² + (1-w) · g²        w = (N-M) / (M (N-1)),  g = mean_i g_i
+
+**The posterior therefore depends on the batch size.** M = 1 measures the empirical Fisher's diagonal, as VOGN does; a larger
+M measures about 1/M of it, so the noise is about √M times as large; M = N measures the gradient's own square, which says
+nothing of the curvature and leaves about the prior. M is the number of examples under one weight sample.
+
+Micro-batches under one weight sample add up before the square. With x_k = Σ_{p∈k} n_p ĝ_p / n and w_k = Σ_{p∈k} n_p / n
+over the passes p under the sample k, n = Σ_p n_p,
 
     ĥ = Σ_k w_k (x_k / w_k)² = Σ_k x_k² / w_k
 
@@ -9,13 +19,14 @@ where x_k and w_k are linear in the passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator
+from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
 
@@ -62,3 +73,25 @@ class BatchSquare(CurvatureEstimator):
                 square = torch.square(grad).div_(weight * total)
                 found[key.param] = found[key.param].add_(square) if key.param in found else square
         return found
+
+    def scaled(self, measured: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
+        """ĝ², or (Ñ/τ) ĝ² where the group has ``scaling="sum"``, see `optim.diagonal.vprop`."""
+        if group.get("scaling") != "sum":
+            return measured
+        return [square * effective(group).scale for square in measured]
+
+    def warning(self, batch_size: float, group: Mapping[str, Any], optimizer: str) -> str:
+        """Report batches of the wrong size; see `CurvatureEstimator`."""
+        num_data, is_of_sum = group["num_data"], group.get("scaling") == "sum"
+        if is_of_sum and batch_size < num_data:
+            return (
+                f"{optimizer} with scaling='sum' is made for all {num_data} examples in one batch; with {batch_size:g} its "
+                f"posterior precision is about {num_data / batch_size:.0f} times too large. Use scaling='mean', or VOGN."
+            )
+        if not is_of_sum and batch_size >= num_data > 1:
+            return (
+                f"{optimizer} takes the squared gradient of a batch for its curvature, and the batch holds all {num_data} "
+                "examples: near an optimum that is zero, whatever the curvature, so the posterior is about as wide as the "
+                "prior. Use smaller batches, or VOGN."
+            )
+        return ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
 
@@ -77,3 +77,28 @@ class CurvatureEstimator(ABC):
             ĥ of the parameters that were measured.
         """
         return curvature
+
+    def scaled(self, measured: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
+        """ĥ in the units that a parameter group asks for.
+
+        Args:
+            measured: ĥ of its parameters.
+            group: The group.
+
+        Returns:
+            ĥ as the update takes it.
+        """
+        return measured
+
+    def warning(self, batch_size: float, group: Mapping[str, Any], optimizer: str) -> str:
+        """Why ĥ is no curvature.
+
+        Args:
+            batch_size: Examples under one weight sample.
+            group: A parameter group.
+            optimizer: Name of the optimizer.
+
+        Returns:
+            The text of a warning; empty if nothing is wrong.
+        """
+        return ""
