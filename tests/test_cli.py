@@ -386,6 +386,6 @@ def test_help_of_a_callback_documents_every_argument(name, capsys):
     entries = said.out.partition("Help for")[2].split("  --trainer.callbacks.")[1:]
     described = {entry.split()[0]: " ".join(entry.split()[2:]) for entry in entries}
     for argument in DOCUMENTED:
-        text, _, types = described[argument].partition("(type: ")
+        text = described[argument].partition("(type: ")[0]
         assert len(text.split()) >= 4, f"{argument} has no description"
-        assert "default: " in types
+        assert re.search(r"[Dd]efault|None", text), f"{argument} does not say its default"

@@ -53,14 +53,16 @@ class HyperparameterFields(TypedDict, total=False):
     """Arguments that optimizers and callbacks share; see `Hyperparameters` for defaults and ranges.
 
     Attributes:
-        betas: (β₁, β₂), weights of the old momentum and the old curvature, as in Adam.
+        betas: (β₁, β₂), weights of the old momentum and the old curvature, as in Adam. Default: (0.9, 0.999)
+            unless the algorithm has its own.
         num_data: N, number of training examples. Optimizers need it before the first update; callbacks infer it.
         prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start, such as pretrained ones.
-        kl_weight: τ, weight of the KL term, above 0: below 1 is a cold posterior, above 1 a warm one.
-        kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none.
-        kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up.
-        damping: γ, added to the curvature in the preconditioner.
-        damping_in_noise: Whether γ counts in the posterior precision too, as in Osawa et al. 2019.
+            Default: ``"zero"``.
+        kl_weight: τ, weight of the KL term, above 0: below 1 is a cold posterior, above 1 a warm one. Default: 1.
+        kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none. Default: 0.
+        kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up. Default: 0.1.
+        damping: γ, added to the curvature in the preconditioner. Default: 0.
+        damping_in_noise: Whether γ counts in the posterior precision too, as in Osawa et al. 2019. Default: no.
         init_precision: Posterior precision before the first update. None takes the curvature of the first batch, whose
             pass is then free of noise. Unless the step is natural, running averages start anew with the first measurement.
         relative_noise: κ, upper bound of the noise in units of each tensor's size (a heuristic); None for none.
@@ -68,9 +70,12 @@ class HyperparameterFields(TypedDict, total=False):
             same step, without noise. None for all, but for normalisation layers where the step is not natural.
         mc_samples: K, weight samples per batch and process.
         engine: Curvature engine: ``"fused"`` measures any layer, ``"backpack"`` the layers that BackPACK knows.
+            Default: ``"fused"``.
         loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``: how the loss reduces its examples, see `curvature.measure`.
-        seed: Seed of the noise. The global random number generator is not used.
+            Default: ``"auto"``.
+        seed: Seed of the noise. The global random number generator is not used. Default: 0.
         max_nonfinite_steps: Updates in a row that may be skipped for a gradient or curvature that is not finite.
+            Default: 10.
     """
 
     betas: tuple[float, float] | BetaSchedule
