@@ -22,6 +22,7 @@ def keep_positive(curvature: Tensor, prior: float) -> Tensor:
         s, or the least that is allowed.
 
     Example:
+        >>> import torch
         >>> keep_positive(torch.tensor([-2.0, 0.5]), prior=1.0)
         tensor([-0.9990,  0.5000])
     """
