@@ -135,7 +135,7 @@ def test_data_without_a_length_are_refused_where_the_noise_is_learned(quiet_trai
             return iter([(torch.zeros(1), torch.zeros(()))] * 4)
 
     loader = DataLoader(Stream(), batch_size=2)
-    with pytest.raises(UnknownNumDataError, match=r"averages over an epoch, but Stream does not tell.*noise='fixed'"):
+    with pytest.raises(UnknownNumDataError, match=r"averages over an epoch, but Stream has no length.*noise='fixed'"):
         quiet_trainer(max_epochs=1).fit(BayesRegressor(MLP(1, 1), noise="learned"), loader, loader)
     quiet_trainer(max_epochs=1).fit(BayesRegressor(MLP(1, 1)), loader, loader)
 
