@@ -145,17 +145,20 @@ def test_a_stop_is_a_function_that_another_file_enters():
     assert [stop.is_public for stop in batch_stops(calls)] == [True, False]
 
 
-def test_the_recorder_sees_functions_below_its_root_and_their_callers(tmp_path):
-    for name, text in {"one": "def f(g): return [g() for _ in range(2)]", "two": "def g(): return 1"}.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    spaces = [{}, {}]
-    for space, name in zip(spaces, ("one", "two"), strict=True):
-        exec(compile((tmp_path / f"{name}.py").read_text(), str(tmp_path / f"{name}.py"), "exec"), space)
+def test_the_recorder_sees_functions_of_the_package_and_their_callers(tmp_path):
+    sources = {
+        "zoo/one.py": "def f(g, h): return [g() + h() for _ in range(2)]",
+        "callbacks/two.py": "def g(): return 1",
+        ".venv/three.py": "def h(): return 1",
+    }
+    spaces = [{} for _ in sources]
+    for space, (name, text) in zip(spaces, sources.items(), strict=True):
+        exec(compile(text, str(tmp_path / name), "exec"), space)
     recorder = CallRecorder(str(tmp_path))
     sys.setprofile(recorder)
-    spaces[0]["f"](spaces[1]["g"])
+    spaces[0]["f"](spaces[1]["g"], spaces[2]["h"])
     sys.setprofile(None)
-    assert sorted(recorder.calls) == [("one.py", "f", 1, ""), ("two.py", "g", 1, "one.py")]
+    assert sorted(recorder.calls) == [("callbacks/two.py", "g", 1, "zoo/one.py"), ("zoo/one.py", "f", 1, "")]
 
 
 def test_a_probe_that_fails_is_named_with_its_error(tmp_path):
