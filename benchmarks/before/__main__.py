@@ -58,6 +58,8 @@ def _trajectories(before: Path) -> dict[str, Any]:
 
 def _speed(before: Path, options: argparse.Namespace) -> dict[str, Any]:
     models = options.models.split(",")
+    if unknown := sorted(set(models) - set(speed.BLOCKS)):
+        raise SystemExit(f"There is no model {', '.join(unknown)} to time. These are: {', '.join(speed.BLOCKS)}.")
     compared = speed.compare(before, ROOT, models, options.rounds, options.clock, options.threads)
     print(f"{'method':<10} {'model':<9} {'before':>10} {'now':>10}  ratio (quartiles)")
     for each in compared:
