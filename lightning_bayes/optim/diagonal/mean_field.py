@@ -228,8 +228,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 curvatures = [self.state[param]["curvature"] for param in params]
                 means, scales = [param.detach() for param in params], [self.state[param]["scale"] for param in params]
                 floors = noise_floor(group["relative_noise"], tensor_sizes(means, scales))
+                numbers = effective(group).precision_arguments
                 for block in blocks(params):
-                    inverse_variance = precision(block.join(curvatures), **effective(group).precision_arguments)
+                    inverse_variance = precision(block.join(curvatures), **numbers)
                     std = inverse_variance.add_(block.spread(floors, params)).rsqrt_()
                     draws = block.join(drawn)
                     block.write_(drawn, torch.addcmul(block.join(means), draws, std, out=draws))
