@@ -16,6 +16,7 @@ from lightning_bayes.optim import KFAC, KroneckerOptimizer, MeanFieldOptimizer, 
 from lightning_bayes.optim.fisher import check_fisher
 from lightning_bayes.optim.kronecker.intervals import check_intervals
 from lightning_bayes.optim.kronecker.kronecker_optimizer import DEFAULT_MAX_SIDE
+from lightning_bayes.optim.kronecker.noisy_kfac import check_prior_at
 
 _DAMPING = 1e-3  # γ
 _OWN: Mapping[str, Any] = {  # arguments of K-FAC alone
@@ -73,7 +74,7 @@ class NoisyKFACCallback(VariationalCallback):
     field_defaults: ClassVar[Mapping[str, Any]] = {"damping": _DAMPING}
 
     def __init__(self, prior_at: PriorAt = "mean", **fields: Unpack[KroneckerFields]) -> None:
-        NoisyKFAC.hyperparameters.check({"prior_at": prior_at})
+        check_prior_at(prior_at)
         shared, own = _split(fields)
         super().__init__(**shared)
         _set_own(self, own)

@@ -55,18 +55,13 @@ ARROWS = {  # room: the rooms it may import, beside itself
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "demo", "__main__"}
 LEVELS = {  # classes with 4 own levels of inheritance, not 3
-    **dict.fromkeys(["KFAC", "NoisyKFAC", "NoisyKFACHyperparameters"], "mean-field outside of their matrices"),
-    **dict.fromkeys(["RowsCapture", "RowsEngine"], "captures of single layers refine those of all"),
+    **dict.fromkeys(["KFAC", "NoisyKFAC"], "mean-field outside of their matrices"),
 }
 SUBCLASSED = {  # concrete classes that others inherit from
     "Hyperparameters": "algorithms extend the record by their own fields",
-    "KroneckerHyperparameters": "as Hyperparameters: Noisy K-FAC adds a field",
     "Record": "only records inherit",
-    "Range": "a range of names, or of pairs",
-    **dict.fromkeys(
-        ["Capture", "GradientCapture", "FusedCapture", "KroneckerCapture", "LayerCall"], "what a pass keeps is refined"
-    ),
-    **dict.fromkeys(["GradientEngine", "FusedEngine", "KroneckerEngine"], "engines open the captures above"),
+    **dict.fromkeys(["Capture", "FusedCapture"], "what a pass keeps is refined"),
+    "FusedEngine": "opens the captures above",
 }
 LARGER = {  # constructors of more than 12 arguments
     "VariationalCallback": "the callbacks' shared arguments are not unpacked from the record yet",

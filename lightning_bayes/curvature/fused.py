@@ -11,6 +11,7 @@ its calls per example *before* the square: its contributions are kept until the 
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -155,7 +156,7 @@ class FusedCapture(Capture):
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
-        return (LayerCall if unit.rule is not None else _GenericCall)(self, unit, params)
+        return (_RuleCall if unit.rule is not None else _GenericCall)(self, unit, params)
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         """Whether the running backward accumulates into parameters; ``autograd.grad`` of the loss by its inputs does not."""
@@ -200,23 +201,21 @@ def _is_needed(output: Tensor) -> bool:
     return is_view(output) or saved_by(output.grad_fn, "result") is not None
 
 
-class LayerCall:
-    """One call of a unit that has a rule."""
+class LayerCall(ABC):
+    """One call of a unit."""
 
     def __init__(self, captured: FusedCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> None:
         self.captured, self.unit, self.params = captured, unit, params
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
         self.modes = [(module, module.training) for module in modules]  # those of the forward, for the backward
 
+    @abstractmethod
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The unit's output, measured in the backward pass."""
-        module = self.unit.module
-        inputs = self.note_inputs(args, kwargs)
-        self.rng = rng_state() if self.rule.repeats_noise(module) else None
-        with _detached_parameters(module):
-            output = forward(*args, **kwargs)
-        self.saved = self.rule.saved(module, output)
-        return self.watched(inputs, output, list(self.params.values()))
+
+    @abstractmethod
+    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
+        """Measure the call; returns the leaves' gradients."""
 
     @property
     def rule(self) -> LayerRule:
@@ -244,25 +243,39 @@ class LayerCall:
         """Whether the running backward asks for `backward`; `accumulators` are the graph's nodes of the leaves."""
         return self.captured.is_asked(accumulators)
 
+    def keep(self, param: nn.Parameter, grad: Tensor, square: Tensor) -> Tensor:
+        """Keep the square of a parameter that this call alone uses; returns its gradient."""
+        self.captured.add(param, square)
+        return grad.to(param.dtype)
+
+    def share(self, param: nn.Parameter, contribution: Tensor) -> Tensor:
+        """Keep the contribution to a parameter that several calls use; returns its gradient."""
+        grad = contribution.sum(0).to(param.dtype)
+        self.captured.add_shared(param, contribution)
+        return grad
+
+
+class _RuleCall(LayerCall):
+    """One call of a unit that has a rule."""
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = self.unit.module
+        inputs = self.note_inputs(args, kwargs)
+        self.rng = rng_state() if self.rule.repeats_noise(module) else None
+        with _detached_parameters(module):
+            output = forward(*args, **kwargs)
+        self.saved = self.rule.saved(module, output)
+        return self.watched(inputs, output, list(self.params.values()))
+
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
-        """Measure the call; returns the leaves' gradients."""
         module, call = self.unit.module, tuple(in_full_precision(value) for value in inputs)
         each = tuple(in_full_precision(grad) for grad in grads)
         grad_output = each[0] if len(each) == 1 else each
         if all(self.captured.calls[p] == 1 for p in self.params.values()):
             totals = with_rng(self.rng, self.rule.sums, module, call, grad_output, self.captured.workspace, self.saved)
-            return [self._keep(p, *totals[name]) for name, p in self.params.items()]
+            return [self.keep(p, *totals[name]) for name, p in self.params.items()]
         contributions = with_rng(self.rng, self.rule, module, call, grad_output)
-        return [self._share(p, contributions[name]) for name, p in self.params.items()]
-
-    def _keep(self, param: nn.Parameter, grad: Tensor, square: Tensor) -> Tensor:
-        self.captured.add(param, square)
-        return grad.to(param.dtype)
-
-    def _share(self, param: nn.Parameter, contribution: Tensor) -> Tensor:
-        grad = contribution.sum(0).to(param.dtype)
-        self.captured.add_shared(param, contribution)
-        return grad
+        return [self.share(p, contributions[name]) for name, p in self.params.items()]
 
 
 class _GenericCall(LayerCall):
@@ -295,12 +308,12 @@ class _GenericCall(LayerCall):
             if all(self.captured.calls[p] == 1 for p in self.params.values()):
                 totals = self.one_call.sums(trained, grads)
                 self._check_once(trained, grads, lambda: totals)
-                return [self._keep(p, *totals[name]) for name, p in self.params.items()]
+                return [self.keep(p, *totals[name]) for name, p in self.params.items()]
             contributions = self.one_call.per_example(trained, grads)
             self._check_once(
                 trained, grads, lambda: {k: (c.sum(0), c.square().sum(0)) for k, c in contributions.items()}
             )
-            return [self._share(p, contributions[name]) for name, p in self.params.items()]
+            return [self.share(p, contributions[name]) for name, p in self.params.items()]
 
     @property
     def _key(self) -> tuple[nn.Module, tuple[int | None, ...]]:

@@ -28,42 +28,54 @@ class GradientEngine(AbstractEngine):
         Yields:
             The capture, without curvature.
         """
-        captured = self.new_capture()
-        with ExitStack() as undo:
-            for name, module in self.model.named_modules():
-                label = f"{name or 'the model itself'} ({type(module).__name__})"
-                hook = module.register_forward_pre_hook(partial(captured.called, label), with_kwargs=True)
-                undo.callback(hook.remove)
+        captured = Capture(self.loss_reduction)
+        with examples_counted(self.model, captured):
             yield captured
 
-    def new_capture(self) -> GradientCapture:
-        """An empty capture."""
-        return GradientCapture(self.loss_reduction)
-
     def check_reached(self, captured: Capture) -> None:
-        """Require a call of the model.
-
-        Args:
-            captured: A finished capture.
-
-        Raises:
-            NoMeasurementError: If no module was called with gradients on.
-        """
-        if not captured.sizes:
-            raise NoMeasurementError(
-                "No module of the model was called with gradients on, so there is nothing to measure. Run forward and "
-                "backward inside the pass, on the model the optimizer was built for."
-            )
-        captured.require_loss()
+        """Require a call of the model; see `require_call`."""
+        require_call(captured)
 
 
-class GradientCapture(Capture):
-    """The examples are those of the first module that is called with a tensor."""
+@contextmanager
+def examples_counted(model: nn.Module, captured: Capture) -> Iterator[None]:
+    """Note the number of examples of the first module that is called with a tensor.
 
-    def called(self, label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Forward pre-hook of every module; `label` is what messages call it."""
-        if self.sizes or not torch.is_grad_enabled():
-            return
-        batched = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
-        if batched:
-            self.note_call(label, len(batched[0]))
+    Args:
+        model: The model.
+        captured: Learns the number.
+
+    Yields:
+        Nothing.
+    """
+    with ExitStack() as undo:
+        for name, module in model.named_modules():
+            label = f"{name or 'the model itself'} ({type(module).__name__})"
+            hook = module.register_forward_pre_hook(partial(_note_first, captured, label), with_kwargs=True)
+            undo.callback(hook.remove)
+        yield
+
+
+def _note_first(captured: Capture, label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    if captured.sizes or not torch.is_grad_enabled():
+        return
+    batched = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
+    if batched:
+        captured.note_call(label, len(batched[0]))
+
+
+def require_call(captured: Capture) -> None:
+    """Require a call of the model.
+
+    Args:
+        captured: A finished capture.
+
+    Raises:
+        NoMeasurementError: If no module was called with gradients on.
+    """
+    if not captured.sizes:
+        raise NoMeasurementError(
+            "No module of the model was called with gradients on, so there is nothing to measure. Run forward and "
+            "backward inside the pass, on the model the optimizer was built for."
+        )
+    captured.require_loss()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.gradients import GradientCapture, GradientEngine
+from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.gradients import examples_counted, require_call
 from lightning_bayes.curvature.loss import LossReduction
 
 
-class HessianEngine(GradientEngine):
+class HessianEngine(AbstractEngine):
     """Takes the Hessian when it sees the loss; any layer will do that torch can differentiate twice.
 
     Args:
@@ -26,12 +28,23 @@ class HessianEngine(GradientEngine):
         super().__init__(model, loss_reduction)
         self.params = list(params)
 
-    def new_capture(self) -> HessianCapture:
-        """An empty capture."""
-        return HessianCapture(self.params, self.loss_reduction)
+    @contextmanager
+    def capture(self) -> Iterator[Capture]:
+        """Count the examples of the passes inside the context, and take the Hessians of their losses.
+
+        Yields:
+            The capture.
+        """
+        captured = HessianCapture(self.params, self.loss_reduction)
+        with examples_counted(self.model, captured):
+            yield captured
+
+    def check_reached(self, captured: Capture) -> None:
+        """Require a call of the model; see `require_call`."""
+        require_call(captured)
 
 
-class HessianCapture(GradientCapture):
+class HessianCapture(Capture):
     """Adds up the Hessians of the pass's losses.
 
     Args:

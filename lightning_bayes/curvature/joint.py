@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.factors import input_rows, output_rows
-from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, Request
+from lightning_bayes.curvature.factors import LayerRecords, input_rows, output_rows
+from lightning_bayes.curvature.kronecker import KroneckerCapture
+from lightning_bayes.curvature.workspace import Workspace
 
 
 class LayerRows(NamedTuple):
@@ -27,53 +29,41 @@ class LayerRows(NamedTuple):
         return self.gradients.mT @ self.inputs
 
 
-class RowsEngine(KroneckerEngine):
-    """Keeps the rows of the layers that a request names; arguments as in `AbstractEngine`.
+@final
+class ExampleRows(LayerRecords):
+    """Keeps the rows of every example; arguments as in `LayerRecords`, with layers that have no groups.
 
     They take the memory of all inputs and output gradients of a batch, in all layers.
     """
 
-    def new_capture(self, request: Request) -> RowsCapture:
-        """An empty capture for `request`."""
-        return RowsCapture(self, request)
-
-
-class RowsCapture(KroneckerCapture):
-    """A `KroneckerCapture` that keeps rows in the place of their moments.
-
-    Args:
-        engine: The engine.
-        request: What is asked for; layers without groups.
-    """
-
-    def __init__(self, engine: RowsEngine, request: Request) -> None:
-        super().__init__(engine, request)
-        self._rows: dict[nn.Module, LayerRows] = {}
+    def __init__(self, layers: Mapping[nn.Module, bool], workspace: Workspace) -> None:
+        super().__init__(layers, workspace)
+        self.rows: dict[nn.Module, LayerRows] = {}
 
     @property
-    def reached(self) -> set[nn.Parameter]:
-        """The measured parameters."""
-        return super().reached | {param for layer in self._rows for param in layer.parameters()}
+    def called(self) -> Collection[nn.Module]:
+        """The layers with a call."""
+        return self.rows.keys()
 
-    def add_call(self, layer: nn.Module, x: Tensor, grad_output: Tensor) -> None:
-        """Keep one call of a layer.
-
-        Args:
-            layer: The layer.
-            x: Its input.
-            grad_output: Gradient with respect to its output.
-        """
-        seen = input_rows(layer, x, self.request.layers[layer]), output_rows(layer, grad_output)
+    def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor) -> None:
+        """Keep one call; see `LayerRecords.add`."""
+        seen = input_rows(layer, x, self.layers[layer]), output_rows(layer, grad_output)
         new = LayerRows(*(torch.unflatten(rows, 0, (len(x), -1)) for rows in seen))
-        old = self._rows.get(layer)
-        self._rows[layer] = (
+        old = self.rows.get(layer)
+        self.rows[layer] = (
             new if old is None else LayerRows(*(torch.cat(both, 1) for both in zip(old, new, strict=True)))
         )
 
-    def rows(self) -> dict[nn.Module, LayerRows]:
-        """The rows of every layer that backward reached, in the scale of each example's own loss."""
-        own = float(self.num_examples) if self.scale.reduction == "mean" else 1.0
-        if self.request.likelihood is not None:  # the drawn loss is a mean over the batch
-            own = float(next(len(found.inputs) for found in self._rows.values()))
-        own /= self.request.loss_scale
-        return {layer: LayerRows(found.inputs, found.gradients * own) for layer, found in self._rows.items()}
+
+def example_rows(captured: KroneckerCapture) -> dict[nn.Module, LayerRows]:
+    """The rows of every layer that backward reached, in the scale of each example's own loss.
+
+    Args:
+        captured: A finished capture of an engine with `ExampleRows`.
+
+    Returns:
+        The rows.
+    """
+    assert isinstance(captured.records, ExampleRows)
+    scale = captured.own_scale / captured.request.loss_scale
+    return {layer: LayerRows(found.inputs, found.gradients * scale) for layer, found in captured.records.rows.items()}

@@ -14,21 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.engine import Capture
-from lightning_bayes.curvature.factors import input_factor, output_rows
+from lightning_bayes.curvature.factors import FactorMoments, LayerRecords
 from lightning_bayes.curvature.fused import FusedCapture, FusedEngine, LayerCall, in_full_precision
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measurement import KroneckerFactors
-from lightning_bayes.curvature.workspace import DEFAULT_MIB
+from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 
 
@@ -49,13 +49,26 @@ class Request:
     loss_scale: float = 1.0
 
 
+@final
 class KroneckerEngine(FusedEngine):
-    """Measures the factors of layers on request; arguments as in `AbstractEngine`."""
+    """Measures the factors of layers on request.
+
+    Args:
+        model: See `AbstractEngine`.
+        loss_reduction: See there.
+        workspace_mib: See there.
+        records: Makes what a pass keeps of the layers of its request.
+    """
 
     def __init__(
-        self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
+        self,
+        model: nn.Module,
+        loss_reduction: LossReduction = "auto",
+        workspace_mib: float = DEFAULT_MIB,
+        records: Callable[[Mapping[nn.Module, bool], Workspace], LayerRecords] = FactorMoments,
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
+        self.new_records = records
         self._plain = GradientEngine(model, loss_reduction)
 
     def capture(self, request: Request | None = None) -> AbstractContextManager[Capture]:
@@ -67,7 +80,7 @@ class KroneckerEngine(FusedEngine):
         Returns:
             A context manager that yields the capture: a `KroneckerCapture` if there is a request.
         """
-        return self._plain.capture() if request is None else self._outputs_kept(self.new_capture(request))
+        return self._plain.capture() if request is None else self._outputs_kept(KroneckerCapture(self, request))
 
     @contextmanager
     def _outputs_kept(self, captured: KroneckerCapture) -> Iterator[Capture]:
@@ -78,10 +91,6 @@ class KroneckerEngine(FusedEngine):
         finally:
             hook.remove()
             captured.forget_graph()
-
-    def new_capture(self, request: Request) -> KroneckerCapture:
-        """An empty capture for `request`."""
-        return KroneckerCapture(self, request)
 
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
         """Every unit but the layers with factors."""
@@ -119,15 +128,6 @@ class KroneckerEngine(FusedEngine):
             )
 
 
-@dataclass
-class _Moments:
-    """Sums over the calls of one layer."""
-
-    inputs: Tensor | None = None  # (1/B) Σ ā āᵀ
-    outputs: Tensor | None = None  # Σ δ δᵀ, in the scale of the loss that was differentiated
-    positions: int = 0  # B · T
-
-
 @dataclass(eq=False)
 class _Sampling:
     """The second backward."""
@@ -136,8 +136,9 @@ class _Sampling:
     is_running: bool = False
 
 
+@final
 class KroneckerCapture(FusedCapture):
-    """A `FusedCapture` that also collects factors.
+    """A `FusedCapture` that also collects the calls of layers with factors.
 
     Args:
         engine: The engine.
@@ -145,19 +146,20 @@ class KroneckerCapture(FusedCapture):
 
     Attributes:
         outputs: The model's differentiable outputs.
+        records: What is kept of the layers of the request.
     """
 
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:
         super().__init__(engine.loss_reduction, engine.checked, engine.workspace)
         self.request = request
         self.outputs: list[Tensor] = []
-        self._moments: dict[nn.Module, _Moments] = {}
+        self.records = engine.new_records(request.layers, engine.workspace)
         self._sampling = _Sampling()
 
     @property
     def reached(self) -> set[nn.Parameter]:
         """The measured parameters."""
-        return super().reached | {p for layer in self._moments for p in layer.parameters()}
+        return super().reached | {p for layer in self.records.called for p in layer.parameters()}
 
     def is_called(self, param: nn.Parameter) -> bool:
         """Whether a measured module that holds `param` was called."""
@@ -223,22 +225,6 @@ class KroneckerCapture(FusedCapture):
         if self.measures:
             super().add_shared(param, contribution)
 
-    def add_call(self, layer: nn.Module, x: Tensor, grad_output: Tensor) -> None:
-        """Add one call of a layer with factors.
-
-        Args:
-            layer: The layer.
-            x: Its input.
-            grad_output: Gradient with respect to its output.
-        """
-        moments = self._moments.setdefault(layer, _Moments())
-        rows = output_rows(layer, grad_output)
-        inputs = input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
-        outputs = rows.mT @ rows
-        moments.inputs = inputs if moments.inputs is None else moments.inputs + inputs
-        moments.outputs = outputs if moments.outputs is None else moments.outputs + outputs
-        moments.positions += rows.shape[-2]
-
     # -- the results --------------------------------------------------------------------------------------------------
 
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
@@ -247,21 +233,19 @@ class KroneckerCapture(FusedCapture):
             return super().mean_curvature()
         return self.scaled_squares(float(self._batch_size))  # the drawn loss is a mean over the batch
 
-    def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
-        """(S, A) of each layer that backward reached, as means over examples, without the loss scale of mixed precision."""
-        examples, batch = self.num_examples, self._batch_size
-        own = 1.0  # from the gradient that backward left to that of an example's own loss
+    @property
+    def own_scale(self) -> float:
+        """Factor from the gradient that the measuring backward left to that of an example's own loss."""
         if self.request.likelihood is not None:
-            own, examples = float(batch), batch
-        elif self.scale.reduction == "mean":
-            own = float(examples)
-        return {
-            layer: KroneckerFactors(
-                (moments.outputs * (own**2 * batch / (examples * moments.positions)), moments.inputs)
-            )
-            for layer, moments in self._moments.items()
-            if moments.outputs is not None and moments.inputs is not None
-        }
+            return float(self._batch_size)
+        return float(self.num_examples) if self.scale.reduction == "mean" else 1.0
+
+    def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
+        """(S, A) of each layer that backward reached, as means over examples, in the loss scale of mixed precision."""
+        assert isinstance(self.records, FactorMoments)
+        batch = self._batch_size
+        examples = self.num_examples if self.request.likelihood is None else batch
+        return self.records.mean_factors(self.own_scale**2 * batch / examples)
 
     @property
     def _batch_size(self) -> int:
@@ -291,5 +275,5 @@ class _FactorCall(LayerCall):
         self.is_done = True
         grad_output = in_full_precision(grads[0])
         if grad_output is not None:
-            self.captured.add_call(self.unit.module, in_full_precision(inputs[0]), grad_output)
+            self.captured.records.add(self.unit.module, in_full_precision(inputs[0]), grad_output)
         return [None]

@@ -35,8 +35,8 @@ from lightning_bayes.optim.settings import (
     POSITIVE_COUNT,
     POSITIVE_FRACTION,
     WHOLE,
-    Choice,
     Record,
+    choice,
     plain,
     setting,
 )
@@ -204,7 +204,7 @@ class Hyperparameters(Record):
     betas: tuple[float, float] = setting(BETAS, default=(0.9, 0.999), schedulable=True)
     num_data: int | None = setting(POSITIVE, default=None, optional=True)
     prior_precision: float = setting(POSITIVE, default=1.0, upper_limit=1e30, schedulable=True, open_until_fit=True)
-    prior_mean: PriorMean = setting(Choice(*get_args(PriorMean)), default="zero")
+    prior_mean: PriorMean = setting(choice(*get_args(PriorMean)), default="zero")
     prior_on_mean: bool = setting(default=True)  # whether another optimizer's step feels the prior; set by callbacks
     kl_weight: float = setting(POSITIVE, default=1.0, upper_limit=1e12, schedulable=True)
     kl_warmup_steps: int = setting(NOT_NEGATIVE, default=0)
@@ -215,8 +215,8 @@ class Hyperparameters(Record):
     damping: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
     damping_in_noise: bool = setting(default=False)
     init_precision: float | None = setting(POSITIVE, default=None, upper_limit=1e30, optional=True)
-    step_rule: StepRule = setting(Choice(*get_args(StepRule)), default="natural")
-    radius: RadiusRule = setting(Choice(*get_args(RadiusRule)), default="adam")
+    step_rule: StepRule = setting(choice(*get_args(StepRule)), default="natural")
+    radius: RadiusRule = setting(choice(*get_args(RadiusRule)), default="adam")
     momentum: float = setting(MOMENTUM, default=0.0, schedulable=True)
     relative_noise: float | None = setting(POSITIVE, default=None, upper_limit=1e12, schedulable=True, optional=True)
     weight_decay: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)

@@ -25,31 +25,22 @@ class Range:
 
     Attributes:
         words: What error messages call it: "must be …".
-        contains: Whether a number lies inside.
+        contains: Whether a value of the types lies inside.
+        types: What values are.
     """
 
     words: str
     contains: Callable[[Any], bool]
+    types: tuple[type, ...] = (int, float)
 
     def __contains__(self, value: object) -> bool:
-        """Whether `value` is a number inside."""
-        return isinstance(value, (int, float)) and self.contains(value)
+        """Whether `value` is of the types and lies inside."""
+        return isinstance(value, self.types) and self.contains(value)
 
 
-class Choice(Range):
+def choice(*names: str) -> Range:
     """One of several names."""
-
-    def __init__(self, *names: str) -> None:
-        super().__init__(" or ".join(map(repr, names)), lambda value: value in names)
-
-    def __contains__(self, value: object) -> bool:
-        """Whether `value` is one of the names."""
-        return isinstance(value, str) and self.contains(value)
-
-
-class _Betas(Range):
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, Sequence) and len(value) == 2 and all(beta in MOMENTUM for beta in value)
+    return Range(" or ".join(map(repr, names)), lambda value: value in names, (str,))
 
 
 POSITIVE = Range("above 0", lambda v: 0 < v < math.inf)
@@ -61,7 +52,9 @@ MOMENTUM = Range("at least 0 and below 1", lambda v: 0 <= v < 1)
 WHOLE = Range("a whole number", lambda v: isinstance(v, int))
 COUNT = Range("a whole number of at least 0", lambda v: isinstance(v, int) and v >= 0)
 POSITIVE_COUNT = Range("a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1)
-BETAS = _Betas("two numbers of at least 0 and below 1", lambda v: True)
+BETAS = Range(
+    "two numbers of at least 0 and below 1", lambda v: len(v) == 2 and all(beta in MOMENTUM for beta in v), (Sequence,)
+)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture, Likelihood, LossReduction
 from lightning_bayes.curvature.hessian import HessianCapture, HessianEngine
-from lightning_bayes.curvature.joint import LayerRows, RowsCapture, RowsEngine
-from lightning_bayes.curvature.kronecker import Request
+from lightning_bayes.curvature.joint import ExampleRows, LayerRows, example_rows
+from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, Request
 from lightning_bayes.errors import ShapeError, UnsupportedLayerError
 from lightning_bayes.optim.dense.full_gaussian import outer_products
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
@@ -101,7 +101,7 @@ class RowsEstimator(JointEstimator, ABC):
         label_source(fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
         self._model, self._params, self._fisher, self._likelihood = model, list(params), fisher, likelihood
         self.layers = require_matrix_layers(model, params, optimizer)
-        self._engine = self.engine = RowsEngine(model, loss_reduction)
+        self._engine = self.engine = KroneckerEngine(model, loss_reduction, records=ExampleRows)
 
     def capture(self, label_seed: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """Open a capture that keeps the rows of all layers; see `JointEstimator.capture`."""
@@ -111,8 +111,8 @@ class RowsEstimator(JointEstimator, ABC):
 
     def _rows(self, captured: Any) -> list[LayerRows]:
         """The rows of each layer; zeros where backward did not reach it."""
-        assert isinstance(captured, RowsCapture)
-        found = captured.rows()
+        assert isinstance(captured, KroneckerCapture)
+        found = example_rows(captured)
         examples = len(next(iter(found.values())).inputs)
         return [found.get(layer.module) or _no_rows(layer, examples) for layer in self.layers]
 

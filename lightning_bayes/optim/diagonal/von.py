@@ -39,7 +39,7 @@ from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
-from lightning_bayes.optim.settings import Choice, setting
+from lightning_bayes.optim.settings import choice, setting
 
 Positivity: TypeAlias = Literal["backtracking", "correction"]
 
@@ -124,7 +124,7 @@ def update(
 class NewtonHyperparameters(Hyperparameters):
     """With a way to keep the precision positive."""
 
-    positivity: Positivity = setting(Choice(*get_args(Positivity)), default="backtracking")
+    positivity: Positivity = setting(choice(*get_args(Positivity)), default="backtracking")
 
 
 class NewtonArguments(MeanFieldArguments, total=False):

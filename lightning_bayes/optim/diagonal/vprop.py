@@ -38,7 +38,7 @@ from lightning_bayes.optim.diagonal.estimators import BatchSquare
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
-from lightning_bayes.optim.settings import Choice, setting
+from lightning_bayes.optim.settings import choice, setting
 
 Scaling: TypeAlias = Literal["mean", "sum"]
 
@@ -84,7 +84,7 @@ def update(
 class VpropHyperparameters(Hyperparameters):
     """With a scaling."""
 
-    scaling: Scaling = setting(Choice(*get_args(Scaling)), default="mean")
+    scaling: Scaling = setting(choice(*get_args(Scaling)), default="mean")
 
 
 class VpropArguments(MeanFieldArguments, total=False):

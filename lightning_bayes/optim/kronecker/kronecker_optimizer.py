@@ -82,7 +82,6 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         likelihood: Of the model's outputs; None looks for a `Likelihood` in the model's attribute ``likelihood``.
         kl_clip: c, bound of the squared Fisher norm of the whole step, see `optim.kronecker.kl_clip`; None for none. Zhang
             et al. take ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
-        own: Hyperparameters of the algorithm alone, see `MeanFieldOptimizer`.
         **fields: See there.
 
     Raises:
@@ -109,7 +108,6 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         fisher: FisherName | None = None,
         likelihood: Likelihood | None = None,
         kl_clip: float | Schedule | None = None,
-        own: Mapping[str, Any] | None = None,
         **fields: Unpack[MeanFieldArguments],
     ) -> None:
         check_intervals(stats_interval, inverse_interval)
@@ -118,7 +116,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         self._workers: WorkerGroup | None = None
         self.stats_interval, self.inverse_interval = stats_interval, inverse_interval
         self.max_side, self.limit_mib, self.fisher, self._likelihood = max_side, limit_mib, fisher, likelihood
-        super().__init__(model, params, own={**(own or {}), "kl_clip": kl_clip, "max_side": max_side}, **fields)
+        super().__init__(model, params, own={"kl_clip": kl_clip, "max_side": max_side}, **fields)
         label_source(fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
 
     @abstractmethod

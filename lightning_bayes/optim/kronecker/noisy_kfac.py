@@ -21,27 +21,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.kronecker import kfac, layer_state
-from lightning_bayes.optim.kronecker.kronecker_optimizer import (
-    KroneckerArguments,
-    KroneckerHyperparameters,
-    KroneckerOptimizer,
-)
+from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerArguments, KroneckerOptimizer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.readout.layer import layer_floored, layer_noise_damping
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
-from lightning_bayes.optim.settings import Choice, setting
 
 PriorAt: TypeAlias = Literal["mean", "sample"]
 
@@ -69,11 +64,17 @@ def sample(mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: flo
     return mean + math.sqrt(kl_weight / num_data) * root.upper_matvec(noise)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoisyKFACHyperparameters(KroneckerHyperparameters):
-    """With the place of the prior's gradient."""
+def check_prior_at(prior_at: str) -> None:
+    """Require a place of the prior's gradient that exists.
 
-    prior_at: PriorAt = setting(Choice(*get_args(PriorAt)), default="mean", in_group=False)
+    Args:
+        prior_at: ``"mean"`` or ``"sample"``.
+
+    Raises:
+        HyperparameterError: If it is neither.
+    """
+    if prior_at not in get_args(PriorAt):
+        raise HyperparameterError(f"prior_at={prior_at!r} must be 'mean' or 'sample'.")
 
 
 @final
@@ -100,7 +101,6 @@ class NoisyKFAC(KroneckerOptimizer):
     """
 
     noisy = True
-    hyperparameters = NoisyKFACHyperparameters
     natural_update = staticmethod(vogn_update)
     layer_state_type = kfac.KFACState
     layer_update = staticmethod(kfac.update)
@@ -114,8 +114,9 @@ class NoisyKFAC(KroneckerOptimizer):
         prior_at: PriorAt = "mean",
         **fields: Unpack[KroneckerArguments],
     ) -> None:
+        check_prior_at(prior_at)
         self.prior_at = prior_at
-        super().__init__(model, params, own={"prior_at": prior_at}, **fields)
+        super().__init__(model, params, **fields)
 
     # -- the noise ----------------------------------------------------------------------------------------------------
 
