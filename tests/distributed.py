@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import multiprocessing
 import os
 import sys
 import time
@@ -15,6 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+
+IMPORTED = ["lightning.pytorch", "lightning_bayes"]  # once, by the server that all ranks are forked from: seconds for each
 
 
 def run_on_ranks(
@@ -40,8 +44,9 @@ def run_on_ranks(
     place = tmp_path / uuid.uuid4().hex
     place.mkdir()
     what = (inspect.getsourcefile(function), function.__name__)
+    multiprocessing.set_forkserver_preload(IMPORTED)
     processes = mp.start_processes(
-        _on_rank, (world_size, str(place), what, args), nprocs=world_size, join=False, start_method="spawn"
+        _on_rank, (world_size, str(place), what, args), nprocs=world_size, join=False, start_method="forkserver"
     )
     deadline = time.monotonic() + timeout
     while not processes.join(timeout=1):
