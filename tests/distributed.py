@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-
-IMPORTED = ["lightning.pytorch", "lightning_bayes"]  # once, by the server that all ranks are forked from: seconds for each
+IMPORTED = [
+    "lightning.pytorch",
+    "lightning_bayes",
+]  # once, by the server that all ranks are forked from: seconds for each
 
 
 def run_on_ranks(
