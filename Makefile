@@ -8,6 +8,8 @@ PIP_FLAGS ?=
 OLDEST ?= python3.10
 NEWEST ?= $(PYTHON)
 MATRIX := .venv-matrix
+WORKERS ?= 2
+PYTEST := pytest --numprocesses $(WORKERS) --dist loadfile
 
 ifeq ($(origin VENV),command line)
 # The caller's environment is used as it is (offline, a container, a cluster): nothing is installed into it.
@@ -33,6 +35,7 @@ help:  ## list the targets
 	@echo
 	@echo "PYTHON=python3.12    the interpreter that .venv is made with (default: python3)"
 	@echo "OLDEST=... NEWEST=...  the interpreters of test-matrix (default: python3.10 and PYTHON)"
+	@echo "WORKERS=4            processes that share the tests (default: 2)"
 	@echo "PIP_FLAGS='...'      arguments of pip install, such as --index-url of an index with CPU-only torch"
 	@echo "VENV=/path           run in this environment as it is; nothing is installed into it"
 
@@ -41,15 +44,15 @@ demo: $(STAMP_DEMO)  ## train Adam and VOGN on real digits, write table and figu
 
 test: lint type  ## lint, type-check and run the tests
 	@echo "make: pytest"
-	@$(RUN) pytest
+	@$(RUN) $(PYTEST)
 
 test-slow: $(STAMP_TEST)  ## run the tests that take minutes
-	@$(RUN) pytest -m slow
+	@$(RUN) $(PYTEST) -m slow
 
 test-matrix: $(MATRIX)/oldest/.stamp $(MATRIX)/newest/.stamp  ## run the tests with the oldest and the newest versions
 	@for end in oldest newest; do \
 	  echo "make: pytest, $$end versions: $$(cat $(MATRIX)/$$end/.stamp)"; \
-	  $(MATRIX)/$$end/bin/python -m pytest || exit 1; \
+	  $(MATRIX)/$$end/bin/python -m $(PYTEST) || exit 1; \
 	done
 
 $(MATRIX)/oldest/.stamp: pyproject.toml tests/oldest.txt
