@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure
-from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import nn
 from typing_extensions import Unpack
 
@@ -199,9 +198,9 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Bound the noise of later updates, now that the loss and the trained layers are known.
+        """Set the noise scale of later updates, now that the loss and the trained layers are known.
 
-        All passes of one update have the same bound, however its examples are spread over batches.
+        All passes of one update have the same scale, however its examples are spread over batches.
 
         Args:
             trainer: The trainer.
@@ -215,7 +214,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             self.default_noise.apply(self.optimizer, self.evaluation.link_of(pl_module))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the fraction of weights whose noise the relative bound sets, and the number of skipped updates.
+        """Log the number of parameters that the data determine, and the number of skipped updates.
 
         Args:
             trainer: The trainer.
@@ -225,16 +224,11 @@ class VariationalCallback(EvaluationCallback, ABC):
             return
         if isinstance(trainer.strategy, BayesDDPStrategy) and trainer.strategy.reduced_bytes is not None:
             pl_module.log("distributed/reduced_mib", trainer.strategy.reduced_bytes / 2**20, sync_dist=True)
-        share, bound = float(self.optimizer.floored_share()), self.optimizer.param_groups[0]["relative_noise"]
         if self.optimizer.noisy:
-            pl_module.log("posterior/floored_share", share, sync_dist=True)
-        pl_module.log("posterior/skipped_updates", float(self.optimizer.skipped_steps), sync_dist=True)
-        if share > 0.5 and trainer.current_epoch == 0:
-            rank_zero_info(
-                f"relative_noise={bound:.2g} sets the noise of {share:.0%} of the weights, not the data: with this many "
-                "examples the curvature alone would allow noise above that fraction of the weights' own size. There the "
-                "noise is a heuristic scale, not the width of the posterior."
+            pl_module.log(
+                "posterior/effective_parameters", float(self.optimizer.effective_parameters()), sync_dist=True
             )
+        pl_module.log("posterior/skipped_updates", float(self.optimizer.skipped_steps), sync_dist=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Require finite weights and state, which the next pass would have checked.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, final
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.optim.readout import Entry, posterior_of, state_precision
+from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.posteriors import AbstractPosterior, diagnostics
 
 _DROWNED = 1.0  # noise to weight
@@ -24,10 +23,10 @@ class PosteriorDiagnostics(Callback):
     """Logs diagnostics of the posterior that a `VariationalCallback` beside it trains.
 
     For all weights, and after a slash for each layer: ``posterior/noise_to_weight``, ``posterior/kl`` (nats),
-    ``posterior/kl_per_example``, ``posterior/precision_q05``, ``_q50`` and ``_q95``, ``posterior/data_share`` (of
-    the precision without a noise floor) and ``posterior/step_to_noise`` (of the last update of the epoch); see
-    `posteriors.diagnostics` for the equations. Two warnings name layers, each layer once: noise larger than the weights,
-    and precision to which the data contribute nothing.
+    ``posterior/kl_per_example``, ``posterior/precision_q05``, ``_q50`` and ``_q95``, ``posterior/data_share`` and
+    ``posterior/step_to_noise`` (of the last update of the epoch); see `posteriors.diagnostics` for the equations. Two
+    warnings name layers, each layer once: noise larger than the weights, and precision to which the data contribute
+    nothing.
 
     Args:
         every_n_epochs: Epochs between two logs; 1 includes the first epoch.
@@ -97,7 +96,8 @@ class PosteriorDiagnostics(Callback):
         optimizer = self._source.optimizer if self._source is not None else None
         if optimizer is None or not self._is_due(trainer) or not optimizer.num_updates:
             return
-        posterior, shares = optimizer.posterior(), shares_without_floor(optimizer)
+        posterior = optimizer.posterior()
+        shares = shares_of_data(optimizer, posterior)
         steps = {name: mean - self._before[name] for name, mean in posterior.mean.items() if name in self._before}
         self._before = {}
         self._log(pl_module, diagnose(posterior, shares, steps))
@@ -159,28 +159,19 @@ def diagnose(posterior: AbstractPosterior, shares: dict[str, Tensor], steps: dic
     return numbers
 
 
-@torch.no_grad()
-def shares_without_floor(optimizer: MeanFieldOptimizer) -> dict[str, Tensor]:
+def shares_of_data(optimizer: MeanFieldOptimizer, posterior: AbstractPosterior) -> dict[str, Tensor]:
     """The fraction of each weight's precision that comes from the data; prior and damping give the rest.
-
-    The noise floor does not count: it is a heuristic, which ``posterior/floored_share`` measures.
 
     Args:
         optimizer: The optimizer.
+        posterior: Its posterior.
 
     Returns:
         Tensors by name of the parameter, for those with noise.
     """
-    names = {param: name for name, param in optimizer.model.named_parameters()}
-    entries = [
-        Entry(names[param], param.detach(), {**group, "relative_noise": None}, optimizer.state[param])
-        for group in optimizer.param_groups
-        for param in group["params"]
-        if param.requires_grad
-    ]
-    without_data = {}
-    for name, weights, group, state in entries:
-        prior = state_precision(group, {**state, "curvature": torch.zeros_like(weights)}, weights)
-        if prior is not None:
-            without_data[name] = prior
-    return diagnostics.data_shares(posterior_of(entries), without_data)
+    groups = {param: group for group in optimizer.param_groups for param in group["params"]}
+    without_data = dict(posterior.prior_precision)
+    for name, param in optimizer.model.named_parameters():
+        if name in without_data and (now := effective(groups[param])).relative_noise is None:
+            without_data[name] += now.noise_damping * now.scale
+    return diagnostics.data_shares(posterior, without_data)

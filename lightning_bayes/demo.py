@@ -225,8 +225,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
     console.print(results_table(results))
     console.print(f"Training took {adam.seconds:.0f} s with Adam and {vogn.seconds:.0f} s with VOGN.")
     console.print(
-        f"For {vogn.logged['posterior/floored_share']:.0%} of VOGN's weights the default's bound, relative to the size of "
-        "the weights, sets the noise. The curvature of 1097 examples alone would allow more."
+        f"The data determine {vogn.logged['posterior/effective_parameters']:.0f} parameters of VOGN's posterior. Curvature "
+        "places its noise, and a heuristic, relative to the size of the weights, sets the scale."
     )
     for path in [*pictures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
         console.print(f"wrote {path}", soft_wrap=True)

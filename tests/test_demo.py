@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarnin
 def test_demo_prints_one_table_and_writes_what_it_names(tmp_path, capsys):
     demo.main(["--root", str(tmp_path), "--epochs", "2"])
     printed = capsys.readouterr().out
-    for word in ("Adam", "VOGN mean", "VOGN MC (64)", "of VOGN's weights the default's bound", *demo.COLUMNS):
+    for word in ("Adam", "VOGN mean", "VOGN MC (64)", "parameters of VOGN's posterior", *demo.COLUMNS):
         assert word in printed
     for name in ("reliability.png", "entropy.png", "certainty.png"):
         with Image.open(tmp_path / name) as picture:

@@ -1,11 +1,17 @@
-"""Eleven problems of other people: small and large, with and without BatchNorm, classes and numbers.
+"""Eleven problems of other people: small and large, with and without BatchNorm, classes and numbers; and five for controls.
+
+The others are small MLPs, which show where noise goes, a short run of a BatchNorm CNN, and CIFAR-10 with all of its images.
+Images out of distribution have the transform of those in distribution: letters (notMNIST) beside digits, clothing
+(FashionMNIST) beside MNIST and handwritten digits (MNIST) beside clothing. All are resized by averaging.
 
 `--root` holds torchvision's folders (``MNIST``, ``FashionMNIST``, ``cifar-10-batches-py``), the UCI sets with the standard
-splits in ``uci`` (see `lightning_bayes.zoo.data.uci`), and LIBSVM's in ``logreg`` (see `benchmarks.papers.logistic.data`).
+splits in ``uci`` (see `lightning_bayes.zoo.data.uci`), LIBSVM's in ``logreg`` (see `benchmarks.papers.logistic.data`), and
+the test images of ``notMNIST`` in MNIST's format; without the last, nothing is out of distribution beside digits.
 """
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.defaults.networks import small_resnet
+from benchmarks.defaults.networks import batch_norm_cnn, small_resnet
 from benchmarks.papers.logistic.data import halves, read
 from lightning_bayes.zoo import (
     MLP,
@@ -37,6 +44,7 @@ class Data(NamedTuple):
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
+    ood_x: Tensor | None = None  # images out of distribution
 
 
 @dataclass(frozen=True)
@@ -63,9 +71,24 @@ def _digits(per_class: int | None) -> Callable[[Path, int], Data]:
         x, y = module.train_set.tensors
         if per_class is not None:
             x, y = _first_of_each_class(x, y, per_class)
-        return Data(x, y, *module.test_set.tensors)
+        letters = _letters(root)
+        outside = None if letters is None else (_pooled(letters, module.image_size) - module.mean) / module.std
+        return Data(x, y, *module.test_set.tensors, outside)
 
     return load
+
+
+def _letters(root: Path) -> Tensor | None:
+    """The first half of the test images of notMNIST, in [0, 1]."""
+    path = root / "notMNIST" / "t10k-images-idx3-ubyte.gz"
+    if not path.exists():
+        return None
+    pixels = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8, offset=16)
+    return torch.tensor(pixels.reshape(-1, 1, 28, 28)[:TEST_IMAGES]) / 255
+
+
+def _pooled(images: Tensor, size: int) -> Tensor:
+    return F.adaptive_avg_pool2d(images, size)
 
 
 def _first_of_each_class(x: Tensor, y: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -73,12 +96,20 @@ def _first_of_each_class(x: Tensor, y: Tensor, count: int) -> tuple[Tensor, Tens
     return x[chosen], y[chosen]
 
 
-def _images(module_class: Any, train_size: int | None) -> Callable[[Path, int], Data]:
+def _images(
+    module_class: Any, train_size: int | None, outside: str | None = None, size: int | None = None
+) -> Callable[[Path, int], Data]:
     def load(root: Path, seed: int) -> Data:
-        module = module_class(root=str(root), val_size=0, train_size=train_size)
+        ood = () if outside is None else (outside,)
+        module = module_class(root=str(root), val_size=0, train_size=train_size, ood=ood)
         module.setup("fit")
         module.setup("test")
-        return Data(*_tensors(module.train_set), *_tensors(module.test_set, TEST_IMAGES))
+        train_x, train_y = _tensors(module.train_set)
+        test_x, test_y = _tensors(module.test_set, TEST_IMAGES)
+        ood_x = _tensors(module.ood_sets[0], TEST_IMAGES)[0] if ood else None
+        if size is not None:
+            train_x, test_x, ood_x = (_pooled(x, size) for x in (train_x, test_x, ood_x))
+        return Data(train_x, train_y, test_x, test_y, ood_x)
 
     return load
 
@@ -125,8 +156,8 @@ def _lenet(data: Data) -> nn.Module:
 PROBLEMS: dict[str, Problem] = {
     "digits": Problem(_digits(None), _lenet, batch=32, epochs=40),
     "digits-100": Problem(_digits(10), _lenet, batch=32, epochs=100),
-    "mnist-mlp": Problem(_images(MNISTDataModule, 10_000), _mlp(100), batch=64, epochs=15),
-    "fashion-lenet": Problem(_images(FashionMNISTDataModule, 10_000), _lenet, batch=64, epochs=12),
+    "mnist-mlp": Problem(_images(MNISTDataModule, 10_000, "fashionmnist"), _mlp(100), batch=64, epochs=15),
+    "fashion-lenet": Problem(_images(FashionMNISTDataModule, 10_000, "mnist"), _lenet, batch=64, epochs=12),
     "cifar-lenet": Problem(_images(CIFAR10DataModule, 10_000), _lenet, batch=64, epochs=15),
     "cifar-resnet": Problem(_images(CIFAR10DataModule, 10_000), small_resnet, batch=64, epochs=10),
     "yacht": Problem(_uci("yacht"), _mlp(50), batch=32, epochs=100, is_regression=True),
@@ -135,5 +166,9 @@ PROBLEMS: dict[str, Problem] = {
     "australian": Problem(_logistic("australian"), _mlp(), batch=32, epochs=60),
     "breast-cancer": Problem(_logistic("breast-cancer"), _mlp(), batch=32, epochs=60),
     "cifar-lenet-50k": Problem(_images(CIFAR10DataModule, None), _lenet, batch=64, epochs=15),
+    "digits-mlp": Problem(_digits(None), _mlp(50), batch=32, epochs=30),
+    "digits-100-mlp": Problem(_digits(10), _mlp(50), batch=32, epochs=100),
+    "fashion7-mlp": Problem(_images(FashionMNISTDataModule, 10_000, "mnist", 7), _mlp(50), batch=64, epochs=8),
+    "fashion-short": Problem(_images(FashionMNISTDataModule, 6000, "mnist"), batch_norm_cnn, batch=64, epochs=4),
 }
-DEFAULT = tuple(name for name in PROBLEMS if name != "cifar-lenet-50k")  # which takes five times as long as the next
+DEFAULT = tuple(PROBLEMS)[:11]

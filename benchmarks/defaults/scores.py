@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from lightning_bayes.metrics import expected_calibration_error, nll_per_example
+from lightning_bayes.metrics import expected_calibration_error, nll_per_example, ood_auroc
+from lightning_bayes.predictive import entropy, mutual_information
 
 LEVELS = torch.arange(1, 20) / 20
 
@@ -36,6 +37,26 @@ def classification_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
         "nll": float(nll_per_example(probs, targets).mean()),
         "calibration": float(expected_calibration_error(probs, targets)),
     }
+
+
+def ood_scores(outputs: Tensor, ood: Tensor) -> dict[str, float]:
+    """AUROC of inputs out of distribution, the positive class.
+
+    Args:
+        outputs: Logits in distribution, ``[S, N, classes]``.
+        ood: Logits out of distribution, ``[S, M, classes]``.
+
+    Returns:
+        ``entropy_auroc`` and ``mi_auroc``, by the entropy of the mean prediction and by mutual information; the latter is .5
+        for a point estimate.
+    """
+    probs = [logits.double().softmax(-1) for logits in (outputs, ood)]
+    is_ood = torch.cat([torch.zeros(outputs.shape[1]), torch.ones(ood.shape[1])]).bool()
+    scores = {
+        "entropy_auroc": torch.cat([entropy(each.mean(0)) for each in probs]),
+        "mi_auroc": torch.cat([mutual_information(each) for each in probs]),
+    }
+    return {name: float(ood_auroc(score, is_ood)) for name, score in scores.items()}
 
 
 def regression_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:

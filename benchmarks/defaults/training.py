@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.defaults.controls import FlatNoiseCallback, PermutedCallback
 from benchmarks.defaults.problems import Data, Problem
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import (
@@ -33,17 +34,45 @@ CALLBACKS: dict[str, type[VariationalCallback] | None] = {
     "ivon": IVONCallback,
     "noisy_adam": NoisyAdamCallback,
     "noisy_kfac": NoisyKFACCallback,
+    "flat": FlatNoiseCallback,  # no curvature
+    "permuted": PermutedCallback,  # the curvature at other weights of the tensor
 }
 PEER = "ivon-opt"
 EVAL_SAMPLES = 20
-Configure = Callable[[nn.Module, int], Any]
+Configure = Callable[[nn.Module, int, int], Any]
 
-# What a user's configure_optimizers returns; the second argument is the number of epochs.
+# What a user's configure_optimizers returns; the others arguments are the number of epochs and of updates in each.
 OPTIMIZERS: dict[str, Configure] = {
-    "adam": lambda module, epochs: torch.optim.Adam(module.parameters(), lr=1e-3),
-    "adamw-cosine": lambda module, epochs: _cosine(torch.optim.AdamW(module.parameters(), lr=2e-3), epochs),
-    "sgd": lambda module, epochs: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9),
+    "adam": lambda module, epochs, length: torch.optim.Adam(module.parameters(), lr=1e-3),
+    "adamw-cosine": lambda module, epochs, length: _cosine(torch.optim.AdamW(module.parameters(), lr=2e-3), epochs),
+    "sgd": lambda module, epochs, length: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9),
+    "adamw-onecycle": lambda module, epochs, length: _one_cycle(
+        torch.optim.AdamW(module.parameters(), lr=3e-3), epochs * length
+    ),
 }
+
+
+def make_callback(method: str, seed: int) -> VariationalCallback | None:
+    """The callback of a method.
+
+    Args:
+        method: Key of `CALLBACKS`, with ``@κ`` for a noise scale other than the default's, or ``@0:κ`` for one that grows
+            linearly over the fit.
+        seed: Of the noise.
+
+    Returns:
+        The callback; None for the user's optimizer alone.
+    """
+    name, _, scale = method.partition("@")
+    kind = CALLBACKS[name]
+    if kind is None:
+        return None
+    return kind(seed=seed, relative_noise=float(scale)) if scale else kind(seed=seed)
+
+
+def _one_cycle(optimizer: torch.optim.Optimizer, updates: int) -> dict[str, Any]:
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=updates)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def _cosine(optimizer: torch.optim.Optimizer, epochs: int) -> dict[str, Any]:
@@ -70,6 +99,7 @@ class UserModule(LightningModule):
         net = problem.network(data)
         self.net = nn.Sequential(net, LearnedNoise()) if problem.is_regression else net
         self.problem, self.optimizer = problem, optimizer
+        self.updates = -(-len(data.train_x) // problem.batch)  # of an epoch
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[batch, classes]``, or mean and log standard deviation ``[batch, 2]``."""
@@ -86,21 +116,28 @@ class UserModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The user's choice."""
-        return OPTIMIZERS[self.optimizer](self, self.problem.epochs)
+        return OPTIMIZERS[self.optimizer](self, self.problem.epochs, self.updates)
 
 
-def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -> tuple[Tensor, float]:
+class Outputs(NamedTuple):
+    """Outputs under each weight sample, ``[S, N, …]``."""
+
+    test: Tensor
+    ood: Tensor | None  # of images out of distribution
+
+
+def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -> tuple[Outputs, float]:
     """Train once and predict the test set.
 
     Args:
         problem: What to train on.
         data: Its data.
         optimizer: Key of `OPTIMIZERS`.
-        method: Key of `CALLBACKS`, or `PEER`.
+        method: See `make_callback`, or `PEER`.
         seed: Of weights, order of batches and noise.
 
     Returns:
-        Outputs for the test set under each weight sample, ``[S, N, …]``; and the seconds of training.
+        Outputs for the test set and for what is out of distribution; and the seconds of training.
     """
     seed_everything(seed, verbose=False)
     module = UserModule(problem, data, optimizer)
@@ -109,13 +146,17 @@ def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str,
     if method == PEER:
         sampler = _fit_peer(module, loader)
         seconds = time.perf_counter() - start
-        return sampler(data.test_x), seconds
-    kind = CALLBACKS[method]
-    callback = kind(seed=seed) if kind is not None else None
+        return _split(sampler, data), seconds
+    callback = make_callback(method, seed)
     with quiet():
         quiet_trainer(callback, problem.epochs).fit(module, loader)
     seconds = time.perf_counter() - start
-    return _outputs(module.eval(), callback, data.test_x), seconds
+    module.eval()
+    return _split(lambda x: _outputs(module, callback, x), data), seconds
+
+
+def _split(outputs: Callable[[Tensor], Tensor], data: Data) -> Outputs:
+    return Outputs(outputs(data.test_x), None if data.ood_x is None else outputs(data.ood_x))
 
 
 @torch.no_grad()

@@ -65,7 +65,8 @@ class HyperparameterFields(TypedDict, total=False):
         damping_in_noise: Whether γ counts in the posterior precision too, as in Osawa et al. 2019. Default: no.
         init_precision: Posterior precision before the first update. None takes the curvature of the first batch, whose
             pass is then free of noise. Unless the step is natural, running averages start anew with the first measurement.
-        relative_noise: κ, upper bound of the noise in units of each tensor's size (a heuristic); None for none.
+        relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, see
+            `posteriors.shaped_noise` (a heuristic). None: the noise of the bound, as wide as it is.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
             same step, without noise. None for all, but for normalisation layers where the step is not natural.
         mc_samples: K, weight samples per batch and process.
@@ -141,6 +142,7 @@ class Effective(NamedTuple):
     damping: float  # γ
     noise_damping: float  # γ where it counts in the noise, else 0
     relative_noise: float | None  # κ
+    stated_prior: float  # δ, or 0 where another optimizer moves the mean and nobody states a prior
 
     @property
     def scale(self) -> float:
@@ -156,6 +158,11 @@ class Effective(NamedTuple):
             "kl_weight": self.kl_weight,
             "damping": self.noise_damping,
         }
+
+    @property
+    def shape_arguments(self) -> dict[str, float]:
+        """The arguments of `posteriors.noise_shape`, but for κ."""
+        return {**self.precision_arguments, "prior_precision": self.stated_prior}
 
 
 def effective(group: Mapping[str, Any]) -> Effective:
@@ -193,7 +200,13 @@ def effective(group: Mapping[str, Any]) -> Effective:
         damping=group["damping"],
         noise_damping=group["damping"] if group["damping_in_noise"] else 0.0,
         relative_noise=group.get("relative_noise"),
+        stated_prior=prior_precision if _is_stated(group) else 0.0,
     )
+
+
+def _is_stated(group: Mapping[str, Any]) -> bool:
+    """Whether the mean feels the prior."""
+    return group.get("step_rule") != "user" or bool(group.get("prior_on_mean", True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,14 @@ from lightning_bayes.posteriors.linear_chain import linear_chain
 from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision
 from lightning_bayes.posteriors.mean_field import MeanField
 from lightning_bayes.posteriors.memory import require_memory
-from lightning_bayes.posteriors.precision import (
-    initial_curvature,
-    noise_floor,
-    precision,
-    root_mean_squares,
-    tensor_sizes,
+from lightning_bayes.posteriors.precision import initial_curvature, precision, root_mean_squares, tensor_sizes
+from lightning_bayes.posteriors.shaped_noise import (
+    Shape,
+    noise_damping,
+    noise_scale,
+    noise_shape,
+    prior_centre,
+    shaped_precision,
 )
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "FullGaussian",
     "MatrixGaussian",
     "MeanField",
+    "Shape",
     "atomic_save",
     "atomic_write",
     "check_full_size",
@@ -40,10 +43,14 @@ __all__ = [
     "layer_tensors",
     "linear_chain",
     "named_if_unreadable",
-    "noise_floor",
+    "noise_damping",
+    "noise_scale",
+    "noise_shape",
     "precision",
+    "prior_centre",
     "require_memory",
     "root_mean_squares",
+    "shaped_precision",
     "tensor_sizes",
     "verified_load",
     "verify_checksums",

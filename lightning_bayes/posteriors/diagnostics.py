@@ -11,9 +11,10 @@ With P₀ = δ the data share times the number of weights is the number of well-
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 from lightning_bayes.posteriors.mean_field import MeanField
@@ -88,7 +89,7 @@ def step_to_noise(steps: TensorDict, posterior: AbstractPosterior) -> float:
     return _ratio(_squares({name: steps[name] for name in posterior.mean}), posterior.variance())
 
 
-def data_shares(posterior: AbstractPosterior, without_data: TensorDict) -> TensorDict:
+def data_shares(posterior: AbstractPosterior, without_data: Mapping[str, Tensor | float]) -> TensorDict:
     """Share of each weight's precision that comes from the data's curvature.
 
     Args:

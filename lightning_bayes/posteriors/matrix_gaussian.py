@@ -26,10 +26,10 @@ from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 def kronecker_precision(
     curvature: KroneckerProduct,
     *,
-    num_data: float,
+    num_data: float | Tensor,
     prior_precision: float,
     kl_weight: float = 1.0,
-    damping: float = 0.0,
+    damping: float | Tensor = 0.0,
 ) -> KroneckerProduct:
     """Posterior precision of a layer's matrix.
 

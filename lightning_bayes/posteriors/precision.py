@@ -80,21 +80,6 @@ def initial_curvature(
     return (init_precision - least) * kl_weight / num_data
 
 
-def noise_floor(relative_noise: float | None, sizes: Tensor) -> Tensor:
-    """1/(κr)², a precision that keeps the noise std below κr. A heuristic, not part of the variational bound.
-
-    Args:
-        relative_noise: κ; None for no floor.
-        sizes: r of each tensor, see `tensor_sizes`.
-
-    Returns:
-        The precision to add, shaped like `sizes`; zeros without a floor.
-    """
-    if relative_noise is None:
-        return torch.zeros_like(sizes)
-    return (float(relative_noise) * sizes).pow(-2)
-
-
 def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:
     """The size of each tensor: the larger of its root mean square now and at the start.
 

@@ -39,10 +39,13 @@ def test_the_numbers_are_those_of_the_posterior_by_hand():
     metrics = fit(Classifier(), callback, PosteriorDiagnostics(), last, max_epochs=2).callback_metrics
     q, optimizer = callback.optimizer.posterior(), callback.optimizer
     names = {name: param for name, param in optimizer.model.named_parameters()}
-    by_data = {name: EXAMPLES * optimizer.state[param]["curvature"] for name, param in names.items()}
+    curvatures = {name: optimizer.state[param]["curvature"] for name, param in names.items()}
+    strengths = {name: (3.0 / EXAMPLES + 0.03 * s.mean()).expand_as(s) for name, s in curvatures.items()}
     for suffix, layer in (("", ""), ("/net.0", "net.0"), ("/net.2", "net.2")):
         mean, precision = joined(q.mean, layer), joined(q.precision, layer)
-        prior = torch.distributions.Normal(torch.zeros_like(mean), 3.0**-0.5)
+        s, strength = joined(curvatures, layer), joined(strengths, layer)
+        centre = mean * (1 - (3.0 / EXAMPLES / strength).sqrt())
+        prior = torch.distributions.Normal(centre, (precision * strength / (s + strength)).rsqrt())
         posterior = torch.distributions.Normal(mean, precision.rsqrt())
         kl = torch.distributions.kl_divergence(posterior, prior).sum()
         expected = {
@@ -52,7 +55,7 @@ def test_the_numbers_are_those_of_the_posterior_by_hand():
             "precision_q05": precision.quantile(0.05),
             "precision_q50": precision.quantile(0.5),
             "precision_q95": precision.quantile(0.95),
-            "data_share": (joined(by_data, layer) / (joined(by_data, layer) + 3.0)).mean(),
+            "data_share": (s / (s + strength)).mean(),
             "step_to_noise": (joined(last.steps, layer).square().sum() / precision.reciprocal().sum()).sqrt(),
         }
         for number, value in expected.items():
@@ -84,7 +87,7 @@ def test_every_callback_that_trains_a_posterior_is_diagnosed(callback_class):
 def test_layers_can_be_left_out_of_the_log():
     metrics = fit(Classifier(), VOGNCallback(), PosteriorDiagnostics(per_layer=False)).callback_metrics
     found = {name for name in metrics if name.startswith("posterior/")}
-    ours = {"posterior/floored_share", "posterior/skipped_updates"}
+    ours = {"posterior/effective_parameters", "posterior/skipped_updates"}
     assert found - ours == {f"posterior/{number}" for number in (*NUMBERS, "step_to_noise")}
 
 

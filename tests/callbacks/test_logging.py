@@ -2,71 +2,49 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from lightning.pytorch.loggers import CSVLogger
-from tiny_training import EXAMPLES, Classifier, fit
+from tiny_training import Classifier, fit
 
 from lightning_bayes import OGNCallback, VOGNCallback
 
-EXPLANATION = "of the weights, not the data"
+
+def determined_by_hand(module, optimizer):
+    """Σ s / (s + 0.03 mean s), tensor by tensor: without a stated prior that is all of it."""
+    curvatures = [optimizer.state[param]["curvature"] for param in module.parameters()]
+    return float(sum((s / (s + 0.03 * s.mean())).sum() for s in curvatures))
 
 
-def floored_by_hand(module, optimizer, scales):
-    """Share of weights with (κ r)⁻² > N s + 1, r the larger of each tensor's size at the start and now."""
-    floored = total = 0
-    for name, param in module.named_parameters():
-        size = max(scales[name], param.detach().square().mean().sqrt())
-        by_curvature = EXAMPLES * optimizer.state[param]["curvature"] + 1.0
-        floored += int((by_curvature < (0.3 * size) ** -2).sum())
-        total += param.numel()
-    return floored / total
-
-
-def test_floored_share_is_logged_as_counted_by_hand():
+def test_the_effective_number_of_parameters_is_logged_as_counted_by_hand():
     module, callback = Classifier(), VOGNCallback()
-    sizes = {name: param.detach().square().mean().sqrt() for name, param in module.named_parameters()}
-    for layer in (module.net[0], module.net[2]):  # a bias is as large as its layer's weights
-        names = {id(param): name for name, param in module.named_parameters()}
-        sizes[names[id(layer.bias)]] = sizes[names[id(layer.weight)]]
     trainer = fit(module, callback)
-    expected = floored_by_hand(module, callback.optimizer, sizes)
-    assert trainer.callback_metrics["posterior/floored_share"] == pytest.approx(expected)
-    assert 0 < expected <= 1
+    expected = determined_by_hand(module, callback.optimizer)
+    assert trainer.callback_metrics["posterior/effective_parameters"] == pytest.approx(expected)
+    q = callback.optimizer.posterior()
+    shares = [1 - q.prior_precision[name] * variance for name, variance in q.variance().items()]
+    assert float(sum(share.sum() for share in shares)) == pytest.approx(expected, rel=1e-4)
+    assert 0 < expected < sum(param.numel() for param in module.parameters())
     assert trainer.callback_metrics["posterior/skipped_updates"] == 0
 
 
-def test_share_falls_when_the_data_set_the_noise():
-    """Many examples make curvature's precision exceed the floor's."""
+def test_a_stronger_prior_leaves_fewer_parameters_to_the_data():
     few, many = (
-        float(fit(Classifier(), VOGNCallback(num_data=n)).callback_metrics["posterior/floored_share"])
-        for n in (10, 10**7)
+        float(fit(Classifier(), VOGNCallback(prior_precision=p)).callback_metrics["posterior/effective_parameters"])
+        for p in (1e3, 1e-3)
     )
-    assert many < 0.2 < few
+    assert few < 0.5 * many
 
 
-def test_without_noise_there_is_no_share():
+def test_without_noise_there_is_none():
     metrics = fit(Classifier(), OGNCallback()).callback_metrics
     assert set(metrics) == {"posterior/skipped_updates"}
-
-
-def test_without_a_floor_the_share_is_zero():
-    assert fit(Classifier(), VOGNCallback(lr=0.01)).callback_metrics["posterior/floored_share"] == 0
 
 
 def test_the_logger_gets_both(tmp_path):
     logger = CSVLogger(tmp_path)
     fit(Classifier(), VOGNCallback(), logger=logger, max_epochs=2)
     header = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()[0]
-    assert {"posterior/floored_share", "posterior/skipped_updates"} <= set(header.split(","))
-
-
-@pytest.mark.parametrize(("num_data", "times"), [(10, 1), (10**7, 0)])
-def test_a_large_share_is_explained_once(num_data, times, caplog):
-    with caplog.at_level(logging.INFO):
-        fit(Classifier(), VOGNCallback(num_data=num_data), max_epochs=3)
-    assert sum(EXPLANATION in record.getMessage() for record in caplog.records) == times
+    assert {"posterior/effective_parameters", "posterior/skipped_updates"} <= set(header.split(","))
 
 
 def test_loss_and_metrics_of_the_module_are_logged_as_before():

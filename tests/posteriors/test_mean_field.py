@@ -10,7 +10,7 @@ import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import MeanField, initial_curvature, noise_floor, precision, tensor_sizes
+from lightning_bayes.posteriors import MeanField, initial_curvature, precision
 
 F64 = torch.float64
 SHAPES = {"conv.weight": (3, 2, 2), "conv.bias": (3,), "scale": ()}
@@ -169,14 +169,3 @@ def test_the_least_initial_precision_is_taken_as_computed_and_as_said(given):
     said = re.fullmatch(r"init_precision=(\S+) is below (\S+), the precision that .*", str(refused.value)).groups()
     assert float(said[0]) < float(said[1])
     assert initial_curvature(float(said[1]), **given) == 0
-
-
-def test_the_noise_floor_keeps_the_std_below_its_share_of_the_size():
-    means = [
-        torch.tensor([3.0, 4.0]),
-        torch.tensor([[3.0], [4.0]]),
-    ]  # root mean square √12.5: one has grown, one shrunk
-    sizes = tensor_sizes(means, [torch.tensor(1.0), torch.tensor(10.0)])
-    found = noise_floor(0.3, sizes)
-    torch.testing.assert_close(found.rsqrt(), torch.tensor([0.3 * math.sqrt(12.5), 3.0]))
-    assert not noise_floor(None, sizes).any()

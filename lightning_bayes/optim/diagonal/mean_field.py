@@ -31,6 +31,7 @@ from lightning_bayes.optim.hyperparameters import (
     effective,
     take_functions,
 )
+from lightning_bayes.optim.readout.shape import damping_of, determined, shape_of
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of, state_precision
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.blocks import blocks
@@ -46,13 +47,7 @@ from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measur
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
-from lightning_bayes.posteriors import (
-    initial_curvature,
-    noise_floor,
-    precision,
-    root_mean_squares,
-    tensor_sizes,
-)
+from lightning_bayes.posteriors import initial_curvature, precision, root_mean_squares, shaped_precision
 
 
 class MeanFieldOptimizer(NoisyOptimizer, ABC):
@@ -226,13 +221,16 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 drawn = [self._buffer(param) for param in params]
                 noise.fill_(drawn)
                 curvatures = [self.state[param]["curvature"] for param in params]
-                means, scales = [param.detach() for param in params], [self.state[param]["scale"] for param in params]
-                floors = noise_floor(group["relative_noise"], tensor_sizes(means, scales))
+                means = [param.detach() for param in params]
+                shape = shape_of(group, [self.state[param] for param in params], means)
                 numbers = effective(group).precision_arguments
                 for block in blocks(params):
-                    inverse_variance = precision(block.join(curvatures), **numbers)
-                    std = inverse_variance.add_(block.spread(floors, params)).rsqrt_()
-                    draws = block.join(drawn)
+                    if shape is None:
+                        inverse_variance = precision(block.join(curvatures), **numbers)
+                    else:
+                        spread = [block.spread(values, params) for values in shape]
+                        inverse_variance = shaped_precision(block.join(curvatures), *spread)
+                    std, draws = inverse_variance.rsqrt_(), block.join(drawn)
                     block.write_(drawn, torch.addcmul(block.join(means), draws, std, out=draws))
                 sample.update(zip(params, drawn, strict=True))
         return sample
@@ -366,23 +364,22 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return replace(found, constants={n: v.detach().clone() for n, v in others.items()})
 
     @torch.no_grad()
-    def floored_share(self) -> Tensor:
-        """Share of weights whose noise is set by the relative floor: their curvature alone would allow more than κr.
+    def effective_parameters(self) -> Tensor:
+        """The number of parameters that the data determine, Σ_i s_i / (s_i + γ_t), as in MacKay 1992.
+
+        γ_t is what the prior adds to the curvature (`posteriors.shaped_noise`), or δ̃. Negative curvatures count as 0, and
+        of a matrix with Kronecker factors the diagonal counts.
 
         Returns:
-            A scalar between 0 and 1.
+            A scalar between 0 and the number of weights with noise.
         """
-        found = list(self._floored())
-        return torch.stack([count for count, _ in found]).sum() / sum(n for _, n in found) if found else torch.zeros(())
+        found = list(self._determined())
+        return torch.stack(found).sum() if found else torch.zeros(())
 
-    def _floored(self) -> Iterator[tuple[Tensor, int]]:
-        """How many weights the floor sets, and how many there are."""
-        for group in (group for group in self.param_groups if group["relative_noise"] is not None):
+    def _determined(self) -> Iterator[Tensor]:
+        """The number of parameters that the data determine, tensor by tensor."""
+        for group in (group for group in self.param_groups if group["noisy"]):
             for param in (param for params in self._cohorts(group) for param in params):
                 state = self.state[param]
                 if state["step"] and state["noisy"]:
-                    floor = noise_floor(group["relative_noise"], tensor_sizes([param.detach()], [state["scale"]]))[0]
-                    yield (
-                        (precision(state["curvature"], **effective(group).precision_arguments) < floor).sum(),
-                        param.numel(),
-                    )
+                    yield determined(state["curvature"], damping_of(group, state, param.detach()))

@@ -10,16 +10,15 @@ measurement.
 
 The prior's gradient is δ̃ M by default. The paper has δ̃ W, ``prior_at="sample"``: the same expectation, more variance.
 
-A bound on the noise in units of the layer's size (`posteriors.noise_floor`) is a damping of the noise alone,
+Noise in units of the layer's size κ r_l has the shape of the curvature (`posteriors.shaped_noise`), with
 
-    γ_l = (τ/Ñ) / (κ r_l)²        in the noise: (S + √(γ'+γ_l)/π I) ⊗ (A + π√(γ'+γ_l) I)
+    γ' = ε mean(diag S ⊗ A) + the prior's part        Ñ/τ_l = Ñ/τ + mean(diag (R_S R_Sᵀ ⊗ R_A R_Aᵀ)) / (κ r_l)²
 
-which keeps every weight's standard deviation below κ r_l, because the π-split only ever adds to S ⊗ A + (γ'+γ_l) I.
+so that W = M + R_S E R_Aᵀ / √(Ñ/τ_l) has the mean variance κ² r_l² while the data allow more.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias, final, get_args
 
@@ -34,7 +33,7 @@ from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.kronecker import kfac, layer_state
 from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerArguments, KroneckerOptimizer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.readout.layer import layer_floored, layer_noise_damping
+from lightning_bayes.optim.readout.shape import damping_of, determined, layer_damping, layer_scale
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
@@ -48,7 +47,9 @@ def noise_root(
     return pi_damped(curvature, prior + damping).inverse_root(f"layer {name!r}" if name else "a layer")
 
 
-def sample(mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float, kl_weight: float = 1.0) -> Tensor:
+def sample(
+    mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float | Tensor, kl_weight: float = 1.0
+) -> Tensor:
     """Draw a layer's matrix.
 
     Args:
@@ -61,7 +62,7 @@ def sample(mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: flo
     Returns:
         W, ``[..., out, K]``.
     """
-    return mean + math.sqrt(kl_weight / num_data) * root.upper_matvec(noise)
+    return mean + (kl_weight / num_data) ** 0.5 * root.upper_matvec(noise)
 
 
 def check_prior_at(prior_at: str) -> None:
@@ -126,8 +127,7 @@ class NoisyKFAC(KroneckerOptimizer):
     def _inverted(self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, now: Effective) -> KroneckerProduct:
         if kind == "inverse":
             return kfac.damped_inverse(curvature, prior=now.prior, damping=now.damping, name=layer.name)
-        damping = layer_noise_damping(layer.group, self.state[layer.weight], layer.weight.detach())
-        return noise_root(curvature, prior=now.prior, damping=damping, name=layer.name)
+        return noise_root(curvature, prior=0.0, damping=layer_damping(curvature, now), name=layer.name)
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         self._start_layers()
@@ -138,7 +138,8 @@ class NoisyKFAC(KroneckerOptimizer):
             root, now = layer_state.product(self.state[layer.weight], "root"), effective(layer.group)
             assert root is not None
             mean = layer.matrix([param.detach() for param in layer.params])
-            weights = sample(mean, root, layer.matrix(values), num_data=now.num_data, kl_weight=now.kl_weight)
+            scale = layer_scale(root, self.state[layer.weight], layer.weight.detach(), now)
+            weights = sample(mean, root, layer.matrix(values), num_data=scale)
             torch._foreach_copy_(values, layer.tensors(weights))
             drawn.update(zip(layer.params, values, strict=True))
         return drawn
@@ -165,14 +166,13 @@ class NoisyKFAC(KroneckerOptimizer):
         super()._start_noise()
         self._start_layers()
 
-    def _floored(self) -> Iterator[tuple[Tensor, int]]:
-        yield from super()._floored()
+    def _determined(self) -> Iterator[Tensor]:
+        yield from super()._determined()
         for layer in self._noisy_layers():
-            if layer.group["relative_noise"] is not None:
-                yield (
-                    layer_floored(layer.group, self.state[layer.weight], layer.weight.detach()),
-                    sum(param.numel() for param in layer.params),
-                )
+            state = self.state[layer.weight]
+            curvature = layer_state.product(state, "factor")
+            assert curvature is not None
+            yield determined(curvature.diagonal(), damping_of(layer.group, state, layer.weight.detach()))
 
     # -- the prior at the sample --------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from lightning_bayes.optim.readout.checkpoint import (
     read_checkpoint,
     require_checkpoint,
 )
-from lightning_bayes.optim.readout.layer import layer_floored, layer_noise_damping, layer_precision
+from lightning_bayes.optim.readout.layer import layer_precision
+from lightning_bayes.optim.readout.shape import layer_damping, layer_scale, layer_shape, shape_of
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of, state_precision
 
 __all__ = [
@@ -20,13 +21,15 @@ __all__ = [
     "Entry",
     "WeightPosterior",
     "callback_state",
-    "layer_floored",
-    "layer_noise_damping",
+    "layer_damping",
     "layer_precision",
+    "layer_scale",
+    "layer_shape",
     "load_posterior",
     "posterior_from_checkpoint",
     "posterior_of",
     "read_checkpoint",
     "require_checkpoint",
+    "shape_of",
     "state_precision",
 ]

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.readout.layer import layer_precision
-from lightning_bayes.posteriors import MatrixGaussian, MeanField, noise_floor, precision, tensor_sizes
+from lightning_bayes.optim.readout.shape import layer_shape, shape_of
+from lightning_bayes.posteriors import MatrixGaussian, MeanField, Shape, precision, prior_centre, shaped_precision
 
 WeightPosterior: TypeAlias = MeanField | MatrixGaussian
 
@@ -37,9 +38,10 @@ def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
     is_point = not group["noisy"] or not state or not state["noisy"]
     if is_point or (state["step"] == 0 and group["init_precision"] is None):
         return None
-    now = effective(group)
-    floor = noise_floor(now.relative_noise, tensor_sizes([mean], [state["scale"]]))[0]
-    return precision(state["curvature"], **now.precision_arguments).add_(floor)
+    shape = shape_of(group, [state], [mean])
+    if shape is None:
+        return precision(state["curvature"], **effective(group).precision_arguments)
+    return shaped_precision(state["curvature"], shape.scale[0], shape.damping[0])
 
 
 def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
@@ -58,12 +60,37 @@ def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
     single = {name: found for name, entry in known.items() if (found := _single(entry)) is not None}
     noisy = {name: known[of_weight.get(name, name)] for name in known if name in {*single, *layers, *of_weight}}
     mean = {name: known[name].weights.detach().clone() for name in noisy}
-    prior_precision = {name: float(entry.group["prior_precision"]) for name, entry in noisy.items()}
-    prior_mean = {n: known[n].state["prior_mean"].clone() for n in noisy if "prior_mean" in known[n].state}
+    shapes = {name: _shape(entry) for name, entry in noisy.items()}
+    prior_precision = {name: _prior_precision(entry, shapes[name]) for name, entry in noisy.items()}
+    centres = {name: _prior_mean(known[name], shapes[name]) for name in noisy}
+    prior_mean = {name: centre for name, centre in centres.items() if centre is not None}
     num_data = max((float(entry.group["num_data"]) for entry in noisy.values()), default=0.0)
     if not layers:
         return MeanField(mean, single, prior_precision, num_data, prior_mean=prior_mean)
     return MatrixGaussian(mean, layers, biases, single, prior_precision, num_data, prior_mean=prior_mean)
+
+
+def _shape(entry: Entry) -> Shape | None:
+    """The shape of a parameter's noise; None where it is that of the bound, whose prior is the stated one."""
+    if entry.group.get("relative_noise") is None:
+        return None
+    if "input_factor" in entry.state:
+        return layer_shape(entry.group, entry.state, entry.weights)
+    return shape_of(entry.group, [entry.state], [entry.weights])
+
+
+def _prior_precision(entry: Entry, shape: Shape | None) -> float:
+    return float(entry.group["prior_precision"] if shape is None else shape.prior_precision)
+
+
+def _prior_mean(entry: Entry, shape: Shape | None) -> Tensor | None:
+    """Centre of a parameter's prior; None for zero."""
+    stated = entry.state.get("prior_mean")
+    if shape is None:
+        return None if stated is None else stated.clone()
+    now = effective(entry.group)
+    strength = now.stated_prior / now.scale
+    return prior_centre(entry.weights.detach(), 0.0 if stated is None else stated, strength, shape.damping)
 
 
 def _single(entry: Entry) -> Tensor | None:

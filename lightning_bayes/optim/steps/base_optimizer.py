@@ -1,34 +1,32 @@
 """The default step of a callback: the user's own optimizer moves the mean, the algorithm shapes the posterior.
 
-A variational method rests where E_q[ĝ] + δ̃ (μ - μ₀) = 0 and s = E_q[ĥ]. The first condition does not depend on what divides
-the gradient on the way there, so the metric, the learning rate and the schedule may as well be those that the user has
-tuned: gradients are taken at samples, the prior's is added, and the user's Adam, AdamW, SGD or other optimizer steps
+One objective, over the means μ_t and diagonal covariances Σ_t of the tensors t:
+
+    E_q[f̄(θ)] + Σ_t (τ_t/Ñ) KL( N(μ_t, Σ_t) ‖ N(c_t, δ_t⁻¹ I) )
+
+Its gradient with respect to the mean is E_q[∇f̄] + δ̃ (μ - μ₀) where a prior N(μ₀, 1/δ) is stated, and E_q[∇f̄] where none is.
+A stationary point does not depend on what divides the gradient on the way there, so gradients are taken at samples, the
+prior's is added, and the user's Adam, AdamW, SGD or other optimizer steps with its own learning rate and schedule:
 
     g = ĝ + δ̃ (μ - μ₀)        μ ← user's optimizer (μ, g)
 
-while s is measured and averaged as the algorithm says, from the first batch on: s₁ = ĥ₁ without noise, and
+The covariance that minimises the objective is 1/Σ = (Ñ/τ_t)(s + γ_t), where `posteriors.shaped_noise` has τ_t, γ_t, δ_t and
+c_t. s is measured and averaged as the algorithm says, from the first batch on: s₁ = ĥ₁ without noise, and
 
     β₂(t) = min(β₂, (t-1)/t)   a running mean first, a running average later.
 
-Without noise and prior this **is** the user's training, but for a bound of SGD's gradients (below). Paths differ from those
-of natural gradients, of course: pass a learning rate for the papers' step.
+Without noise and prior this **is** the user's training, but for a bound of SGD's steps (below). Paths differ from those of
+natural gradients: pass a learning rate for the papers' step, and its objective.
 
-The prior's gradient is added where somebody asks for a prior: by its precision or mean, or by an L2 penalty. Who asks for
-none trains without one, so the mean keeps the flat prior of that training, and the default precision counts in the
-posterior's width alone. A prior that nobody has asked for would not be weak: Adam divides by the gradient's size, so that
-weights which few examples reach would go to μ₀ at full speed, however small δ̃ is.
+A prior is stated by its precision or mean, or by an L2 penalty. Without one the mean is unregularised. A prior that nobody
+has stated would not be weak: Adam divides by the gradient's size, so weights that few examples reach would go to μ₀ at full
+speed, however small δ̃ is. AdamW's decoupled decay moves the mean too, and is not part of the objective.
 
-A step in proportion to the gradient, such as SGD's, trains at the edge of stability, where a few unlucky samples suffice to
-throw the weights out for good: with lr = 0.05 and momentum 0.9 LeNet ended at chance on the digits. There each gradient is
-scaled down to at most what, with all of its momentum, moves a tensor by a tenth of its size r: RMS(g) ≤ 0.1 r (1 - m) / lr.
-This **heuristic** is kin of You et al. 2017 (https://arxiv.org/abs/1708.03888); early in training and at large learning
-rates it acts often, so that SGD is no longer quite the user's.
-
-On small data the posterior of a network is far wider than training survives. The default therefore bounds the noise by a
-share κ of each tensor's size (`posteriors.noise_floor`), and its prior is wide: **heuristics**, chosen among a few values on
-some seeds of problems of ``python -m benchmarks.defaults``, which measures them (docs/defaults.md). Where the curvature is
-the squared gradient of a batch, about 1/M of that of its M examples, every weight has all the noise that κ allows, so it is
-smaller there; and with SGD and its kin, since noise makes single gradients large.
+**Heuristics**, chosen on some seeds of problems of ``python -m benchmarks.defaults`` and reported on others
+(docs/defaults.md): the temperatures τ_t, which give each tensor noise of a root mean square of κ times its size r_t; κ;
+and, for steps in proportion to the gradient such as SGD's, a bound. SGD trains at the edge of stability, where a few unlucky
+samples throw the weights out for good. There the finished step, after all averaging, is shortened to a tenth of
+each tensor's size, RMS(Δμ) ≤ 0.1 r, and so is its momentum; kin of You et al. 2017 (https://arxiv.org/abs/1708.03888).
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ NOISE_OF_OTHERS = 0.02  # than a number
 CAUTIOUS_NOISE = (0.1, NOISE_OF_OTHERS)
 SHALLOW = 5  # layers, LeNet's; deeper networks have less noise
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
-LONGEST_MOVE = 0.1  # of a tensor's size, by one gradient of a step in proportion to it
+LONGEST_MOVE = 0.1  # of a tensor's size, by one step in proportion to the gradient
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
 STATE_KEY = "base"  # of the base optimizer in the noisy optimizer's state_dict
 
@@ -92,9 +90,9 @@ class BaseOptimizerStep(Step):
                 own["momentum"] = group["momentum"]
             if self.cycles_momentum and "betas" in own:
                 own["betas"] = (group["betas"][0], *own["betas"][1:])
-            if self.follows_gradients:
-                bound_gradients_(own, states)
+        starts = copies(self.base.param_groups, states) if self.follows_gradients else {}
         self.base.step()
+        bound_steps_(starts, states, self.base.state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Restore the base optimizer.
@@ -111,23 +109,36 @@ class BaseOptimizerStep(Step):
                 self.base.state[param] = state.pop(STATE_KEY)
 
 
-def bound_gradients_(group: Mapping[str, Any], states: Mapping[Tensor, Mapping[str, Any]]) -> None:
-    """Scale ``param.grad`` down to RMS(g) ≤ 0.1 r (1 - m) / lr, tensor by tensor.
+def copies(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
+    """Copies of the parameters that a step is about to move and that `states` holds."""
+    params = (param for group in groups for param in group["params"])
+    return {param: param.detach().clone() for param in params if param in states and param.grad is not None}
+
+
+def bound_steps_(
+    starts: Mapping[Tensor, Tensor],
+    states: Mapping[Tensor, Mapping[str, Any]],
+    base_states: Mapping[Tensor, dict[str, Any]],
+) -> None:
+    """Shorten each tensor's step to RMS(Δμ) ≤ 0.1 r, and its momentum by the same factor.
 
     Args:
-        group: Of SGD or its kin.
+        starts: Parameters before the step, by parameter; these are moved back.
         states: The noisy optimizer's, with each tensor's ``scale``, its size at the start.
+        base_states: The base optimizer's, with a ``momentum_buffer`` where it has momentum.
     """
     alike: dict[Any, list[Tensor]] = {}
-    for param in group["params"]:
-        if param in states and param.grad is not None and group["lr"]:
-            alike.setdefault((param.device, param.dtype), []).append(param)
+    for param in starts:
+        alike.setdefault((param.device, param.dtype), []).append(param)
     for params in alike.values():
-        sizes = tensor_sizes([param.detach() for param in params], [states[param]["scale"] for param in params])
-        grads = [param.grad for param in params if param.grad is not None]
-        most = sizes * (LONGEST_MOVE * (1 - group.get("momentum", 0.0)) / group["lr"])
-        shares = most / torch.maximum(root_mean_squares(grads), most)  # at most 1
-        torch._foreach_mul_(grads, list(shares))
+        before, after = [starts[param] for param in params], [param.detach() for param in params]
+        most = LONGEST_MOVE * tensor_sizes(before, [states[param]["scale"] for param in params])
+        steps = torch._foreach_sub(after, before)
+        factors = (most / torch.maximum(root_mean_squares(steps), most)).unbind()  # at most 1
+        for param, end, start, step, factor in zip(params, after, before, steps, factors, strict=True):
+            end.copy_(torch.where(factor < 1, start.addcmul_(step, factor), end))  # else exactly the user's
+            if (buffer := base_states[param].get("momentum_buffer")) is not None:
+                buffer.mul_(factor)
 
 
 def noisy_layers(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapping[str, Any]]) -> int:

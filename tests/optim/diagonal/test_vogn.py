@@ -478,19 +478,23 @@ def test_trust_region_bounds_the_step_by_the_users_learning_rate(generator):
         assert moved <= 1e-2 * (1 + 1e-9)
 
 
-def test_relative_noise_bounds_the_noise(generator):
-    """1/Σ = curvature's precision + 1/(κr)², so std < κr; the share it sets is reported."""
+def test_relative_noise_sets_the_scale_and_the_curvature_the_places(generator):
+    """1/Σ ∝ s + δ̃ + 0.03 mean s, with a mean variance of κ²r² where the data allow more."""
     x, y = regression(generator)
     model = linear()
     opt = VOGN(model, lr=1e-3, num_data=40, relative_noise=0.01)
     with opt.sampled_params():
         half_squared_error(model, x, y).backward()
     opt.step()
+    s = opt.state[model.weight]["curvature"]
     size = torch.maximum(model.weight.square().mean().sqrt(), opt.state[model.weight]["scale"])
-    by_curvature = 40 * opt.state[model.weight]["curvature"] + 1.0
-    torch.testing.assert_close(opt.posterior().precision["weight"], by_curvature + (0.01 * size) ** -2)
-    assert opt.posterior().std["weight"].max() < 0.01 * size
-    assert opt.floored_share().item() == (by_curvature < (0.01 * size) ** -2).double().mean().item()
+    strength = s + 1.0 / 40 + 0.03 * s.mean()
+    q = opt.posterior()
+    precision = strength * (40 + (1 / strength).mean() / (0.01 * size) ** 2)
+    torch.testing.assert_close(q.precision["weight"], precision)
+    assert q.variance()["weight"].mean().sqrt() == pytest.approx(0.01 * size.item(), rel=1e-3)
+    assert opt.effective_parameters().item() == pytest.approx(float((s / strength).sum()))
+    torch.testing.assert_close(1 - q.prior_precision["weight"] / q.precision["weight"], s / strength)
 
 
 def test_bad_hyperparameters_are_all_named():

@@ -22,7 +22,7 @@ from lightning_bayes.errors import (
     UnsupportedLayerError,
     UnsupportedTrainingError,
 )
-from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim import KFAC, ExponentialSchedule, NoisyKFAC
 from lightning_bayes.posteriors import MatrixGaussian
 from lightning_bayes.strategies import all_reduce_mean_
@@ -346,20 +346,37 @@ def test_samples_have_the_posterior_s_covariance(generator):
     assert (away.mean(0) * (n / size).sqrt()).abs().max() < 4
 
 
-def test_relative_noise_bounds_the_noise_of_every_weight(generator):
-    """The floor is a damping of the noise: γ_l = (τ/Ñ)/(κr)², so every standard deviation is below κr."""
+def test_relative_noise_is_the_root_mean_square_of_a_layers_noise(generator):
+    """The Kronecker factors place it: the precision is a multiple of π-damped factors; of the drawn noise too."""
     model, data = small_net(), images(generator)
-    opt = NoisyKFAC(model, num_data=N, lr=1e-4, relative_noise=0.01)
+    opt = NoisyKFAC(model, num_data=N, lr=1e-4, relative_noise=0.01, stats_interval=1, inverse_interval=1)
     train(model, opt, data, 2)
-    posterior = opt.posterior()
-    for name, variance in posterior.variance().items():
-        weight = model.get_parameter(name.replace("bias", "weight"))
-        size = max(weight.square().mean().sqrt(), opt.state[weight]["scale"])
-        assert variance.sqrt().max() < 0.01 * size
-    assert opt.floored_share() == 1
-    loose = NoisyKFAC(small_net(), num_data=N, lr=1e-4, relative_noise=1e4)
-    train(loose.model, loose, data, 2)
-    assert loose.floored_share() == 0
+    q = opt.posterior()
+    for name, biased in q.biases.items():
+        weight, state = model.get_parameter(name), opt.state[model.get_parameter(name)]
+        size = max(weight.square().mean().sqrt(), state["scale"])
+        variance = torch.cat([q.variance()[part].flatten() for part in (name, biased)])
+        assert variance.mean().sqrt() == pytest.approx(float(0.01 * size), rel=1e-2)
+        product = KroneckerProduct(state["output_factor"], state["input_factor"])
+        damping = 0.03 * product.diagonal().mean() + 1 / N
+        expected = pi_damped(product, damping).dense()
+        found = KroneckerProduct(*q.factors[name]).dense()
+        torch.testing.assert_close(found / found.mean(), expected / expected.mean())
+        assert q.prior_precision[name] == pytest.approx(float(damping * found.trace() / expected.trace()), rel=1e-6)
+    assert 0 < opt.effective_parameters() < sum(param.numel() for param in model.parameters())
+
+
+def test_a_layer_without_curvature_has_flat_noise(generator):
+    model = nn.Linear(3, 2).double()
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = NoisyKFAC(model, base=base, num_data=N, relative_noise=0.1, stats_interval=1, prior_on_mean=False)
+    x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
+    with opt.sampled_params():
+        F.mse_loss(0 * model(x), torch.zeros(8, 2, dtype=torch.float64)).backward()
+    opt.step()
+    size = opt.state[model.weight]["scale"]
+    for variance in opt.posterior().variance().values():
+        torch.testing.assert_close(variance, torch.full_like(variance, float(0.1 * size) ** 2), rtol=0.05, atol=0)
 
 
 def test_initial_precision_is_the_first_posterior():

@@ -52,7 +52,7 @@ def train(model, opt, problem, steps):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.func.__name__}-{o.keywords}")
 @pytest.mark.parametrize("method", [VOGN, Vadam, IVON, NoisyKFAC])
 def test_without_noise_it_is_the_users_training(optimizer, method, problem):
-    """The noise floor makes the noise negligible; the prior enters the plain loss as ½ δ̃ ‖μ‖²."""
+    """A tiny noise scale makes the noise negligible; the prior enters the plain loss as ½ δ̃ ‖μ‖²."""
     x, y = problem
     delta, num_data = 2.0, 64
     plain, bayesian = network(), network()
@@ -71,8 +71,8 @@ def test_without_noise_it_is_the_users_training(optimizer, method, problem):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_gradient_moves_a_tensor_by_a_small_share_of_its_size(momentum):
-    """All the moves that one huge gradient makes under SGD add up to a tenth of the weights' root mean square."""
+def test_a_step_moves_a_tensor_by_a_tenth_of_its_size_at_most(momentum):
+    """A huge gradient under SGD moves by 0.1 r at first, and its momentum by less and less: 0.1 r Σ_t mᵗ in all."""
     model = nn.Linear(3, 2, bias=False)
     start, size = model.weight.detach().clone(), model.weight.detach().square().mean().sqrt()
     opt = VOGN(model, base=SGD(model.parameters(), lr=0.5, momentum=momentum), num_data=4, relative_noise=1e-9)
@@ -81,7 +81,26 @@ def test_a_gradient_moves_a_tensor_by_a_small_share_of_its_size(momentum):
             (factor * model(torch.ones(4, 3))).mean().backward()
         opt.param_groups[0]["prior_on_mean"] = False
         opt.step()
-    torch.testing.assert_close((model.weight - start).square().mean().sqrt(), 0.1 * size, rtol=1e-4, atol=0)
+        if factor:
+            torch.testing.assert_close((model.weight - start).square().mean().sqrt(), 0.1 * size, rtol=1e-4, atol=0)
+    moved = (model.weight - start).square().mean().sqrt()
+    torch.testing.assert_close(moved, 0.1 * size / (1 - momentum), rtol=1e-4, atol=0)
+
+
+def test_a_step_within_the_bound_is_exactly_the_users(problem):
+    plain, bayesian = network(), network()
+    opt = SGD(plain.parameters(), lr=1e-3, momentum=0.9)
+    noisy = VOGN(bayesian, base=SGD(bayesian.parameters(), lr=1e-3, momentum=0.9), num_data=64, prior_on_mean=False)
+    x, y = problem
+    for _ in range(5):
+        bayesian.load_state_dict(plain.state_dict())  # where the noise is drawn does not matter here
+        with noisy.sampled_params():
+            F.cross_entropy(bayesian(x), y).backward()
+        for mine, theirs in zip(plain.parameters(), bayesian.parameters(), strict=True):
+            mine.grad = theirs.grad.clone()
+        noisy.step()
+        opt.step()
+        assert torch.equal(vector(plain), vector(bayesian))
 
 
 def test_the_curvature_is_the_running_mean_of_what_is_measured(problem):

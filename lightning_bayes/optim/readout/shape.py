@@ -1,0 +1,113 @@
+"""The shape of a parameter's noise, from its parameter group and optimizer state; see `posteriors.shaped_noise`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.linalg import KroneckerProduct, pi_damped
+from lightning_bayes.optim.hyperparameters import Effective, effective
+from lightning_bayes.posteriors import Shape, noise_damping, noise_scale, noise_shape, tensor_sizes
+
+_OF_DEAD_LAYERS = 1e-8  # γ_t of a matrix without any curvature: large enough for π-damping to make it flat
+
+
+def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]) -> Shape | None:
+    """The shape of the noise of parameters outside of matrices, alike in device and dtype.
+
+    Args:
+        group: Their parameter group.
+        states: Their optimizer states.
+        means: μ of each.
+
+    Returns:
+        Ñ/τ_t and γ_t of each; None where the noise is that of the bound.
+    """
+    now = effective(group)
+    if now.relative_noise is None:
+        return None
+    sizes = tensor_sizes(means, [state["scale"] for state in states])
+    curvatures = [state["curvature"] for state in states]
+    return noise_shape(curvatures, sizes, relative_noise=now.relative_noise, **now.shape_arguments)
+
+
+def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | float:
+    """γ_t of a parameter, prior included; arguments as in `layer_shape`."""
+    if "input_factor" in state:
+        return layer_shape(group, state, mean).damping
+    shape, now = shape_of(group, [state], [mean]), effective(group)
+    return now.prior + now.noise_damping if shape is None else shape.damping[0]
+
+
+def determined(curvature: Tensor, damping: Tensor | float) -> Tensor:
+    """Σ_i s_i / (s_i + γ), negative s_i counted as 0: the number of parameters that the data determine.
+
+    Args:
+        curvature: s.
+        damping: γ, prior included.
+
+    Returns:
+        A scalar.
+    """
+    positive = curvature.clamp_min(0)
+    return (positive / (positive + damping)).sum()
+
+
+def layer_damping(curvature: KroneckerProduct, now: Effective) -> Tensor | float:
+    """γ_t of a layer's matrix, prior included; δ̃ and the damping in the noise where that is the bound's.
+
+    Args:
+        curvature: S ⊗ A.
+        now: The effective hyperparameters of its group.
+
+    Returns:
+        A scalar, for `pi_damped`.
+    """
+    if now.relative_noise is None:
+        return now.prior + now.noise_damping
+    stated = now.stated_prior / now.scale + now.noise_damping
+    mean = curvature.trace().mean() / (curvature.left.shape[-1] * curvature.right.shape[-1])
+    return torch.where(mean > 0, noise_damping(mean, stated), max(stated, _OF_DEAD_LAYERS))
+
+
+def layer_scale(root: KroneckerProduct, state: Mapping[str, Any], weight: Tensor, now: Effective) -> Tensor | float:
+    """Ñ/τ_t of a layer's matrix; Ñ/τ where the noise is that of the bound.
+
+    Args:
+        root: R_S ⊗ R_A, the root of the inverse of the damped S ⊗ A.
+        state: The optimizer state of the layer's weight.
+        weight: μ of it.
+        now: The effective hyperparameters of its group.
+
+    Returns:
+        A scalar.
+    """
+    if now.relative_noise is None:
+        return now.scale
+    left, right = (factor.square().sum((-2, -1)) / factor.shape[-1] for factor in root)
+    sizes = tensor_sizes([weight], [state["scale"]])
+    return noise_scale((left * right).mean(), sizes, now.relative_noise, now.scale)[0]
+
+
+def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Shape:
+    """The shape of the noise of a layer's matrix, as if its factors were inverted now.
+
+    The precision is (Ñ/τ_t) times the π-damped S ⊗ A, so the mean variance is that of its diagonal.
+
+    Args:
+        group: The parameter group of the layer's weight.
+        state: Its optimizer state.
+        weight: μ.
+
+    Returns:
+        Ñ/τ_t and γ_t, scalars.
+    """
+    now, curvature = effective(group), KroneckerProduct(state["output_factor"], state["input_factor"])
+    damping = layer_damping(curvature, now)
+    scale: Tensor | float = now.scale
+    if now.relative_noise is not None:
+        scale = layer_scale(pi_damped(curvature, damping).inverse_root("a layer"), state, weight, now)
+    return Shape(*(torch.as_tensor(number, dtype=weight.dtype, device=weight.device) for number in (scale, damping)))
