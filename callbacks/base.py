@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import nn
 from typing_extensions import Unpack
 
-from lightning_bayes.callbacks import checks, ranks
+from lightning_bayes.callbacks import checks, ranks, summary
 from lightning_bayes.callbacks.checkpoint_io import use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.default_policy import DefaultNoise, DefaultPrior
@@ -78,7 +79,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.optimizer: MeanFieldOptimizer | None = None
         self._seam, self._resume, self._posterior = LightningSeam(), ResumeGuard(), EvaluatedPosterior()
         self._names: dict[nn.Parameter, str] = {}
-        self._ranks_agree = False
+        self._ranks_agree = self._is_announced = False
 
     @property
     @abstractmethod
@@ -143,7 +144,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         settings = SwapSettings(self.optimizer_class, self.lr, self.prior, self.group_defaults, self.optimizer_kwargs)
         self.optimizer = swap_optimizer(trainer, pl_module, settings)
         self._posterior.forget()
-        self._ranks_agree = False
+        self._ranks_agree = self._is_announced = False
         self._names = {param: name for name, param in pl_module.named_parameters()}
         self._resume.check_order(self._param_names(self.optimizer))
         self.after_swap(trainer, self.optimizer)
@@ -209,9 +210,13 @@ class VariationalCallback(EvaluationCallback, ABC):
             batch: The batch.
             batch_idx: Its number.
         """
-        has_stepped = self.evaluation.has_seen_loss and trainer.global_step
-        if self.default_noise is not None and self.optimizer is not None and has_stepped:
+        if self.optimizer is None or not (self.evaluation.has_seen_loss and trainer.global_step):
+            return
+        if self.default_noise is not None:
             self.default_noise.apply(self.optimizer, self.evaluation.link_of(pl_module))
+        if not self._is_announced:
+            self._is_announced, link = True, self.evaluation.link_of(pl_module)
+            rank_zero_info(summary.at_the_start(self.optimizer, type(self).__name__, link, self.eval_samples))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the number of parameters that the data determine, and the number of skipped updates.
@@ -231,14 +236,17 @@ class VariationalCallback(EvaluationCallback, ABC):
         pl_module.log("posterior/skipped_updates", float(self.optimizer.skipped_steps), sync_dist=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require finite weights and state, which the next pass would have checked.
+        """Require finite weights and state, which the next pass would have checked, and sum the fit up.
 
         Args:
             trainer: The trainer.
             pl_module: The module.
         """
-        if self.optimizer is not None:
-            self.optimizer.require_finite()
+        if self.optimizer is None:
+            return
+        self.optimizer.require_finite()
+        if self.optimizer.noisy and self.optimizer.num_updates:
+            rank_zero_info(summary.at_the_end(self.optimizer, type(self).__name__))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the posterior for tests and predictions in this process.

@@ -25,16 +25,18 @@ class CallbackFields(HyperparameterFields, total=False):
             user's own optimizer updates the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers act on either.
         mc_samples: K, weight samples per batch and process in training; default 1, CVI 10.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean. Default 10.
-        prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 0.1
-            with the default step and 1 with an explicit `lr`. In the default step the prior acts on the mean only if it is
-            requested: by this argument, by ``prior_mean="initial"``, or by an L2 penalty.
+        prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 1 with
+            an explicit `lr` and none in the default step: its prior is centred at the mean, with a precision that the
+            curvature gives (`posteriors.shaped_noise`), so that the mean is unregularised.
         data_augmentation_factor: ρ; augmentation makes N examples count as ρN. None: that of the data module, else 1.
         num_data: N, number of training examples; None counts those of the trainer's data loader.
         init_precision: Posterior precision before the first update; the default step replaces it there. None takes the
             curvature of the first batch.
-        relative_noise: Upper bound of the noise in units of each tensor's size. None: no bound with an explicit `lr`; with
-            the default step 0.3 for classifiers (known from `link` or the loss; 0.1 where SGD updates the mean) and 0.02
-            for other models, less for more than five layers (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
+        relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, which the curvature shapes
+            (`posteriors.shaped_noise`); the data lower it where they allow less. None: the noise of the bound with an
+            explicit `lr`; with the default step 0.3 for classifiers (known from `link` or the loss; 0.1 where SGD updates
+            the mean) and 0.02 for other models, less for more than five layers
+            (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else that of the
             training loss (``mse_loss``: ``"identity"``), else ``"softmax"``.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the

@@ -8,6 +8,8 @@ from typing import Any
 
 from lightning_bayes.posteriors import AbstractPosterior
 
+_FEW = 3  # prior precisions that are listed one by one
+
 
 def model_card(file_name: str, content: dict[str, Any], posterior: AbstractPosterior) -> str:
     """The card of a posterior file.
@@ -28,7 +30,6 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
     arguments = ", ".join(f"{name}={value!r}" for name, value in built["arguments"].items())
     weights = sum(mean.numel() for mean in posterior.mean.values())
     priors = sorted(set(posterior.prior_precision.values()))
-    centred = "at zero" if not posterior.prior_mean else "at other weights, for " + ", ".join(posterior.prior_mean)
     yield from (
         f"# {file_name}",
         "",
@@ -39,7 +40,7 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
     yield f"| Architecture | `create_model({built['name']!r}, {arguments})` |"
     yield f"| Posterior | {type(posterior).__name__} over {weights} weights in {len(posterior.mean)} tensors |"
     yield f"| Training examples N | {posterior.num_data:g} |"
-    yield f"| Prior precision | {', '.join(f'{prior:g}' for prior in priors)}, centred {centred} |"
+    yield f"| Prior precision | {_numbers(priors)}, centred {_centres(posterior)} |"
     yield f"| Input | {_input(content['transform'])} |"
     if content["temperature"] != 1:
         yield f"| Temperature | {content['temperature']:.4g}, by which logits are divided |"
@@ -55,6 +56,20 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
         yield from (f"| {name} | {value:.4g} |" for name, value in sorted(content["metrics"].items()))
     if content["config"]:
         yield from ("", "## Training", "", "```json", json.dumps(content["config"], indent=2), "```")
+
+
+def _numbers(values: list[float]) -> str:
+    """A few numbers, or the range of many."""
+    return ", ".join(f"{v:g}" for v in values) if len(values) <= _FEW else f"{values[0]:.3g} to {values[-1]:.3g}"
+
+
+def _centres(posterior: AbstractPosterior) -> str:
+    at_mean = [name for name, centre in posterior.prior_mean.items() if centre.equal(posterior.mean[name])]
+    elsewhere = [name for name in posterior.prior_mean if name not in at_mean]
+    if not posterior.prior_mean:
+        return "at zero"
+    parts = [f"at the mean, for {len(at_mean)} tensors"] * bool(at_mean)
+    return "; ".join([*parts, *(["at other weights, for " + ", ".join(elsewhere)] if elsewhere else [])])
 
 
 def _input(transform: dict[str, Any] | None) -> str:

@@ -13,7 +13,7 @@ from lightning_bayes.optim.readout.checkpoint import (
     require_checkpoint,
 )
 from lightning_bayes.optim.readout.layer import layer_precision
-from lightning_bayes.optim.readout.shape import layer_damping, layer_scale, layer_shape, shape_of
+from lightning_bayes.optim.readout.shape import layer_damping, layer_scale, layer_shape, shape_of, temperature_of
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of, state_precision
 
 __all__ = [
@@ -32,4 +32,5 @@ __all__ = [
     "require_checkpoint",
     "shape_of",
     "state_precision",
+    "temperature_of",
 ]

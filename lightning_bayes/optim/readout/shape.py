@@ -42,6 +42,19 @@ def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor)
     return now.prior + now.noise_damping if shape is None else shape.damping[0]
 
 
+def temperature_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
+    """τ_t of a tensor; arguments as in `layer_shape`. None where it has no noise, or none of its own."""
+    if not (group["noisy"] and state.get("noisy") and state.get("step")):
+        return None
+    now = effective(group)
+    if "input_factor" in state:
+        return now.num_data / layer_shape(group, state, mean).scale
+    if "curvature" not in state:
+        return None
+    shape = shape_of(group, [state], [mean])
+    return mean.new_tensor(now.kl_weight) if shape is None else now.num_data / shape.scale[0]
+
+
 def determined(curvature: Tensor, damping: Tensor | float) -> Tensor:
     """Σ_i s_i / (s_i + γ), negative s_i counted as 0: the number of parameters that the data determine.
 
