@@ -50,7 +50,9 @@ def case(request, generator):
     return built
 
 
-@pytest.mark.parametrize(("kind", "rule"), registered_rules().items(), ids=str)
+@pytest.mark.parametrize(
+    ("kind", "rule"), [pytest.param(*item, id=str(item[0])) for item in registered_rules().items()]
+)
 def test_every_registered_type_has_a_case(kind, rule):
     def name(layer):
         return f"{type(layer).__module__}.{type(layer).__qualname__}"
