@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_bayes.optim.kronecker.kronecker_optimizer import DEFAULT_MAX_SIDE
+from lightning_bayes.optim.kronecker.arguments import DEFAULT_MAX_SIDE
 
 Method: TypeAlias = Literal["adam", "vogn", "noisy-kfac"]
 FLOAT_BYTES = 4

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from lightning_bayes.curvature import check_names
+from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.optim import FisherName, MeanFieldOptimizer, Schedule
 from lightning_bayes.optim.hyperparameters import HyperparameterFields
+from lightning_bayes.optim.kronecker.factor_source import UnsupportedLayers
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.predictive import Link
 
@@ -62,6 +64,9 @@ class KroneckerFields(CallbackFields, total=False):
         fisher: ``"sampled"`` draws labels from the module's attribute ``likelihood``, for the Fisher; ``"empirical"`` uses
             the data's. None draws them where there is such an attribute.
         kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None for none.
+        factors: ``"kfac"`` by either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``. Default ``"kfac"``.
+        unsupported_layers: What becomes of layers that ``engine="backpack"`` has no factors for: ``"refuse"`` names them,
+            ``"mean_field"`` measures their squared gradients, ``"fused"`` takes our own rules. Default ``"refuse"``.
     """
 
     stats_interval: int
@@ -69,6 +74,8 @@ class KroneckerFields(CallbackFields, total=False):
     max_side: int
     fisher: FisherName | None
     kl_clip: float | Schedule | None
+    factors: KroneckerQuantity
+    unsupported_layers: UnsupportedLayers
 
 
 def _merge_docstrings(*records: Any) -> None:

@@ -14,8 +14,9 @@ from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields, KroneckerFields
 from lightning_bayes.optim import KFAC, KroneckerOptimizer, MeanFieldOptimizer, NoisyKFAC, PriorAt
 from lightning_bayes.optim.fisher import check_fisher
+from lightning_bayes.optim.kronecker.arguments import DEFAULT_MAX_SIDE
+from lightning_bayes.optim.kronecker.factor_source import check_factors
 from lightning_bayes.optim.kronecker.intervals import check_intervals
-from lightning_bayes.optim.kronecker.kronecker_optimizer import DEFAULT_MAX_SIDE
 from lightning_bayes.optim.kronecker.noisy_kfac import check_prior_at
 
 _DAMPING = 1e-3  # γ
@@ -25,6 +26,8 @@ _OWN: Mapping[str, Any] = {  # arguments of K-FAC alone
     "max_side": DEFAULT_MAX_SIDE,
     "fisher": None,
     "kl_clip": None,
+    "factors": "kfac",
+    "unsupported_layers": "refuse",
 }
 
 
@@ -96,6 +99,7 @@ def _split(fields: KroneckerFields) -> tuple[CallbackFields, dict[str, Any]]:
     own: dict[str, Any] = {**_OWN, **{name: value for name, value in fields.items() if name in _OWN}}
     check_intervals(own["stats_interval"], own["inverse_interval"])
     check_fisher(own["fisher"])
+    check_factors(fields.get("engine", "fused"), own["factors"], own["unsupported_layers"])
     return cast(CallbackFields, shared), own
 
 

@@ -84,4 +84,4 @@ def takes_batch_norm(optimizer):
 
 def chooses_engine(optimizer):
     """Whether ``engine="fused"`` and ``engine="backpack"`` measure the same: BackPACK's factors have no bias column."""
-    return not (optimizer.joins_weights or optimizer.estimator.quantity == "kronecker")
+    return not (optimizer.joins_weights or optimizer.estimator.quantity == "kfac")

@@ -33,12 +33,16 @@ from lightning_bayes.curvature.hooks import (
     in_place_refused,
     is_stock,
     out_of_place,
-    refuse,
-    tied_parameters,
     without_compiler,
 )
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse_scripted
+from lightning_bayes.curvature.measured_modules import (
+    MeasuredModule,
+    find_measured_modules,
+    refuse,
+    refuse_scripted,
+    tied_parameters,
+)
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
 from lightning_bayes.curvature.rules.registry import Inputs, LayerRule

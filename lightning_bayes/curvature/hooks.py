@@ -20,7 +20,7 @@ from lightning_bayes.curvature.engine import Capture
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks
 from lightning_bayes.curvature.rules.registry import computes
-from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
+from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
 
 STOCK_LAYERS = (
@@ -164,33 +164,9 @@ def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
         ) from error
 
 
-def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
-    """Name every offender at once.
-
-    Args:
-        reasons: Pairs of a reason and the labels of the modules it holds for.
-        advice: What to do instead, the last sentence of the message.
-
-    Raises:
-        UnsupportedLayerError: If a reason holds for anything.
-    """
-    found = [reason + name_some(labels, 160) for reason, labels in reasons if labels]
-    if found:
-        raise UnsupportedLayerError(f"{'; '.join(found)}. {advice}")
-
-
 def collect(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:
     """Remove the results that BackPACK stored on the parameters as `savefield`, and return them."""
     return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}
-
-
-def tied_parameters(units: Iterable[MeasuredModule]) -> list[str]:
-    """Parameters that several units hold, each as ``embed.weight = out.weight``."""
-    owners: dict[nn.Parameter, list[str]] = {}
-    for unit in units:
-        for name, param in unit.module.named_parameters(prefix=unit.name, remove_duplicate=False):
-            owners.setdefault(param, []).append(name)
-    return [" = ".join(names) for names in owners.values() if names[1:]]
 
 
 def is_stock(module: nn.Module) -> bool:

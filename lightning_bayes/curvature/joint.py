@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.factors import LayerRecords, input_rows, output_rows
+from lightning_bayes.curvature.factors import LayerRecords, Request, input_rows, output_rows
 from lightning_bayes.curvature.kronecker import KroneckerCapture
 from lightning_bayes.curvature.workspace import Workspace
 
@@ -36,8 +36,8 @@ class ExampleRows(LayerRecords):
     They take the memory of all inputs and output gradients of a batch, in all layers.
     """
 
-    def __init__(self, layers: Mapping[nn.Module, bool], workspace: Workspace) -> None:
-        super().__init__(layers, workspace)
+    def __init__(self, request: Request, workspace: Workspace) -> None:
+        super().__init__(request, workspace)
         self.rows: dict[nn.Module, LayerRows] = {}
 
     @property
@@ -45,9 +45,9 @@ class ExampleRows(LayerRecords):
         """The layers with a call."""
         return self.rows.keys()
 
-    def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor) -> None:
+    def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Keep one call; see `LayerRecords.add`."""
-        seen = input_rows(layer, x, self.layers[layer]), output_rows(layer, grad_output)
+        seen = input_rows(layer, x, self.request.layers[layer]), output_rows(layer, grad_output)
         new = LayerRows(*(torch.unflatten(rows, 0, (len(x), -1)) for rows in seen))
         old = self.rows.get(layer)
         self.rows[layer] = (

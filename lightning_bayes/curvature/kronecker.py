@@ -11,7 +11,8 @@ The calls of a layer that is called several times in a pass count as its positio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -21,32 +22,16 @@ from torch import Generator, Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.engine import Capture
-from lightning_bayes.curvature.factors import FactorMoments, LayerRecords
+from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
 from lightning_bayes.curvature.fused import FusedCapture, FusedEngine, LayerCall, in_full_precision
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
-
-
-@dataclass(frozen=True)
-class Request:
-    """The curvature that a pass measures beside the gradient.
-
-    Attributes:
-        layers: The layers whose factors are measured, and whether the bias is part of their matrix.
-        likelihood: Draws the labels; None takes those of the data.
-        seed: Seed of the draws.
-        loss_scale: Factor on the loss for the backward in mixed precision.
-    """
-
-    layers: Mapping[nn.Module, bool]
-    likelihood: Likelihood | None = None
-    seed: int = 0
-    loss_scale: float = 1.0
 
 
 @final
@@ -58,6 +43,7 @@ class KroneckerEngine(FusedEngine):
         loss_reduction: See there.
         workspace_mib: See there.
         records: Makes what a pass keeps of the layers of its request.
+        has_factors: Whether a layer has factors by what `records` makes.
     """
 
     def __init__(
@@ -65,10 +51,11 @@ class KroneckerEngine(FusedEngine):
         model: nn.Module,
         loss_reduction: LossReduction = "auto",
         workspace_mib: float = DEFAULT_MIB,
-        records: Callable[[Mapping[nn.Module, bool], Workspace], LayerRecords] = FactorMoments,
+        records: Callable[[Request, Workspace], LayerRecords] = FactorMoments,
+        has_factors: Callable[[nn.Module], bool] = has_factors,
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
-        self.new_records = records
+        self.new_records, self.has_factors = records, has_factors
         self._plain = GradientEngine(model, loss_reduction)
 
     def capture(self, request: Request | None = None) -> AbstractContextManager[Capture]:
@@ -86,7 +73,7 @@ class KroneckerEngine(FusedEngine):
     def _outputs_kept(self, captured: KroneckerCapture) -> Iterator[Capture]:
         hook = self.model.register_forward_hook(captured.keep_outputs)
         try:
-            with self.run(captured):
+            with captured.records.watching(self.model), self.run(captured):
                 yield captured
         finally:
             hook.remove()
@@ -105,7 +92,7 @@ class KroneckerEngine(FusedEngine):
         if not isinstance(captured, KroneckerCapture):
             self._plain.check_reached(captured)
             return
-        if captured.request.likelihood is not None:
+        if isinstance(captured.request.likelihood, Likelihood):
             self._check_outputs(captured)
         super().check_reached(captured)
 
@@ -134,6 +121,7 @@ class _Sampling:
 
     probe: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))  # a leaf behind every layer
     is_running: bool = False
+    draw: int = 0  # number of the draw of labels
 
 
 @final
@@ -153,7 +141,7 @@ class KroneckerCapture(FusedCapture):
         super().__init__(engine.loss_reduction, engine.checked, engine.workspace)
         self.request = request
         self.outputs: list[Tensor] = []
-        self.records = engine.new_records(request.layers, engine.workspace)
+        self.records = engine.new_records(request, engine.workspace)
         self._sampling = _Sampling()
 
     @property
@@ -197,23 +185,34 @@ class KroneckerCapture(FusedCapture):
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read the loss's scale, and measure with drawn labels if there is a likelihood; see `Capture.observe`."""
         super().observe(loss, divided_by_host)
-        if self.request.likelihood is not None and self.outputs and not self.reached:
-            self._measure_with_drawn_labels(self.request.likelihood)
+        self.records.observe(loss, divided_by_host)
+        labels = self.request.likelihood
+        if isinstance(labels, LossCalls):
+            call = labels.call_of(loss)
+            self._measure_with_drawn_labels(LIKELIHOODS[call.function], [call.outputs], call.terms)
+        elif labels is not None and self.outputs and not self.reached:
+            self._measure_with_drawn_labels(labels, self.outputs)
 
-    def _measure_with_drawn_labels(self, likelihood: Likelihood) -> None:
-        generator = Generator(self.outputs[0].device).manual_seed(self.request.seed)
-        outputs = [in_full_precision(output) for output in self.outputs]
-        loss = torch.stack([likelihood.sampled_loss(output, generator) for output in outputs]).sum()
+    def _measure_with_drawn_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
+        generator = Generator(outputs[0].device).manual_seed(self.request.seed)
         own = {param for layer in self.request.layers for param in layer.parameters()}
-        others = [param for param in self.calls if param not in own]
+        leaves = [self.probe, *(param for param in self.calls if param not in own)]
         self._sampling.is_running = True
         try:
-            torch.autograd.grad(
-                loss * self.request.loss_scale, [self.probe, *others], retain_graph=True, allow_unused=True
-            )
+            for draw in range(self.request.mc_samples):
+                self._sampling.draw = draw
+                with self.records.aside():
+                    losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
+                    loss = torch.stack(losses).sum() * (self.request.loss_scale / math.sqrt(terms))
+                    torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
             self.finish()
         finally:
             self._sampling.is_running = False
+
+    @property
+    def draw(self) -> int:
+        """Number of the running draw of labels."""
+        return self._sampling.draw
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
         """Keep Σ_i c_i² of a parameter, from the backward that measures."""
@@ -242,10 +241,10 @@ class KroneckerCapture(FusedCapture):
 
     def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
         """(S, A) of each layer that backward reached, as means over examples, in the loss scale of mixed precision."""
-        assert isinstance(self.records, FactorMoments)
+        assert isinstance(self.records, FactorRecords)
         batch = self._batch_size
         examples = self.num_examples if self.request.likelihood is None else batch
-        return self.records.mean_factors(self.own_scale**2 * batch / examples)
+        return self.records.mean_factors(self.own_scale**2 * batch / examples, self.gradient_factor())
 
     @property
     def _batch_size(self) -> int:
@@ -260,20 +259,21 @@ class _FactorCall(LayerCall):
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = self.note_inputs(args, kwargs)
         self.accumulators = [get_gradient_edge(param).node for param in self.params.values()]
-        self.is_done = False
+        self.draws_done = 0
         return self.watched(inputs, forward(*args, **kwargs), [self.captured.probe])
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         return self.captured.measures and self.captured.is_asked(self.accumulators)
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
-        if self.is_done:
+        if self.draws_done > self.captured.draw:
             raise UnsupportedTrainingError(
                 f"A second backward reached {self.unit.label}, whose factors were already taken in this pass. Add the "
                 "losses and call backward once, or open one pass for each backward."
             )
-        self.is_done = True
+        self.draws_done += 1
         grad_output = in_full_precision(grads[0])
         if grad_output is not None:
-            self.captured.records.add(self.unit.module, in_full_precision(inputs[0]), grad_output)
+            x, is_first = in_full_precision(inputs[0]), self.captured.draw == 0
+            self.captured.records.add(self.unit.module, x, grad_output, is_first)
         return [None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, get_args, overload
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from lightning_bayes.curvature.engine import AbstractEngine, Capture, EngineName
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.kronecker import KroneckerEngine
+from lightning_bayes.curvature.layer_blocks import blocks_by_parameter, capture_blocks
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import (
     DiagonalQuantity,
@@ -32,8 +34,9 @@ def make_engine(
     loss_reduction: LossReduction = "auto",
     workspace_mib: float = DEFAULT_MIB,
     *,
-    quantity: Quantity | Literal["gradient", "kronecker"] = "squared_gradients",
+    quantity: Quantity | Literal["gradient"] = "squared_gradients",
     mc_samples: int = 1,
+    seed: int | None = None,
 ) -> AbstractEngine:
     """Build the engine called `name` for `model`.
 
@@ -42,34 +45,40 @@ def make_engine(
         model: The model whose passes will be measured.
         loss_reduction: ``"auto"`` reads from the loss's graph how it reduces its examples; or declare it.
         workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
-        quantity: What passes are asked for, see `measure`; ``"gradient"`` for no curvature, which needs no rules;
-            ``"kronecker"`` for Kronecker factors, see `KroneckerEngine.capture`.
-        mc_samples: As in `measure`.
+        quantity: What passes are asked for, see `measure`; ``"gradient"`` for no curvature, which needs no rules.
+            Passes of ``"kfac"``, ``"kflr"`` and ``"kfra"`` measure on request, see `KroneckerEngine.capture`.
+        mc_samples: Labels that ``"diag_ggn_mc"`` draws per example.
+        seed: Their seed, as in `measure`.
 
     Returns:
-        The engine.
-
-    Raises:
-        HyperparameterError: If the engine does not measure the quantity.
+        The engine; a `HyperparameterError` says where it does not measure the quantity.
     """
     check_names(name, loss_reduction)
     if quantity == "gradient":
         return GradientEngine(model, loss_reduction)
-    if quantity == "kronecker":
-        if name != "fused":
-            raise HyperparameterError(
-                f"engine={name!r} does not measure Kronecker factors of layers; use engine='fused'."
-            )
-        return KroneckerEngine(model, loss_reduction, workspace_mib)
+    if quantity == "kfac" or quantity == "kflr" or quantity == "kfra":
+        return _kronecker_engine(name, model, loss_reduction, workspace_mib, quantity)
     if quantity != "squared_gradients":
         from lightning_bayes.curvature.second_order import SecondOrderEngine  # loads BackPACK only where it is used
 
-        return SecondOrderEngine(model, quantity, loss_reduction, mc_samples)
+        return SecondOrderEngine(model, quantity, loss_reduction, mc_samples, seed)
     if name == "fused":
         return FusedEngine(model, loss_reduction, workspace_mib)
     from lightning_bayes.curvature.backpack import BackpackEngine
 
     return BackpackEngine(model, loss_reduction, workspace_mib=workspace_mib)
+
+
+def _kronecker_engine(
+    name: EngineName, model: nn.Module, loss_reduction: LossReduction, workspace_mib: float, quantity: KroneckerQuantity
+) -> KroneckerEngine:
+    _require_measurable(name, quantity)
+    if name == "fused":
+        return KroneckerEngine(model, loss_reduction, workspace_mib)
+    from lightning_bayes.curvature.backpack_factors import BackpackFactors, has_backpack_factors
+
+    records = partial(BackpackFactors, quantity=quantity)
+    return KroneckerEngine(model, loss_reduction, workspace_mib, records, has_backpack_factors)
 
 
 def check_names(engine: str, loss_reduction: str) -> None:
@@ -97,6 +106,7 @@ def measure(
     engine: EngineName = ...,
     loss_reduction: LossReduction = ...,
     mc_samples: int = ...,
+    seed: int | None = ...,
     workspace_mib: float = ...,
 ) -> Measurement[Tensor]: ...
 
@@ -110,6 +120,7 @@ def measure(
     engine: EngineName = ...,
     loss_reduction: LossReduction = ...,
     mc_samples: int = ...,
+    seed: int | None = ...,
     workspace_mib: float = ...,
 ) -> Measurement[KroneckerFactors]: ...
 
@@ -122,6 +133,7 @@ def measure(
     engine: EngineName = "fused",
     loss_reduction: LossReduction = "auto",
     mc_samples: int = 1,
+    seed: int | None = None,
     workspace_mib: float = DEFAULT_MIB,
 ) -> Any:
     """Gradient and curvature of one loss, as means over the examples of its batch.
@@ -134,13 +146,15 @@ def measure(
         closure: Computes the loss, a scalar: the mean or the sum over examples of a negative log-likelihood in nats.
         quantity: What to measure, with the equations in `lightning_bayes.curvature.measurement`:
             ``"squared_gradients"`` is the diagonal of the empirical Fisher, of any model and loss (with
-            `Likelihood.sampled_loss`, of the Fisher itself). The others need ``engine="backpack"``, a model of layers that
-            BackPACK knows, and a closure that returns what ``F.cross_entropy``, ``F.mse_loss`` or
-            ``F.binary_cross_entropy_with_logits`` (or their modules) returns: ``"diag_ggn"``, ``"diag_ggn_mc"``,
-            ``"diag_hessian"``, and ``"kflr"`` and ``"kfra"``, whose curvature are `KroneckerFactors`.
+            `Likelihood.sampled_loss`, of the Fisher itself). The others need a closure that returns what
+            ``F.cross_entropy``, ``F.mse_loss`` or ``F.binary_cross_entropy_with_logits`` (or their modules) returns:
+            ``"kfac"``, whose curvature are `KroneckerFactors`, by either engine; and with ``engine="backpack"``, for models
+            of layers that BackPACK knows, ``"kflr"`` and ``"kfra"`` alike, ``"diag_ggn"``, ``"diag_ggn_mc"`` and
+            ``"diag_hessian"``.
         engine: ``"fused"`` or ``"backpack"``.
         loss_reduction: ``"auto"``, or a declaration where the loss is built in an unusual way.
-        mc_samples: Labels that ``"diag_ggn_mc"`` draws per example, from torch's global generator.
+        mc_samples: Labels that ``"kfac"`` and ``"diag_ggn_mc"`` draw per example.
+        seed: Seed of these draws, which leave torch's generators alone; None draws a seed from the global one.
         workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
 
     Returns:
@@ -164,19 +178,27 @@ def measure(
     if quantity not in _QUANTITIES:
         raise HyperparameterError(f"quantity={quantity!r} is unknown; use one of {', '.join(_QUANTITIES)}.")
     with _own_gradients(model):
-        if quantity != "squared_gradients":
-            _check_second_order(quantity, engine, mc_samples)
-        captured, curvature = _measured(
-            make_engine(engine, model, loss_reduction, workspace_mib, quantity=quantity, mc_samples=mc_samples), closure
+        _check_draws(quantity, engine, mc_samples)
+        made = make_engine(
+            engine, model, loss_reduction, workspace_mib, quantity=quantity, mc_samples=mc_samples, seed=seed
         )
+        if isinstance(made, KroneckerEngine):
+            source = "BackPACK" if engine == "backpack" else "This package"
+            blocks = capture_blocks(made, closure, source, quantity, mc_samples, seed)
+            return _by_name(model, blocks, blocks_by_parameter(blocks))
+        captured, curvature = _measured(made, closure)
         return _by_name(model, captured, curvature)
 
 
-def _check_second_order(quantity: str, engine: str, mc_samples: int) -> None:
-    if engine != "backpack":
-        raise HyperparameterError(f"engine={engine!r} does not measure {quantity!r}; pass engine='backpack'.")
+def _check_draws(quantity: str, engine: str, mc_samples: int) -> None:
+    _require_measurable(engine, quantity)
     if mc_samples < 1:
         raise HyperparameterError(f"mc_samples={mc_samples} must be at least 1.")
+
+
+def _require_measurable(engine: str, quantity: str) -> None:
+    if engine != "backpack" and quantity not in {"squared_gradients", "kfac"}:
+        raise HyperparameterError(f"engine={engine!r} does not measure {quantity!r}; pass engine='backpack'.")
 
 
 def _measured(engine: AbstractEngine, closure: Callable[[], Tensor]) -> tuple[Capture, dict[nn.Parameter, Tensor]]:

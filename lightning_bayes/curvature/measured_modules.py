@@ -119,6 +119,30 @@ def refuse_scripted(model: nn.Module) -> None:
         )
 
 
+def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
+    """Name every offender at once.
+
+    Args:
+        reasons: Pairs of a reason and the labels of the modules it holds for.
+        advice: What to do instead, the last sentence of the message.
+
+    Raises:
+        UnsupportedLayerError: If a reason holds for anything.
+    """
+    found = [reason + name_some(labels, 160) for reason, labels in reasons if labels]
+    if found:
+        raise UnsupportedLayerError(f"{'; '.join(found)}. {advice}")
+
+
+def tied_parameters(units: Iterable[MeasuredModule]) -> list[str]:
+    """Parameters that several units hold, each as ``embed.weight = out.weight``."""
+    owners: dict[nn.Parameter, list[str]] = {}
+    for unit in units:
+        for name, param in unit.module.named_parameters(prefix=unit.name, remove_duplicate=False):
+            owners.setdefault(param, []).append(name)
+    return [" = ".join(names) for names in owners.values() if names[1:]]
+
+
 def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[MeasuredModule]:
     if module in seen:
         return

@@ -10,10 +10,12 @@ the loss sees, J_i = ∂f_i/∂θ and H_i = ∂²ℓ_i/∂f_i²,
     diag_ggn          = (1/n) Σ_i diag(J_iᵀ H_i J_i)    generalised Gauss-Newton, the Fisher of these losses
     diag_ggn_mc       = the same, with H_i estimated from labels that the model itself draws
     diag_hessian      = (1/n) Σ_i diag(∂²ℓ_i/∂θ²)       exact; may be negative
-    kflr, kfra        ≈ (1/n) Σ_i J_iᵀ H_i J_i          one block for each parameter, as a Kronecker product
+    kfac, kflr, kfra  ≈ (1/n) Σ_i J_iᵀ H_i J_i          one block for each parameter, as a Kronecker product
 
-Both are approximations of Botev et al. 2017 (https://arxiv.org/abs/1706.03662): KFLR carries an exact square root of every
-H_i back to each layer; KFRA carries one matrix, averaged over the examples at every layer.
+KFAC (Martens & Grosse 2015, https://arxiv.org/abs/1503.05671) estimates H_i from labels that the model itself draws. KFLR
+carries an exact square root of every H_i back to each layer, so it is the mean of KFAC over labels; KFRA carries one matrix,
+averaged over the examples at every layer (both Botev et al. 2017, https://arxiv.org/abs/1706.03662). The factors of
+convolutions are in `curvature.factors.conversion`.
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from torch import Tensor
 
 SecondOrderDiagonal: TypeAlias = Literal["diag_ggn", "diag_ggn_mc", "diag_hessian"]
-KroneckerQuantity: TypeAlias = Literal["kflr", "kfra"]
-SecondOrderQuantity: TypeAlias = Literal[SecondOrderDiagonal, KroneckerQuantity]
+KroneckerQuantity: TypeAlias = Literal["kfac", "kflr", "kfra"]
 DiagonalQuantity: TypeAlias = Literal["squared_gradients", SecondOrderDiagonal]
 Quantity: TypeAlias = Literal[DiagonalQuantity, KroneckerQuantity]
 
@@ -39,7 +40,8 @@ class KroneckerFactors:
     Attributes:
         factors: Symmetric positive semi-definite matrices. For a weight ``[out, in]`` or ``[out, in, *kernel]`` they are
             S ``[out, out]`` from the output gradients and A ``[K, K]`` from the inputs, with K = in · ∏ kernel; for a
-            bias ``[out]`` S alone, which is the block itself. S carries the scale.
+            bias ``[out]`` T S alone, with T positions, which is the block itself. S carries the scale. Groups of a
+            convolution are a first dimension of each.
     """
 
     factors: tuple[Tensor, ...]

@@ -8,8 +8,8 @@ modules. So models need no conversion, and a module without parameters may be us
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from backpack.custom_module.branching import SumModule
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lightning_bayes.curvature.loss_calls import ADVICE, read_call
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
 # Operation → module that computes it, from the arguments after the input. Keyword arguments pass through.
@@ -60,16 +61,47 @@ class AsModules(TorchFunctionMode):
         super().__init__()
         self.quantity = quantity
         self.losses: list[Tensor] = []
+        self._is_paused = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self._is_paused:
             if func in _LOSSES:
                 return self._loss(func, args, kwargs)
             module = _as_module(func, args, kwargs) if _has_grad(args) else None
             if module is not None:
                 return self._run(module, *args[: 2 if isinstance(module, SumModule) else 1])
         return func(*args, **kwargs)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operations inside run as they are."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    def require_loss(self, loss: Tensor, divided_by_host: bool) -> None:
+        """Require a loss that is the result of one known loss function, and take its dtype for the default.
+
+        Args:
+            loss: The loss, with its graph.
+            divided_by_host: Whether the last operation on it is a division that its author did not write.
+
+        Raises:
+            UnsupportedTrainingError: If it is not.
+        """
+        torch.set_default_dtype(loss.dtype)  # BackPACK builds the kernels of its pooling in the default dtype
+        if not self.losses:
+            raise UnsupportedTrainingError(f"BackPACK needs the loss as one function that it knows. {ADVICE}")
+        node = loss.grad_fn
+        if divided_by_host and node is not None:
+            node = node.next_functions[0][0]
+        if not any(node is known.grad_fn for known in self.losses):
+            raise UnsupportedTrainingError(
+                f"The loss is not the result of one loss function alone, so BackPACK would miss the rest of it. {ADVICE}"
+            )
 
     def require_known(self, x: Tensor, consumer: str) -> None:
         """Require that `x` is an input of the model or comes out of a BackPACK module.
@@ -95,34 +127,12 @@ class AsModules(TorchFunctionMode):
         return output
 
     def _loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        options = inspect.signature(func).bind(*args, **kwargs).arguments
-        x, target = options.pop("input"), options.pop("target")
-        _check_loss(func.__name__, options, target)
-        kept = {k: options[k] for k in ("reduction", "label_smoothing") if k in options}
-        module = extend(_LOSSES[func](**kept))
-        self.require_known(x, type(module).__name__)
-        loss: Tensor = module(x, target)
+        call = read_call(func, args, kwargs, "BackPACK")
+        module = extend(_LOSSES[func](**call.options))
+        self.require_known(call.outputs, type(module).__name__)
+        loss: Tensor = module(call.outputs, call.target)
         self.losses.append(loss)
         return loss
-
-
-def _check_loss(name: str, options: dict[str, Any], target: Tensor) -> None:
-    unknown = [o for o in ("weight", "pos_weight", "size_average", "reduce") if options.get(o) is not None]
-    if unknown:
-        raise UnsupportedTrainingError(f"BackPACK does not know {name} with {' and '.join(unknown)}. Leave it out.")
-    if options.get("reduction", "mean") not in {"mean", "sum"}:
-        raise UnsupportedTrainingError(
-            f"BackPACK needs the scalar that {name} reduces to by itself, but reduction={options['reduction']!r}. Use "
-            "reduction='mean' or 'sum'."
-        )
-    if name != "cross_entropy":
-        return
-    if target.is_floating_point() and not torch.allclose(target.sum(1), torch.ones_like(target[:, 0])):
-        raise UnsupportedTrainingError("BackPACK takes targets of cross_entropy for probabilities, which sum to 1.")
-    if not target.is_floating_point() and (target == options.get("ignore_index", -100)).any():
-        raise UnsupportedTrainingError(
-            "BackPACK counts targets that are ignore_index like any other. Take these examples out of the batch."
-        )
 
 
 def _has_grad(args: tuple[Any, ...]) -> bool:

@@ -42,6 +42,19 @@ def known_layers(extension: Any) -> set[type[nn.Module]]:
     return set(_required(extension, _LAYER_TABLE))
 
 
+def layer_extension(extension: Any, kind: type[nn.Module]) -> Any:
+    """An extension's own rule for a layer type.
+
+    Args:
+        extension: As in `known_layers`.
+        kind: The type.
+
+    Returns:
+        BackPACK's module extension; None if there is none.
+    """
+    return _required(extension, _LAYER_TABLE).get(kind)
+
+
 def hook_handles() -> list[Any]:
     """The handles of every hook that BackPACK has set; it keeps them for ever itself.
 

@@ -1,4 +1,4 @@
-"""Second-order quantities through BackPACK: diagonals of the GGN and of the Hessian, KFLR and KFRA.
+"""Second-order diagonals through BackPACK: those of the GGN and of the Hessian.
 
 BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) needs to see the loss function and every operation of the
 model as modules; `AsModules` shows them to it. What it does not know is refused by name before or during the forward.
@@ -6,65 +6,56 @@ model as modules; `AsModules` shows them to it. What it does not know is refused
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
-from backpack import backpack, extensions
+from backpack import extensions
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.backpack_watch import watched
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
-from lightning_bayes.curvature.hooks import (
-    calls_checked,
-    collect,
-    extended,
-    in_place_refused,
-    is_stock,
-    out_of_place,
+from lightning_bayes.curvature.hooks import collect, is_stock
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.measured_modules import (
+    MeasuredModule,
+    find_measured_modules,
     refuse,
     tied_parameters,
 )
-from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
-from lightning_bayes.curvature.measurement import KroneckerFactors, SecondOrderQuantity
+from lightning_bayes.curvature.measurement import SecondOrderDiagonal
 from lightning_bayes.curvature.modules import AsModules
 from lightning_bayes.curvature.private_backpack import known_layers
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
-from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.curvature.rules.random_numbers import new_seed
+from lightning_bayes.curvature.seeded_labels import seed_labels
 
 _OTHERWISE = "do without BackPACK: 'squared_gradients' in measure, VOGN, or hessian='reparameterised' in VONCallback"
 _ADVICE = f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}."
-_ONE_CALL = f"Give each call a layer of its own, or {_OTHERWISE}."
-_LOSS = (
-    "Return what F.cross_entropy, F.mse_loss or F.binary_cross_entropy_with_logits (or their modules) returns, with "
-    "nothing added or scaled."
-)
 
 
 class SecondOrderEngine(AbstractEngine):
-    """Measures one of BackPACK's second-order quantities.
+    """Measures one of BackPACK's second-order diagonals.
 
     Args:
         model: The model.
         quantity: What to measure.
         loss_reduction: How losses reduce their examples.
         mc_samples: Draws per example of ``"diag_ggn_mc"``.
+        seed: Seed of the draws; None draws one from torch's global generator.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        quantity: SecondOrderQuantity,
+        quantity: SecondOrderDiagonal,
         loss_reduction: LossReduction = "auto",
         mc_samples: int = 1,
+        seed: int | None = None,
     ) -> None:
         super().__init__(model, loss_reduction)
-        self.quantity, self.mc_samples = quantity, mc_samples
+        self.quantity, self.mc_samples, self.seed = quantity, mc_samples, seed
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
@@ -73,27 +64,24 @@ class SecondOrderEngine(AbstractEngine):
         Yields:
             The capture; its curvature is complete on exit. Show it the loss before backward.
         """
-        extension = _extension(self.quantity, self.mc_samples)
-        units, known = find_measured_modules(self.model), _known_layers(extension)
+        extension = self._extension()
+        units, known = find_measured_modules(self.model), known_layers(extension)
         _check_supported(units, known, self.quantity)
         layers = _layers(self.model, known)
         as_modules = AsModules(self.quantity)
         captured = _SecondOrderCapture(self.loss_reduction, as_modules)
         with ExitStack() as undo:
             undo.callback(collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
-            undo.enter_context(out_of_place(self.model))
-            undo.enter_context(calls_checked(layers, captured, _ONE_CALL))
-            for layer in layers:
-                hook = partial(_check_source, layer, as_modules)
-                undo.callback(layer.module.register_forward_pre_hook(hook).remove)
-            undo.enter_context(extended([layer.module for layer in layers]))
-            undo.enter_context(backpack(extension))
-            undo.enter_context(in_place_refused(_ADVICE, captured))
-            undo.enter_context(as_modules)
-            undo.callback(torch.set_default_dtype, torch.get_default_dtype())
-            undo.enter_context(_backpack_errors_named(self.quantity))
+            undo.enter_context(watched(self.model, layers, extension, as_modules, captured, _OTHERWISE))
             yield captured
             captured.squares.update(collect(units, extension.savefield))
+
+    def _extension(self) -> Any:
+        if self.quantity != "diag_ggn_mc":
+            return extensions.DiagGGNExact() if self.quantity == "diag_ggn" else extensions.DiagHessian()
+        extension = extensions.DiagGGNMC(self.mc_samples)
+        seed_labels(extension, self.mc_samples, new_seed() if self.seed is None else self.seed)
+        return extension
 
 
 class _SecondOrderCapture(Capture):
@@ -103,32 +91,12 @@ class _SecondOrderCapture(Capture):
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         super().observe(loss, divided_by_host)
-        torch.set_default_dtype(loss.dtype)  # BackPACK builds the kernels of its pooling in the default dtype
-        _check_loss(loss.grad_fn, divided_by_host, self.as_modules)
+        self.as_modules.require_loss(loss, divided_by_host)
 
-    def mean_curvature(self) -> dict[nn.Parameter, Any]:
+    def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
+        """BackPACK's values are in the scale of the loss, like the gradient: the same factor makes them means."""
         factor = self.gradient_factor()
-        return {param: _scaled(value, factor) for param, value in self.squares.items()}
-
-
-def _extension(quantity: SecondOrderQuantity, mc_samples: int) -> Any:
-    if quantity == "diag_ggn_mc":
-        return extensions.DiagGGNMC(mc_samples)
-    known = {
-        "diag_ggn": extensions.DiagGGNExact,
-        "diag_hessian": extensions.DiagHessian,
-        "kflr": extensions.KFLR,
-        "kfra": extensions.KFRA,
-    }
-    return known[quantity]()
-
-
-def _known_layers(extension: Any) -> set[type[nn.Module]]:
-    known = known_layers(extension)
-    if isinstance(extension, (extensions.KFLR, extensions.KFRA)):
-        # These factors would be those of the transposed weight.
-        known -= {nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d}
-    return known
+        return {param: value * factor for param, value in self.squares.items()}
 
 
 def _check_supported(units: list[MeasuredModule], known: set[type[nn.Module]], quantity: str) -> None:
@@ -152,40 +120,3 @@ def _layers(model: nn.Module, known: set[type[nn.Module]]) -> list[MeasuredModul
     # A frozen layer that is left out here is noticed by its successor, if curvature has to pass.
     layers = [MeasuredModule(name, module, rule_for(module)) for name, module in model.named_modules()]
     return [layer for layer in layers if _is_known(layer, known) and not uses_batch_statistics(layer.module)]
-
-
-def _check_source(layer: MeasuredModule, as_modules: AsModules, module: nn.Module, args: tuple[Any, ...]) -> None:
-    if torch.is_grad_enabled():
-        as_modules.require_known(args[0], layer.label)
-
-
-def _check_loss(node: Any, divided_by_host: bool, as_modules: AsModules) -> None:
-    if not as_modules.losses:
-        raise UnsupportedTrainingError(f"BackPACK needs the loss as one function that it knows. {_LOSS}")
-    if divided_by_host and node is not None:
-        node = node.next_functions[0][0]
-    if not any(node is known.grad_fn for known in as_modules.losses):
-        raise UnsupportedTrainingError(
-            f"The loss is not the result of one loss function alone, so BackPACK would miss the rest of it. {_LOSS}"
-        )
-
-
-@contextmanager
-def _backpack_errors_named(quantity: str) -> Iterator[None]:
-    try:
-        yield
-    except (NotImplementedError, AssertionError, ValueError) as error:
-        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        if not any("backpack" in Path(name).parts for name in frames):
-            raise
-        raise UnsupportedLayerError(
-            f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {_ADVICE}"
-        ) from error
-
-
-def _scaled(value: Tensor | list[Tensor], factor: float) -> Tensor | KroneckerFactors:
-    """BackPACK's value is in the scale of the loss, like the gradient: the same factor makes it a mean over examples."""
-    if isinstance(value, Tensor):
-        return value * factor
-    first, *rest = (factor_matrix.contiguous() for factor_matrix in value)
-    return KroneckerFactors((first * factor, *rest))

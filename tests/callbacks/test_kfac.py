@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader
 
 from lightning_bayes import KFACCallback, MatrixGaussian, NoisyKFACCallback, load_posterior, mc_predict
 from lightning_bayes.curvature import Softmax
-from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedLayerError
 from lightning_bayes.optim import NoisyKFAC
 from lightning_bayes.zoo import ResNet18
 
@@ -266,3 +266,29 @@ def test_factors_travel_with_the_gradients_and_results_of_inversions_only_when_t
     state, sizes = ranks[0]["uneven"]
     results = sides * sum(f"net.0.weight/output_{kind}" in state for kind in ("inverse", "root"))
     assert sizes == [with_factors, results, without, with_factors, results, without, with_factors, without]
+
+
+@pytest.mark.parametrize(
+    ("callback", "factors"), [(NoisyKFACCallback, "kfac"), (KFACCallback, "kflr"), (KFACCallback, "kfra")]
+)
+def test_factors_of_backpack_train_an_unmodified_module(callback, factors, caplog):
+    module, data = Classifier(), blobs()
+    x, y = data.tensors
+    before = F.cross_entropy(module(x), y).item()
+    with caplog.at_level(logging.INFO):
+        fit(module, callback(engine="backpack", factors=factors, stats_interval=1), max_epochs=4)
+    assert F.cross_entropy(module(x), y) < before
+    assert f"({factors} by BackPACK)" in caplog.text
+
+
+def test_layers_that_backpack_has_no_factors_for_follow_the_argument():
+    with pytest.raises(
+        UnsupportedLayerError, match=r"no factors for net\.0\.2 \(BatchNorm2d\).*unsupported_layers='mean"
+    ):
+        fit(Classifier(net=residual_net()), NoisyKFACCallback(engine="backpack"))
+    callback = NoisyKFACCallback(engine="backpack", unsupported_layers="mean_field")
+    net = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES))
+    fit(Classifier(net=net), callback)
+    assert [layer.name for layer in callback.optimizer.division().layers] == ["net.0", "net.3"]
+    with pytest.raises(HyperparameterError, match="engine='fused' does not measure 'kfra'"):
+        KFACCallback(factors="kfra")

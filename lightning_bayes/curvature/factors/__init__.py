@@ -1,16 +1,20 @@
 """Kronecker factors of a layer's curvature, from its input and its output gradient."""
 
+from lightning_bayes.curvature.factors.conversion import split_bias
 from lightning_bayes.curvature.factors.factors import has_factors, input_factor, link_factors, output_factor
-from lightning_bayes.curvature.factors.layer_records import FactorMoments, LayerRecords
+from lightning_bayes.curvature.factors.layer_records import FactorMoments, FactorRecords, LayerRecords, Request
 from lightning_bayes.curvature.factors.rows import input_rows, output_rows
 
 __all__ = [
     "FactorMoments",
+    "FactorRecords",
     "LayerRecords",
+    "Request",
     "has_factors",
     "input_factor",
     "input_rows",
     "link_factors",
     "output_factor",
     "output_rows",
+    "split_bias",
 ]

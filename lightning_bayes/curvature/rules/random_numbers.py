@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,3 +35,27 @@ def with_rng(state: list[Tensor] | None, function: Callable[..., Any], *args: An
     with torch.random.fork_rng(devices=range(len(state) - 1)):
         set_rng(state)
         return function(*args)
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed the processor's and the device's global generators, and put back what they were on exit.
+
+    Args:
+        device: The device of the numbers.
+        seed: The seed.
+
+    Yields:
+        Nothing.
+    """
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())
+        for each in cuda:
+            torch.cuda.set_rng_state(torch.Generator(each).manual_seed(seed).get_state(), each)
+        yield
+
+
+def new_seed() -> int:
+    """A seed from the processor's global generator."""
+    return int(torch.randint(2**63 - 1, ()))

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture, Likelihood, LossReduction
+from lightning_bayes.curvature.factors import Request
 from lightning_bayes.curvature.hessian import HessianCapture, HessianEngine
 from lightning_bayes.curvature.joint import ExampleRows, LayerRows, example_rows
-from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, Request
+from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
 from lightning_bayes.errors import ShapeError, UnsupportedLayerError
 from lightning_bayes.optim.dense.full_gaussian import outer_products
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.kronecker import KroneckerCapture
+from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
@@ -24,9 +25,14 @@ class FactorKey(NamedTuple):
 
 @final
 class KroneckerFactorsEstimator(CurvatureEstimator):
-    """S and A by `FactorKey`, each averaged on its own; nothing from passes that are not measured."""
+    """S and A by `FactorKey`, each averaged on its own; nothing from passes that are not measured.
 
-    quantity = "kronecker"
+    Args:
+        quantity: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
+    """
+
+    def __init__(self, quantity: KroneckerQuantity = "kfac") -> None:
+        self.quantity = quantity  # type: ignore[misc]
 
     def read(
         self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]

@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -20,46 +19,27 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, Likelihood
-from lightning_bayes.curvature.kronecker import KroneckerEngine, Request
+from lightning_bayes.curvature.factors import Request, has_factors
+from lightning_bayes.curvature.kronecker import KroneckerEngine
+from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim.diagonal.cohort import prior_means
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, MeanFieldArguments, effective
 from lightning_bayes.optim.kronecker import layer_state
+from lightning_bayes.optim.kronecker.arguments import DEFAULT_MAX_SIDE, KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, distributed_invert
 from lightning_bayes.optim.kronecker.estimator import KroneckerFactorsEstimator, factor_shapes, factors_of
+from lightning_bayes.optim.kronecker.factor_source import UnsupportedLayers, check_factors, layer_rule, require_factors
 from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due, is_power_of_two
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
 from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
 from lightning_bayes.optim.kronecker.moves import Move
 from lightning_bayes.optim.runtime.passes import Curvature, Measurement, zeros_where_missing
 from lightning_bayes.optim.schedules import Schedule
-from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, setting
 from lightning_bayes.optim.steps import BaseOptimizerStep
 from lightning_bayes.posteriors import require_memory
-
-DEFAULT_MAX_SIDE = 4096  # such a factor takes 64 MiB in float32
-
-
-@dataclass(frozen=True, kw_only=True)
-class KroneckerHyperparameters(Hyperparameters):
-    """With a bound of the step's Fisher norm."""
-
-    kl_clip: float | None = setting(POSITIVE, upper_limit=1e12, schedulable=True, optional=True)
-    max_side: int = setting(POSITIVE_COUNT, default=DEFAULT_MAX_SIDE, in_group=False)
-
-
-class KroneckerArguments(MeanFieldArguments, total=False):
-    """Keyword arguments of `KroneckerOptimizer`, where they are described, for subclasses with arguments of their own."""
-
-    stats_interval: int
-    inverse_interval: int
-    max_side: int
-    limit_mib: float
-    fisher: FisherName | None
-    likelihood: Likelihood | None
-    kl_clip: float | Schedule | None
 
 
 class KroneckerOptimizer(MeanFieldOptimizer, ABC):
@@ -78,10 +58,14 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         max_side: Layers with a longer side of their matrix are treated as mean-field.
         limit_mib: Memory in MiB that factors, inverses and roots may take together.
         fisher: ``"sampled"`` draws labels from the model's likelihood, for the Fisher; ``"empirical"`` takes the data's.
-            None draws them where a likelihood is known.
+            None draws them where a likelihood is known. With ``engine="backpack"`` it counts for the other layers.
         likelihood: Of the model's outputs; None looks for a `Likelihood` in the model's attribute ``likelihood``.
         kl_clip: c, bound of the squared Fisher norm of the whole step, see `optim.kronecker.kl_clip`; None for none. Zhang
             et al. take ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
+        factors: ``"kfac"`` by either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``, which reads the labels'
+            likelihood from the loss. See `optim.kronecker.factor_source`.
+        unsupported_layers: What becomes of layers that ``engine="backpack"`` has no factors for: ``"refuse"``,
+            ``"mean_field"``, or ``"fused"`` for our own rules.
         **fields: See there.
 
     Raises:
@@ -108,14 +92,19 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         fisher: FisherName | None = None,
         likelihood: Likelihood | None = None,
         kl_clip: float | Schedule | None = None,
+        factors: KroneckerQuantity = "kfac",
+        unsupported_layers: UnsupportedLayers = "refuse",
         **fields: Unpack[MeanFieldArguments],
     ) -> None:
         check_intervals(stats_interval, inverse_interval)
         check_fisher(fisher)
+        check_factors(fields.get("engine", "fused"), factors, unsupported_layers)
         self._divided: tuple[Any, Division] | None = None  # and what it depends on
         self._workers: WorkerGroup | None = None
         self.stats_interval, self.inverse_interval = stats_interval, inverse_interval
         self.max_side, self.limit_mib, self.fisher, self._likelihood = max_side, limit_mib, fisher, likelihood
+        self.factors, self.unsupported_layers = factors, unsupported_layers
+        self.estimator = KroneckerFactorsEstimator(factors)  # type: ignore[misc]
         super().__init__(model, params, own={"kl_clip": kl_clip, "max_side": max_side}, **fields)
         label_source(fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
 
@@ -134,6 +123,8 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             param_group: The group.
         """
         super().add_param_group(param_group)
+        if self.unsupported_layers == "refuse" and self._factor_engine.has_factors is not has_factors:
+            require_factors(self.model, self.division(), self._factor_engine)
         layers = self.division().layers
         sizes = [groups * (rows**2 + columns**2) for groups, rows, columns in (layer.shape for layer in layers)]
         if layers:
@@ -152,7 +143,16 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         # Loading a state makes new groups.
         groups = [(id(group), [param.requires_grad for param in group["params"]]) for group in self.param_groups]
         if self._divided is None or self._divided[0] != groups:
-            self._divided = groups, divide(self.model, self.param_groups, self._are_alike, self.max_side)
+            self._divided = (
+                groups,
+                divide(
+                    self.model,
+                    self.param_groups,
+                    self._are_alike,
+                    self.max_side,
+                    layer_rule(self._factor_engine, self.unsupported_layers),
+                ),
+            )
         return self._divided[1]
 
     def _are_alike(self, weight: nn.Parameter, bias: nn.Parameter) -> bool:
@@ -160,16 +160,22 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
 
     def summary(self) -> str:
         """What is measured where, in one sentence for a log."""
-        division, likelihood = self.division(), label_source(self.fisher, self._likelihood, self.model)
-        labels = "those of the data (empirical Fisher)"
-        if likelihood is not None:
-            labels = f"drawn from {type(likelihood).__name__} (Fisher)"
+        division, labels = self.division(), self._labels_in_words()
         long = [f"{name} (side {side} > max_side={self.max_side})" for name, side in division.too_long.items()]
         others = ", ".join([*long, *division.others]) or "none"
         return (
             f"{type(self).__name__}: Kronecker factors for {len(division.layers)} layers, labels {labels}, measured every "
             f"{self.stats_interval} and inverted every {self.inverse_interval} updates; mean-field: {others}."
         )
+
+    def _labels_in_words(self) -> str:
+        if self._factor_engine.has_factors is not has_factors:
+            drawn = "drawn from the loss's likelihood" if self.factors == "kfac" else "none"
+            return f"{drawn} ({self.factors} by BackPACK)"
+        likelihood = label_source(self.fisher, self._likelihood, self.model)
+        if likelihood is None:
+            return "those of the data (empirical Fisher)"
+        return f"drawn from {type(likelihood).__name__} (Fisher)"
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -200,13 +206,23 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         return is_new or is_due(self.num_updates + 1, self.stats_interval)
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        assert isinstance(self.engine, KroneckerEngine)
         self._forget_other_shapes()
         if not self._measures_now():
-            return self.engine.capture()
+            return self._factor_engine.capture()
         layers = {layer.module: layer.has_bias for layer in self._layers()}
-        labels = label_source(self.fisher, self._likelihood, self.model)
-        return self.engine.capture(Request(layers, labels, self._label_seed(sample), loss_scale))
+        labels = label_source(self.fisher, self._likelihood, self.model) if self._draws_labels() else None
+        return self._factor_engine.capture(Request(layers, labels, self._label_seed(sample), loss_scale))
+
+    @property
+    def _factor_engine(self) -> KroneckerEngine:
+        assert isinstance(self.engine, KroneckerEngine)
+        return self.engine
+
+    def _draws_labels(self) -> bool:
+        """Whether this package's rules measure anything; BackPACK draws its labels itself."""
+        has_any = self._factor_engine.has_factors
+        theirs = {param for layer in self._layers() if has_any(layer.module) for param in layer.params}
+        return has_any is has_factors or any(param not in theirs for _, param in self._trained())
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         if not self._measures_now():

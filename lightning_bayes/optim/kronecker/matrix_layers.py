@@ -89,6 +89,7 @@ def divide(
     param_groups: Iterable[dict[str, Any]],
     is_alike: Callable[[nn.Parameter, nn.Parameter], bool],
     max_side: int,
+    is_matrix: Callable[[nn.Module], bool] = has_factors,
 ) -> Division:
     """Find the layers whose weight and bias are sampled and preconditioned as one matrix.
 
@@ -100,6 +101,7 @@ def divide(
         param_groups: The optimizer's groups.
         is_alike: Whether a weight and its bias both have noise, or both have none.
         max_side: Longest side.
+        is_matrix: Whether a layer can have a matrix.
 
     Returns:
         The layers, and the rest by name.
@@ -109,7 +111,7 @@ def divide(
     holders = Counter(p for unit in units for p in unit.module.parameters())
     found = Division([], {}, [])
     for unit in units:
-        layer = _layer(unit, group_of)
+        layer = _layer(unit, group_of) if is_matrix(unit.module) else None
         if layer is None or any(holders[p] > 1 for p in layer.params) or not is_alike(layer.weight, layer.params[-1]):
             found.others.append(unit.name)
         elif max(layer.shape[1:]) > max_side:
@@ -121,7 +123,7 @@ def divide(
 
 def _layer(unit: MeasuredModule, group_of: dict[nn.Parameter, dict[str, Any]]) -> MatrixLayer | None:
     own = own_parameters(unit.module)
-    if not has_factors(unit.module) or own["weight"] not in group_of:
+    if own["weight"] not in group_of:
         return None
     params = tuple(p for p in (own["weight"], own.get("bias")) if p is not None and p in group_of)
     return MatrixLayer(unit.name, unit.module, params, tuple(group_of[p] for p in params))

@@ -31,7 +31,8 @@ from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.kronecker import kfac, layer_state
-from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerArguments, KroneckerOptimizer
+from lightning_bayes.optim.kronecker.arguments import KroneckerArguments
+from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerOptimizer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.readout.shape import damping_of, determined, layer_damping, layer_scale
 from lightning_bayes.optim.runtime.noise import CounterNoise

@@ -670,11 +670,6 @@ def test_an_overflow_in_the_factors_skips_the_update(generator):
     assert torch.equal(model[0].weight, before)
 
 
-def test_the_backpack_engine_is_refused():
-    with pytest.raises(HyperparameterError, match=r"engine='backpack' does not measure Kronecker factors"):
-        NoisyKFAC(small_net(), engine="backpack")
-
-
 # -- processes --
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import Quantity
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
-EngineQuantity: TypeAlias = Quantity | Literal["gradient", "kronecker"]
+EngineQuantity: TypeAlias = Quantity | Literal["gradient"]
 
 
 class CurvatureEstimator(ABC):

@@ -1,0 +1,82 @@
+"""A pass under BackPACK's second-order extensions: hooks, functions as modules, and errors that name the culprit."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from backpack import backpack
+from torch import nn
+
+from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.hooks import calls_checked, extended, in_place_refused, out_of_place
+from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.modules import AsModules
+from lightning_bayes.errors import UnsupportedLayerError
+
+
+@contextmanager
+def watched(
+    model: nn.Module,
+    layers: Sequence[MeasuredModule],
+    extension: Any,
+    as_modules: AsModules,
+    captured: Capture,
+    otherwise: str,
+) -> Iterator[None]:
+    """Let BackPACK see the passes inside; everything is undone on exit.
+
+    Args:
+        model: The model.
+        layers: Its layers that curvature passes.
+        extension: The extension of BackPACK.
+        as_modules: Shows functions to it; not entered yet.
+        captured: Learns what the layers saw.
+        otherwise: What a user can do instead, a clause for messages.
+
+    Yields:
+        Nothing.
+    """
+    advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
+    with ExitStack() as undo:
+        undo.enter_context(out_of_place(model))
+        undo.enter_context(calls_checked(layers, captured, f"Give each call a layer of its own, or {otherwise}."))
+        for layer in layers:
+            hook = partial(_check_source, layer, as_modules)
+            undo.callback(layer.module.register_forward_pre_hook(hook).remove)
+        undo.enter_context(extended([layer.module for layer in layers]))
+        undo.enter_context(backpack(extension))
+        undo.enter_context(in_place_refused(advice, captured))
+        undo.enter_context(as_modules)
+        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+        undo.enter_context(_backpack_errors_named(as_modules.quantity, advice))
+        yield
+
+
+def _check_source(layer: MeasuredModule, as_modules: AsModules, module: nn.Module, args: tuple[Any, ...]) -> None:
+    if not torch.is_grad_enabled():
+        return
+    as_modules.require_known(args[0], layer.label)
+    if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
+        raise UnsupportedLayerError(
+            f"{layer.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} knows linear "
+            "layers with inputs [examples, features] alone. Train by engine='fused'."
+        )
+
+
+@contextmanager
+def _backpack_errors_named(quantity: str, advice: str) -> Iterator[None]:
+    try:
+        yield
+    except (NotImplementedError, AssertionError, ValueError) as error:
+        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        if not any("backpack" in Path(name).parts for name in frames):
+            raise
+        raise UnsupportedLayerError(
+            f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {advice}"
+        ) from error

@@ -1,0 +1,82 @@
+"""Kronecker factors of every layer of a model from one loss, by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.factors import Request, split_bias
+from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
+from lightning_bayes.curvature.loss_calls import LossCalls
+from lightning_bayes.curvature.measured_modules import find_measured_modules, refuse, tied_parameters
+from lightning_bayes.curvature.measurement import KroneckerFactors
+from lightning_bayes.curvature.rules.random_numbers import new_seed
+
+
+def capture_blocks(
+    engine: KroneckerEngine,
+    closure: Callable[[], Tensor],
+    source: str,
+    quantity: str,
+    mc_samples: int,
+    seed: int | None,
+) -> KroneckerCapture:
+    """Run a closure and its backward, and measure the factors of every layer.
+
+    Args:
+        engine: The engine.
+        closure: Computes the loss.
+        source: What the factors come from, for messages; ``"BackPACK"`` draws labels itself.
+        quantity: Name of the factors, for messages.
+        mc_samples: Labels drawn per example.
+        seed: Seed of the draws; None draws one from torch's global generator.
+
+    Returns:
+        The finished capture. Layers without factors are an `UnsupportedLayerError` that lists them.
+    """
+    units = find_measured_modules(engine.model)
+    refuse(
+        [
+            (f"{source} has no rule of {quantity} for ", [u.label for u in units if not engine.has_factors(u.module)]),
+            (f"{source} would mix the factors of tied parameters: ", tied_parameters(units)),
+        ],
+        "Replace the layer, freeze it with requires_grad_(False), or measure 'squared_gradients'.",
+    )
+    layers = {unit.module: _trains_bias(unit.module) for unit in units}
+    labels = None if source == "BackPACK" else LossCalls("The Fisher")
+    request = Request(layers, labels, new_seed() if seed is None else seed, mc_samples=mc_samples)
+    with ExitStack() as undo:
+        if labels is not None:
+            undo.enter_context(labels)
+        captured = undo.enter_context(engine.capture(request))
+        loss = closure()
+        captured.observe(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+    engine.check_reached(captured)
+    assert isinstance(captured, KroneckerCapture)
+    return captured
+
+
+def blocks_by_parameter(captured: KroneckerCapture) -> dict[nn.Parameter, KroneckerFactors]:
+    """The factors of weights and biases, each on its own; see `curvature.factors.conversion`.
+
+    Args:
+        captured: A finished capture of every layer.
+
+    Returns:
+        The factors of the parameters that are trained.
+    """
+    found: dict[nn.Parameter, KroneckerFactors] = {}
+    for layer, factors in captured.mean_factors().items():
+        weight, bias = split_bias(factors) if captured.request.layers[layer] else (factors, None)
+        for param, block in ((layer.weight, weight), (layer.bias, bias)):
+            if block is not None and isinstance(param, nn.Parameter) and param.requires_grad:
+                found[param] = block
+    return found
+
+
+def _trains_bias(layer: nn.Module) -> bool:
+    bias = layer.bias
+    return isinstance(bias, nn.Parameter) and bias.requires_grad
