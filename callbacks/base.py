@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 from lightning_bayes.callbacks import checks, ranks, summary
 from lightning_bayes.callbacks.checkpoint_io import use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure
-from lightning_bayes.callbacks.default_policy import DefaultNoise, DefaultPrior
+from lightning_bayes.callbacks.default_policy import DefaultNoise, DefaultPrior, default_interval
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
@@ -37,6 +37,7 @@ from lightning_bayes.callbacks.seam import LightningSeam
 from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
+from lightning_bayes.optim.runtime.measuring import require_interval
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS
 from lightning_bayes.predictive import PosteriorSamples
@@ -76,6 +77,13 @@ class VariationalCallback(EvaluationCallback, ABC):
             self.default_noise = DefaultNoise(self.noise_bounds)
             self.group_defaults["relative_noise"] = self.default_noise.first
         self.group_defaults["step_rule"] = self.optimizer_class.default_step if self.lr is None else "natural"
+        self._states_interval = self.group_defaults["curvature_interval"] is not None
+        if not self._states_interval:
+            interval = default_interval(self.optimizer_class, self.group_defaults["step_rule"])
+            self.group_defaults["curvature_interval"] = interval
+        require_interval(
+            type(self).__name__, self.group_defaults["curvature_interval"], amortises=self.optimizer_class.amortises
+        )
         self.optimizer: MeanFieldOptimizer | None = None
         self._seam, self._resume, self._posterior = LightningSeam(), ResumeGuard(), EvaluatedPosterior()
         self._names: dict[nn.Parameter, str] = {}
@@ -163,6 +171,8 @@ class VariationalCallback(EvaluationCallback, ABC):
             return closure
         set_num_data(trainer, optimizer, self.num_data, self.prior)
         self._resume.commit()  # also here: Lightning's tuner trains without callbacks
+        # A batch size that the tuner tries has to leave memory for the updates that measure.
+        optimizer.measures_always = self not in trainer.callbacks  # type: ignore[attr-defined]
         if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
@@ -190,6 +200,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         wanted["num_data"] = self.num_data or infer_num_data(trainer)
         if self.prior.precision is not None:
             wanted["prior_precision"] = self.prior.precision
+        if not self._states_interval:
+            del wanted["curvature_interval"]
         if self.default_noise is not None:
             del wanted["relative_noise"]  # set once the loss is known
         if "lr" in self._resume.saved and not callable(self.lr):

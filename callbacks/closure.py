@@ -73,7 +73,9 @@ class MonteCarloClosure(Closure):
         block_sync = getattr(trainer.strategy, "block_backward_sync", nullcontext)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         loss_scale = scaler.get_scale() if scaler is not None else 1.0
-        with block_sync(), self._optimizer.measured_pass(sample, loss_scale=loss_scale) as captured:
+        is_only_batch = trainer.accumulate_grad_batches == 1 and trainer.world_size == 1
+        opened = self._optimizer.measured_pass(sample, loss_scale=loss_scale, is_only_batch=is_only_batch)
+        with block_sync(), opened as captured:
             result = self._parts.step()
             if result.closure_loss is not None:
                 captured.observe(result.closure_loss, divided_by_host=True)

@@ -8,12 +8,27 @@ from typing import Any, final
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
-from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.hyperparameters import StepRule, effective
 from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE, PRIOR_PRECISION, noise_of_depth, noisy_layers
 from lightning_bayes.predictive import Link
 
+_INTERVAL = 10  # T of the default step
 _NATURAL_PRIOR_PRECISION = 1.0  # δ beside an explicit learning rate
 _STRONG_PRIOR = 10.0  # a prior precision that hurt on small networks
+
+
+def default_interval(optimizer_class: type[MeanFieldOptimizer], step_rule: StepRule) -> int:
+    """T for which the user has stated nothing.
+
+    Args:
+        optimizer_class: The optimizer.
+        step_rule: What moves the mean.
+
+    Returns:
+        10 where another optimizer does and the curvature only shapes the noise; 1 where the curvature divides the gradient,
+        or costs nothing.
+    """
+    return _INTERVAL if step_rule == "user" and optimizer_class.amortises else 1
 
 
 @final

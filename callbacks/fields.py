@@ -39,6 +39,9 @@ class CallbackFields(HyperparameterFields, total=False):
             explicit `lr`; with the default step 0.3 for classifiers (known from `link` or the loss; 0.1 where SGD updates
             the mean) and 0.02 for other models, less for more than five layers
             (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
+        curvature_interval: T, updates between measurements of the curvature, after ten that all measure; the others run the
+            bare model. None: 10 where the user's optimizer updates the mean and the curvature is a running average
+            (`optim.runtime.measuring`), else 1, as with an explicit `lr`.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else that of the
             training loss (``mse_loss``: ``"identity"``), else ``"softmax"``.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
@@ -51,6 +54,7 @@ class CallbackFields(HyperparameterFields, total=False):
     eval_samples: int
     prior_precision: float | Schedule | None
     data_augmentation_factor: float | Schedule | None
+    curvature_interval: int | None
     link: Link | None
 
 
@@ -92,7 +96,9 @@ def _merge_docstrings(*records: Any) -> None:
 _merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
 
 _OF_CALLBACK = ("lr", "num_data", "prior_precision", "eval_samples", "link")
-_OPEN = dict.fromkeys(("lr", "prior_precision", "data_augmentation_factor", "link"))  # decided at the fit
+_OPEN = dict.fromkeys(
+    ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")
+)  # decided by the callback or at the fit
 
 
 class CallbackArguments(NamedTuple):

@@ -15,6 +15,7 @@ The only room that imports BackPACK.
 """
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture, EngineName
+from lightning_bayes.curvature.gradients import BareCapture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
 from lightning_bayes.curvature.loss import LossReduction, loss_functions
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
@@ -24,10 +25,13 @@ from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 __all__ = [
     "DEFAULT_MIB",
     "AbstractEngine",
+    "BareCapture",
     "Bernoulli",
     "Capture",
     "EngineName",
     "Gaussian",
+    "GradientCapture",
+    "GradientEngine",
     "KroneckerFactors",
     "Likelihood",
     "LossReduction",

@@ -121,6 +121,12 @@ class Capture:
         same = [f"{label}: {size}" for label, size in others.items() if label != first]
         return f"{message} The same holds for {name_some(same)}." if same else message
 
+    @property
+    def shows_mean(self) -> bool:
+        """Whether the loss is known to be a mean over the examples; of a single one that cannot be told."""
+        is_told = self.loss is not None and max(set[int]().union(*self.sizes.values()), default=0) > 1
+        return self.loss_reduction == "mean" or (is_told and self.scale.reduction == "mean")
+
     def gradient_factor(self) -> float:
         """Factor from the gradient that backward left to the mean gradient."""
         return 1.0 if self.scale.reduction == "mean" else 1.0 / self.num_examples

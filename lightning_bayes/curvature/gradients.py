@@ -1,6 +1,7 @@
-"""The engine of methods that need no per-example information. It only counts examples.
+"""The engine of passes that need no per-example information. It counts examples, or not even these.
 
-Their curvature comes from the batch's own gradient, so every layer is supported and a pass costs what plain training does.
+The curvature of such methods comes from the batch's own gradient, so every layer is supported and a pass costs what plain
+training does.
 """
 
 from __future__ import annotations
@@ -28,13 +29,23 @@ class GradientEngine(AbstractEngine):
         Yields:
             The capture, without curvature.
         """
-        captured = Capture(self.loss_reduction)
+        captured = GradientCapture(self.loss_reduction)
         with examples_counted(self.model, captured):
             yield captured
 
+    @contextmanager
+    def bare(self) -> Iterator[Capture]:
+        """Leave model and loss alone, for a pass over the only batch of an update, whose loss is a mean.
+
+        Yields:
+            A `BareCapture`.
+        """
+        yield BareCapture(self.loss_reduction)
+
     def check_reached(self, captured: Capture) -> None:
-        """Require a call of the model; see `require_call`."""
-        require_call(captured)
+        """Require a call of the model, if any was to be counted; see `require_call`."""
+        if not isinstance(captured, BareCapture):
+            require_call(captured)
 
 
 @contextmanager
@@ -79,3 +90,20 @@ def require_call(captured: Capture) -> None:
             "backward inside the pass, on the model the optimizer was built for."
         )
     captured.require_loss()
+
+
+class GradientCapture(Capture):
+    """Knows the number of examples and how the loss reduces them."""
+
+
+class BareCapture(Capture):
+    """Counts nothing and reads nothing: passes over one batch weigh the same, and the gradient of a mean is one already."""
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        """Keep the loss; see `Capture.observe`."""
+        self.loss = loss.detach().clone()
+
+    @property
+    def num_examples(self) -> int:
+        """1: a pass."""
+        return 1

@@ -69,6 +69,8 @@ class HyperparameterFields(TypedDict, total=False):
             `posteriors.shaped_noise` (a heuristic). None: the noise of the bound, as wide as it is.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
             same step, without noise. None for all, but for normalisation layers where the step is not natural.
+        curvature_interval: T, updates between measurements of the curvature, after ten that all measure; see
+            `optim.runtime.measuring`. Only for methods whose curvature is a running average. Default: 1.
         mc_samples: K, weight samples per batch and process.
         engine: Curvature engine: ``"fused"`` measures any layer, ``"backpack"`` the layers that BackPACK knows.
             Default: ``"fused"``.
@@ -90,6 +92,7 @@ class HyperparameterFields(TypedDict, total=False):
     init_precision: float | None
     relative_noise: float | Schedule | None
     bayesian: str | None
+    curvature_interval: int
     mc_samples: int
     engine: EngineName
     loss_reduction: LossReduction
@@ -233,6 +236,7 @@ class Hyperparameters(Record):
     momentum: float = setting(MOMENTUM, default=0.0, schedulable=True)
     relative_noise: float | None = setting(POSITIVE, default=None, upper_limit=1e12, schedulable=True, optional=True)
     weight_decay: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
+    curvature_interval: int = setting(POSITIVE_COUNT, default=1, open_until_fit=True)
     step: int = setting(COUNT, default=0)  # number of updates so far
     mc_samples: int = setting(POSITIVE_COUNT, default=1, in_group=False)
     eval_samples: int = setting(COUNT, default=10, in_group=False)  # of callbacks

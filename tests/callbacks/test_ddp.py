@@ -84,12 +84,15 @@ def draw_the_same_noise(callback):
     callback._wrap_closure = closure
 
 
-def train(batches, *others, net=None, mc_samples=1, same_noise=False, count=False, defaults=False, **options):
+def train(
+    batches, *others, net=None, mc_samples=1, same_noise=False, count=False, defaults=False, interval=1, **options
+):
     """Fit with known noise: init_precision makes the first step noisy; β₂ = 0.9 lets s follow the measurements."""
     torch.manual_seed(0)
     module = Net(**(net or {}))
     arguments = {} if defaults else {"lr": 0.05, "betas": (0.9, 0.9), "init_precision": 60.0, "prior_precision": 2.0}
-    callback = VOGNCallback(num_data=48, mc_samples=mc_samples, eval_samples=4, **arguments)
+    shared = {"num_data": 48, "mc_samples": mc_samples, "eval_samples": 4, "curvature_interval": interval}
+    callback = VOGNCallback(**shared, **arguments)
     if same_noise:
         draw_the_same_noise(callback)
     counter = CountReductions()
@@ -121,6 +124,7 @@ SCENARIOS = {  # batches by rank, and options that both the ranks and one proces
     "defaults": ([LEFT, RIGHT], {"defaults": True}),
     "different": ([LEFT, RIGHT], {"count": True, "mc_samples": 2, "max_epochs": 1}),
     "counted accumulation": ([LEFT, RIGHT], {"count": True, "accumulate_grad_batches": 4, "max_epochs": 1}),
+    "amortised": ([FEW * 3, MANY * 3], {"same_noise": True, "interval": 4, "count": True, "max_epochs": 1}),
     "normalised": ([LEFT, RIGHT], {"net": {"normalised": True}}),
     "unused": ([LEFT, RIGHT], {"net": {"unused": True}}),
 }
@@ -198,6 +202,15 @@ def test_one_all_reduce_per_update_and_none_of_ddps(ranks, name, updates):
         count = rank[name]["count"]
         assert count["sizes"] == [1 + 2 * weights + 1] * updates
         assert (count["updates"], count["by_ddp"]) == (updates, 0)
+
+
+def test_ranks_measure_in_the_same_updates_and_reduce_no_curvature_in_the_others(ranks):
+    """2 + 6 examples, measured in the updates 1 to 10, 14 and 18, are one process with 8."""
+    weights = FEATURES * 6 + 6 + 6 * CLASSES + CLASSES
+    measured, bare = 1 + 2 * weights + 1, 1 + weights + 1
+    expected = [measured] * 10 + [bare] * 3 + [measured] + [bare] * 3 + [measured]
+    assert [rank["amortised"]["count"]["sizes"] for rank in ranks] == [expected] * 2
+    assert_equal_to(ranks[0]["amortised"], train(WHOLE * 3, max_epochs=1, interval=4)["state"])
 
 
 def test_batchnorm_follows_the_data_of_both_ranks(ranks):

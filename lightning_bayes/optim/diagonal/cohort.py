@@ -25,7 +25,8 @@ class DiagonalCohort(Cohort):
         params: The parameters, alike in device, dtype and number of updates.
         states: Their optimizer states, which count this update already.
         group: Their parameter group.
-        measured: ĥ of each parameter.
+        measured: ĥ of each parameter; s where nothing was measured.
+        since: e, updates for which ĥ stands; 0 where nothing was measured.
         update: The pure update.
         state_type: Its state.
         arguments: Its keyword arguments.
@@ -39,6 +40,7 @@ class DiagonalCohort(Cohort):
         states: Sequence[dict[str, Any]],
         group: Mapping[str, Any],
         measured: Sequence[Tensor],
+        since: int = 1,
         *,
         update: Callable[..., Any],
         state_type: Any,
@@ -47,14 +49,15 @@ class DiagonalCohort(Cohort):
         buffer: Callable[[nn.Parameter], Tensor],
     ) -> None:
         self.params, self.states, self.group, self.prior = params, states, group, arguments["prior"]
-        self.number = self.measurements = arguments["step"]
+        self.number, self.measurements, self.since = arguments["step"], arguments["step"], since
         self.prior_means = prior_means(states)
         self._measured, self._update, self._state_type = measured, update, state_type
         self._arguments, self._only_averages, self._buffer = arguments, only_averages, buffer
 
     def move_(self) -> None:
         """Take the algorithm's update; see `Cohort`."""
-        self._run(self._arguments)
+        momentum, curvature = self._arguments["betas"]
+        self._run({**self._arguments, "betas": (momentum, curvature**self.since)})
 
     def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
         """Update the state and return the changes of the means; see `Cohort`."""
@@ -64,6 +67,8 @@ class DiagonalCohort(Cohort):
 
     def average_(self, weight_of_old: float) -> None:
         """Update the curvature alone; see `Cohort`."""
+        if not self.since:
+            return
         if self._only_averages:
             torch._foreach_lerp_([state["curvature"] for state in self.states], list(self._measured), 1 - weight_of_old)
         else:

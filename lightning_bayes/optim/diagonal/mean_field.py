@@ -6,7 +6,6 @@ one of `optim.steps.trust_region`.
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -20,7 +19,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
-from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, SquaredGradients
+from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.hyperparameters import (
@@ -35,6 +34,7 @@ from lightning_bayes.optim.readout.shape import damping_of, determined, shape_of
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of, state_precision
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.blocks import blocks
+from lightning_bayes.optim.runtime.measuring import require_interval, updates_since
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
     points,
@@ -61,6 +61,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         hyperparameters: The record of its hyperparameters.
         own_defaults: Its defaults, where they differ from the record's.
         averages_curvature: Whether its curvature is the running average of what is measured, and nothing more.
+        amortises: Whether some updates may go without a measurement, see `optim.runtime.measuring`.
         signed_curvature: Whether its curvature may be negative, above -δ̃.
         prior_at_sample: Whether the prior's gradient is taken at the sample, not at the mean.
 
@@ -83,6 +84,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     estimator: ClassVar[CurvatureEstimator] = SquaredGradients()
     state_type: ClassVar[Any] = MeanFieldState
     averages_curvature: ClassVar[bool] = False
+    amortises: ClassVar[bool] = False
     signed_curvature: ClassVar[bool] = False
     prior_at_sample: ClassVar[bool] = False
     default_step: ClassVar[StepRule] = "user"
@@ -109,7 +111,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in taken]
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
         self._scratch: dict[nn.Parameter, Tensor] = {}
-        self._has_warned = False
+        self._check_batch_size = BatchSizeCheck(self.estimator, type(self).__name__)
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
         engine, quantity = values["engine"], self.estimator.quantity
@@ -138,6 +140,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._functions.append(take_functions(group, self.hyperparameters))
         group.update(plain(group))
         self.hyperparameters.check(group, complete=True)
+        require_interval(type(self).__name__, group["curvature_interval"], amortises=self.amortises)
         step_for(group["step_rule"], self.steps).add_group(group, len(self.param_groups))
         require_full_precision(group["params"])
         for param in group["params"]:
@@ -166,6 +169,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 optimizer that is not there.
         """
         super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group.setdefault("curvature_interval", 1)  # files of version 0.1.0.dev0 have none
         rules = {group["step_rule"] for group in self.param_groups}
         if self.base_step is not None and "user" not in rules:
             self.steps = make_steps(None)
@@ -192,10 +197,23 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         self.estimator.prepare(type(self).__name__, loss_scale)
-        return super()._open_capture(sample, loss_scale)
+        needs_engine = self._measures_now() and self.estimator.quantity != "gradient"
+        return super()._open_capture(sample, loss_scale) if needs_engine else self._unmeasured_capture()
+
+    def _measures_now(self) -> bool:
+        """Whether the passes of the open update measure the curvature of any parameter, as the first of them decides."""
+        if self._open.measures is None:
+            is_due = any(self._since(self._state(param, group), group) for group, param in self._trained())
+            self._open.measures = is_due or self.measures_always
+        return self._open.measures
+
+    def _since(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> int:
+        """For how many updates a measurement of this one stands; 0 where the parameter is not due."""
+        return updates_since(state["step"] + 1, self.num_updates + 1, group["curvature_interval"])
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
-        curvature = self.estimator.read(finished, [param for _, param in self._trained()], self._noise_precision)
+        params = [param for _, param in self._trained()]
+        curvature = self.estimator.read(finished, params, self._noise_precision) if self._measures_now() else {}
         if self.prior_at_sample:
             for group, param in self._trained():
                 finished.add_prior_of_noise_(param, effective(group).prior)
@@ -205,7 +223,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self.estimator.join_ranks(curvature, num_examples, [param for _, param in self._trained()], add_ranks)
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        return super()._finalise_curvature(self.estimator.finalise(curvature))
+        return super()._finalise_curvature(self.estimator.finalise(curvature)) if self._measures_now() else {}
 
     def _noise_precision(self, param: nn.Parameter) -> Tensor:
         """1/Σ that the sample of the open pass was drawn with."""
@@ -278,7 +296,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
         self._count_update()
-        self._warn_once(measurement)
+        self._check_batch_size(measurement, self.param_groups[0])
 
     def _count_update(self) -> None:
         for group, functions in zip(self.param_groups, self._functions, strict=True):
@@ -290,25 +308,17 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 curvatures = [self.state[param]["curvature"] for param in group["params"]]
                 torch._foreach_copy_(curvatures, [keep_positive(curvature, now) for curvature in curvatures])
 
-    def _warn_once(self, measurement: Measurement) -> None:
-        """Warn where batches of this size do not measure a curvature."""
-        group = self.param_groups[0]
-        if self._has_warned or not group["noisy"] or self.num_updates == 1:  # a dry run of one batch means nothing
-            return
-        batch_size = measurement.num_examples / measurement.num_samples
-        if text := self.estimator.warning(batch_size, group, type(self).__name__):
-            self._has_warned = True
-            warnings.warn(text, stacklevel=3)
-
     def _cohort(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> DiagonalCohort:
         """Parameters that are updated together, this update counted."""
-        measured = self._measured_curvature(params, group, measurement)
         states = [self.state[param] for param in params]
+        curvatures = [state["curvature"] for state in states]
+        since = self._since(states[0], group) if measurement.has_curvature else 0
+        measured = self._measured_curvature(params, group, measurement) if since else curvatures
         if not self._start_curvature(params, group):
-            torch._foreach_copy_([state["curvature"] for state in states], measured)
+            torch._foreach_copy_(curvatures, measured)
         for state in states:
             state["step"] += 1
-        return self._diagonal_cohort(params, group, measured)
+        return self._diagonal_cohort(params, group, measured, since)
 
     def _measured_curvature(
         self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement
@@ -317,7 +327,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return self.estimator.scaled([measurement.curvature[param].contiguous() for param in params], group)
 
     def _diagonal_cohort(
-        self, params: list[nn.Parameter], group: dict[str, Any], measured: list[Tensor]
+        self, params: list[nn.Parameter], group: dict[str, Any], measured: list[Tensor], since: int = 1
     ) -> DiagonalCohort:
         states = [self.state[param] for param in params]
         return DiagonalCohort(
@@ -325,6 +335,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             states,
             group,
             measured,
+            since,
             update=type(self).natural_update,
             state_type=self.state_type,
             arguments=self._update_arguments(group, states[0]["step"]),

@@ -43,7 +43,7 @@ class NoisyAdam(MeanFieldOptimizer):
 
     noisy = prior_at_sample = True
     estimator = BatchSquare()
-    averages_curvature = True
+    averages_curvature = amortises = True
     natural_update = staticmethod(update)
 
 
@@ -56,6 +56,6 @@ class NoisyAdamFisher(MeanFieldOptimizer):
     """
 
     noisy = prior_at_sample = True
-    averages_curvature = True
+    averages_curvature = amortises = True
     natural_update = staticmethod(update)
     estimator = SecondOrder("diag_ggn")

@@ -17,5 +17,6 @@ class OGN(MeanFieldOptimizer):
     """OGN as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`, those of the noise without effect."""
 
     noisy = False
+    amortises = True
     default_step = "trust_region"
     natural_update = staticmethod(update)

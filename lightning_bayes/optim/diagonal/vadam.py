@@ -26,6 +26,7 @@ from lightning_bayes.optim.diagonal.estimators import BatchSquare
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.runtime.measuring import updates_covered
 from lightning_bayes.posteriors import initial_curvature
 
 
@@ -40,6 +41,7 @@ def update(
     damping: float = 0.0,
     step: int = 1,
     from_zero: bool = False,
+    total_weight: float | None = None,
 ) -> MeanFieldState:
     """One Vadam update of one parameter; pure.
 
@@ -53,14 +55,16 @@ def update(
         damping: γ.
         step: Number of this update, t, from 1.
         from_zero: Whether s₀ = 0, so that s is debiased.
+        total_weight: Weight of all measurements in s together; None for 1-β₂ᵗ, where every update has measured.
 
     Returns:
         State after the update.
     """
     curvature = average(state.curvature, squared_grad, betas[1])
     momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
-    total_weight = 1 - betas[1] ** step if from_zero else 1.0  # of the measurements in s
-    scale = (curvature / total_weight).sqrt_().add_(prior + damping)
+    if total_weight is None:
+        total_weight = 1 - betas[1] ** step
+    scale = (curvature / (total_weight if from_zero else 1.0)).sqrt_().add_(prior + damping)
     mean = torch.addcdiv(state.mean, momentum, scale, value=-lr / (1 - betas[0] ** step))
     return MeanFieldState(mean, curvature, momentum)
 
@@ -83,14 +87,16 @@ class Vadam(MeanFieldOptimizer):
 
     noisy = True
     estimator = BatchSquare()
-    averages_curvature = True
+    averages_curvature = amortises = True
     natural_update = staticmethod(update)
 
     def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         # Steps other than the papers' take running means from the first batch on, which have no bias.
         if "from_zero" not in group:  # decided once: schedules of the prior do not change where s started
             group["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
-        return {**super()._update_arguments(group, step), "from_zero": group["from_zero"]}
+        covered = updates_covered(step, self.num_updates + 1, group["curvature_interval"])
+        own = {"from_zero": group["from_zero"], "total_weight": 1 - group["betas"][1] ** covered}
+        return {**super()._update_arguments(group, step), **own}
 
 
 def _starts_at_zero(group: dict[str, Any]) -> bool:

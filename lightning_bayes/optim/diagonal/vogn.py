@@ -71,5 +71,5 @@ class VOGN(MeanFieldOptimizer):
     """
 
     noisy = True
-    averages_curvature = True
+    averages_curvature = amortises = True
     natural_update = staticmethod(update)

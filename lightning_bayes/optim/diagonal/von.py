@@ -145,7 +145,7 @@ class VON(MeanFieldOptimizer):
     losses that it knows; others are refused by name before the first step.
     """
 
-    noisy = signed_curvature = True
+    noisy = signed_curvature = amortises = True
     hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)

@@ -122,7 +122,7 @@ class Vprop(MeanFieldOptimizer):
         (True, ['bias', 'weight'])
     """
 
-    noisy = averages_curvature = True
+    noisy = averages_curvature = amortises = True
     estimator = BatchSquare()
     natural_update = staticmethod(update)
     hyperparameters = VpropHyperparameters
@@ -147,7 +147,7 @@ class Vprop0(MeanFieldOptimizer):
 
     noisy = False
     default_step = "trust_region"  # the user's own step would be all there is
-    averages_curvature = True
+    averages_curvature = amortises = True
     estimator = BatchSquare()
     natural_update = staticmethod(update)
     hyperparameters = VpropHyperparameters

@@ -203,12 +203,12 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     def _measures_now(self) -> bool:
         """Whether the passes of the open update measure the curvature."""
         is_new = any(self._state(param, group)["measurements"] == 0 for group, param in self._trained())
-        return is_new or is_due(self.num_updates + 1, self.stats_interval)
+        return self.measures_always or is_new or is_due(self.num_updates + 1, self.stats_interval)
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         self._forget_other_shapes()
         if not self._measures_now():
-            return self._factor_engine.capture()
+            return self._unmeasured_capture()
         layers = {layer.module: layer.has_bias for layer in self._layers()}
         labels = label_source(self.fisher, self._likelihood, self.model) if self._draws_labels() else None
         return self._factor_engine.capture(Request(layers, labels, self._label_seed(sample), loss_scale))

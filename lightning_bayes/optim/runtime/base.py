@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import AbstractEngine, Capture
+from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
+from lightning_bayes.optim.runtime.measuring import FIRST
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate, zeros_where_missing
 from lightning_bayes.private_torch import mark_as_scheduled
@@ -55,9 +56,12 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.model, self.engine = model, engine
         self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
         self.skipped_steps = self.skipped_in_a_row = 0
+        self.measures_always = False  # True where a host tries how large a batch may be
         self.samples_in_closure = False  # True where the host's closure opens the passes itself
         self._mean: dict[nn.Parameter, Tensor] | None = None
         self._open = OpenUpdate()
+        self._bare = GradientEngine(model, engine.loss_reduction)
+        self._loss_is_mean = False  # as the last loss that was read says
         super().__init__(params, defaults)
 
     @abstractmethod
@@ -103,14 +107,25 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     @contextmanager
     def measured_pass(
-        self, sample: int | None = None, *, loss_scale: float = 1.0, watch_backward: bool = False
+        self,
+        sample: int | None = None,
+        *,
+        loss_scale: float = 1.0,
+        watch_backward: bool = False,
+        is_only_batch: bool = False,
     ) -> Iterator[Any]:
         """As `sampled_params`, for hosts that show the loss to the capture themselves.
+
+        The number of a pass's examples is its weight in the mean over passes and processes, and turns the gradient of a sum
+        into that of a mean. A pass that measures no curvature neither counts them nor reads the loss if that number
+        cancels: its batch is the update's only one, the loss was a mean when it was last read, and the first ten updates
+        are over. The model then runs without any hook.
 
         Args:
             sample: Number of the noise.
             loss_scale: Factor that multiplied the loss.
             watch_backward: Let the capture observe each loss whose ``backward`` is called, for loops that show it to nobody.
+            is_only_batch: Whether all passes of this update, in all processes, are over one batch.
 
         Yields:
             The capture; call its `observe` with the loss before backward.
@@ -122,6 +137,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
         index = self._open.opened if sample is None else sample
         self._open.opened += 1
+        self._open.is_only_batch = is_only_batch
         if not torch.is_grad_enabled():
             with self._perturbed(index):
                 yield None
@@ -134,7 +150,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 param.grad = None
             opened = self._open_capture(index, loss_scale)
             with self._perturbed(index):
-                with opened as captured, BackwardWatch(captured.observe) if watch_backward else nullcontext():
+                with opened as captured, _watch(captured) if watch_backward else nullcontext():
                     yield captured
                 self._collect(captured, before, loss_scale, index)
         except BaseException:
@@ -145,6 +161,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """The engine's capture of one pass, with a request where passes are not all measured alike."""
         return self.engine.capture()
+
+    def _unmeasured_capture(self) -> AbstractContextManager[Capture]:
+        """The capture of a pass that yields no more than its gradient; see `measured_pass`."""
+        needs_no_count = self._open.is_only_batch and self._loss_is_mean and self.num_updates >= FIRST
+        return self._bare.bare() if needs_no_count else self._bare.capture()
 
     def _label_seed(self, sample: int) -> int:
         """Seed of the labels that a pass draws."""
@@ -175,7 +196,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             for param, grad in before.items():
                 param.grad = grad
             return
-        self.engine.check_reached(captured)
+        (self._bare if isinstance(captured, (GradientCapture, BareCapture)) else self.engine).check_reached(captured)
+        if not isinstance(captured, BareCapture):
+            self._loss_is_mean = captured.shows_mean
         finished = FinishedPass(captured, sample, loss_scale, self.sampled_mean())
         self._open.add(finished, before, self._read_pass(finished))
 
@@ -187,7 +210,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 not linear in their gradients; None if no two processes do.
 
         Returns:
-            The loss, ĝ and ĥ of every trained parameter, as tensors to be written to; and the number of examples.
+            The loss, ĝ and, in an update that measures it, ĥ of every trained parameter, as tensors to be written to; and
+            the number of examples.
         """
         self._open.is_averaged_by_host = True
         if add_ranks is not None:
@@ -279,7 +303,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             self.zero_grad()
             losses = []
             for sample in range(self.mc_samples):
-                with self.sampled_params(sample):
+                with self.measured_pass(sample, watch_backward=True, is_only_batch=True):
                     losses.append(torch.as_tensor(closure()).detach())
             return torch.stack(losses).mean()
 
@@ -326,6 +350,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         if self.skipped_in_a_row >= self.max_nonfinite_steps:
             raise NonFiniteError(text + f" Stopped at max_nonfinite_steps={self.max_nonfinite_steps}.")
         warnings.warn(text, stacklevel=3)
+
+
+def _watch(captured: Capture) -> AbstractContextManager[Any]:
+    return nullcontext() if isinstance(captured, BareCapture) else BackwardWatch(captured.observe)
 
 
 def _first_three(names: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ Passes between two updates may be samples of the weights, micro-batches, or both
 
     ĝ = Σ_p n_p ĝ_p / Σ_p n_p        ĥ = Σ_p n_p ĥ_p / Σ_p n_p
 
-so micro-batches under the same noise equal one large batch. ĝ lives in ``param.grad``, where clipping finds it; under a
+so micro-batches under the same noise equal one large batch. Passes over one and the same batch count alike, and nobody has
+to count its examples (`NoisyOptimizer.measured_pass`). ĝ lives in ``param.grad``, where clipping finds it; under a
 GradScaler it is scaled there until the scaler divides. ĥ is never scaled.
 """
 
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import Capture, Workspace
+from lightning_bayes.curvature import BareCapture, Capture, Workspace
 
 Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by whatever key its estimator chooses
 
@@ -87,9 +88,10 @@ class Measurement:
     Attributes:
         loss: Mean loss, a scalar.
         grads: ĝ of every trained parameter.
-        curvature: ĥ, complete: zeros where nothing was measured.
-        num_examples: n.
+        curvature: ĥ, complete: zeros where nothing was measured. Empty in an update that measures no curvature.
+        num_examples: n; the number of passes where the examples were not counted.
         num_samples: Number of weight samples.
+        is_counted: Whether examples were counted.
     """
 
     loss: Tensor
@@ -97,9 +99,15 @@ class Measurement:
     curvature: Mapping[Hashable, Tensor]
     num_examples: float
     num_samples: int
+    is_counted: bool = True
+
+    @property
+    def has_curvature(self) -> bool:
+        """Whether the update measured the curvature, see `optim.runtime.measuring`."""
+        return bool(self.curvature)
 
     def tensors(self) -> list[Tensor]:
-        """Loss, ĝ and ĥ in an order that all processes share."""
+        """Loss, ĝ and, where it was measured, ĥ, in an order that all processes share."""
         return [self.loss, *self.grads.values(), *self.curvature.values()]
 
     def is_finite(self) -> bool:
@@ -121,6 +129,9 @@ class OpenUpdate:
         curvature: Mean ĥ so far, by the estimator's keys.
         loss: Mean loss so far; None before the first pass that showed its loss.
         buffers: The model's buffers as they were before the first pass.
+        measures: Whether its passes measure the curvature; None before the first.
+        is_counted: Whether the examples of all passes were counted.
+        is_only_batch: Whether all of its passes are over one batch.
         is_discarded: Whether the next step does nothing.
         is_averaged_by_host: Whether a host averages the measurement over processes.
         measurement: The measurement, once it is final.
@@ -132,6 +143,9 @@ class OpenUpdate:
     curvature: Curvature = field(default_factory=dict)
     loss: Tensor | None = None
     buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    measures: bool | None = None
+    is_counted: bool = True
+    is_only_batch: bool = False
     is_discarded: bool = False
     is_averaged_by_host: bool = False
     measurement: Measurement | None = None
@@ -161,6 +175,7 @@ class OpenUpdate:
         self.loss = _mean(self.loss, finished.captured.loss, share, factor)
         self.examples += n
         self.samples.add(finished.sample)
+        self.is_counted &= not isinstance(finished.captured, BareCapture)
         self.measurement = None
 
     def finalise(self, params: Iterable[nn.Parameter], curvature: Curvature) -> Measurement:
@@ -176,7 +191,7 @@ class OpenUpdate:
         grads = dict(_filled_gradients(params))
         if self.loss is None:
             self.loss = torch.zeros((), device=next(iter(grads)).device)
-        self.measurement = Measurement(self.loss, grads, curvature, self.examples, len(self.samples))
+        self.measurement = Measurement(self.loss, grads, curvature, self.examples, len(self.samples), self.is_counted)
         return self.measurement
 
     def clear(self, workspace: Workspace) -> None:

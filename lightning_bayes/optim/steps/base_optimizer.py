@@ -73,7 +73,7 @@ class BaseOptimizerStep(Step):
 
     def apply(self, cohort: Cohort) -> None:
         """Update the curvature of one cohort and leave G in ``param.grad``; see `Step`."""
-        cohort.average_(self.weight_of_old(cohort.group["betas"][1], cohort.measurements))
+        cohort.average_(self.weight_of_old(cohort.group["betas"][1], cohort.measurements, cohort.since))
         add_prior_gradient_(cohort.params, cohort.prior_means, cohort.prior * cohort.group["prior_on_mean"])
 
     def add_group(self, group: Mapping[str, Any], count: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +20,9 @@ class Cohort(ABC):
         group: Their parameter group.
         prior: δ̃, weight of the prior's gradient in the algorithm.
         number: Number of this update, from 1.
-        measurements: Number of measurements in the curvature, this one included.
+        measurements: Number of measurements in the curvature, this one included. Updates between two measurements count
+            as such, see `optim.runtime.measuring`.
+        since: e, updates for which this measurement stands; 0 where the update measures nothing.
         prior_means: μ₀ of each parameter; empty for zero.
     """
 
@@ -29,6 +32,7 @@ class Cohort(ABC):
     prior: float
     number: int
     measurements: int
+    since: int = 1
     prior_means: Sequence[Tensor]
 
     @abstractmethod
@@ -85,17 +89,20 @@ class Step(ABC):
         """
         return lr
 
-    def weight_of_old(self, beta: float, measurements: int) -> float:
+    def weight_of_old(self, beta: float, measurements: int, since: int = 1) -> float:
         """β₂(t), the weight of the old curvature; unless the step is the papers', a running mean first.
 
         Args:
             beta: β₂.
             measurements: t, number of measurements, this one included.
+            since: e, the last of them that this one stands for; see `optim.runtime.measuring`.
 
         Returns:
-            β₂(t).
+            β₂(t); 1 for e = 0.
         """
-        return beta if self.is_published else min(beta, (measurements - 1) / measurements)
+        if self.is_published:
+            return beta**since
+        return prod(min(beta, (t - 1) / t) for t in range(measurements - since + 1, measurements + 1))
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> None:

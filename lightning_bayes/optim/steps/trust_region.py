@@ -36,7 +36,7 @@ class TrustRegionStep(Step):
     def apply(self, cohort: Cohort) -> None:
         """Update one cohort; see `Step`."""
         decay_(cohort)
-        weight = self.weight_of_old(cohort.group["betas"][1], cohort.measurements)
+        weight = self.weight_of_old(cohort.group["betas"][1], cohort.measurements, cohort.since)
         bounded_step_(cohort.params, cohort.propose_(self.rate(cohort.group["lr"]), weight), _radius(cohort))
 
 

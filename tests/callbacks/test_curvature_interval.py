@@ -1,0 +1,114 @@
+"""How often callbacks measure where nobody says it, and that other passes leave model and loss alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from tiny_training import Classifier, assert_same_bits, loader, quiet_trainer, weights
+
+from lightning_bayes import IVONCallback, NoisyKFACCallback, OGNCallback, VadamCallback, VOGNCallback
+from lightning_bayes.errors import HyperparameterError
+
+
+class BarePasses(Callback):
+    """Notes in which training steps the model runs without hooks, wrapped forwards and torch-function modes."""
+
+    def __init__(self):
+        self.found = []
+
+    def setup(self, trainer, pl_module, stage):
+        step = pl_module.training_step
+
+        def watched(batch, batch_idx):
+            layers = list(pl_module.net.modules())
+            touched = any(layer._forward_pre_hooks or "forward" in vars(layer) for layer in layers)
+            self.found.append(not touched and not torch.overrides._get_current_function_mode_stack())
+            return step(batch, batch_idx)
+
+        pl_module.training_step = watched
+
+
+def fit(callback, *others, max_epochs=4, **options):
+    torch.manual_seed(0)
+    module = Classifier()
+    quiet_trainer(callback, *others, max_epochs=max_epochs, **options).fit(module, loader())
+    return module
+
+
+@pytest.mark.parametrize(
+    ("callback", "interval"),
+    [
+        (VOGNCallback(), 10),
+        (VadamCallback(), 10),
+        (VOGNCallback(curvature_interval=3), 3),
+        (VOGNCallback(lr=0.1), 1),
+        (VOGNCallback.from_preset("osawa2019-cifar10-resnet18"), 1),
+        (OGNCallback(), 1),  # whose curvature divides the gradient
+        (IVONCallback(), 1),  # whose curvature costs nothing
+        (NoisyKFACCallback(), 1),  # which has stats_interval
+    ],
+)
+def test_only_the_users_own_step_measures_less_often(callback, interval):
+    assert callback.group_defaults["curvature_interval"] == interval
+
+
+def test_an_interval_is_refused_where_every_update_measures():
+    with pytest.raises(HyperparameterError, match="IVONCallback takes no curvature_interval=10"):
+        IVONCallback(curvature_interval=10)
+
+
+def test_updates_that_do_not_measure_run_the_bare_model():
+    """24 updates: the first ten and the twentieth measure."""
+    passes = BarePasses()
+    fit(VOGNCallback(), passes)
+    assert passes.found == [False] * 10 + [True] * 9 + [False] + [True] * 4
+
+
+@pytest.mark.parametrize("options", [{"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}])
+def test_accumulation_and_mixed_precision_measure_on_time(options):
+    callback = VOGNCallback(curvature_interval=4, eval_samples=0)
+    module = fit(callback, max_epochs=5, **options)
+    updates = 5 * 6 // options.get("accumulate_grad_batches", 1)
+    assert callback.optimizer.num_updates == updates
+    assert all(p.isfinite().all() for p in module.parameters())
+
+
+def test_micro_batches_in_updates_that_do_not_measure_are_one_large_batch():
+    """Micro-batches of 8 under one noise against batches of 16, in 15 updates of which 11 to 13 and 15 do not measure."""
+    found = []
+    for size, options in ((8, {"accumulate_grad_batches": 2}), (16, {})):
+        torch.manual_seed(0)
+        module = Classifier(lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+        trainer = quiet_trainer(VOGNCallback(curvature_interval=4), max_epochs=5, **options)
+        trainer.fit(module, loader(size))
+        found.append(weights(module))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+def test_every_update_is_the_same_whether_examples_are_counted_or_not(monkeypatch):
+    bare = weights(fit(VOGNCallback()))
+    monkeypatch.setattr("lightning_bayes.optim.runtime.base.FIRST", 10**6)
+    assert_same_bits(weights(fit(VOGNCallback())), bare)
+
+
+def test_trials_of_lightnings_tuner_measure_in_every_update():
+    """The tuner trains without callbacks. A batch size without memory for updates that measure would be too large."""
+
+    class Tuner(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            self.kept = trainer.callbacks
+            if trainer.global_step == 14:
+                trainer.callbacks = []
+
+    tuner, passes = Tuner(), BarePasses()
+    module = Classifier()
+    step = module.training_step
+
+    def restored(batch, batch_idx):
+        module.trainer.callbacks = tuner.kept
+        return step(batch, batch_idx)
+
+    module.training_step = restored
+    quiet_trainer(VOGNCallback(), tuner, passes, max_epochs=3).fit(module, loader())
+    assert passes.found == [False] * 10 + [True] * 4 + [False] + [True] * 3
