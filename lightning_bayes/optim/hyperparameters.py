@@ -69,8 +69,6 @@ class HyperparameterFields(TypedDict, total=False):
             `posteriors.shaped_noise` (a heuristic). None: the noise of the bound, as wide as it is.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
             same step, without noise. None for all, but for normalisation layers where the step is not natural.
-        curvature_interval: T, updates between measurements of the curvature, after ten that all measure; see
-            `optim.runtime.measuring`. Only for methods whose curvature is a running average. Default: 1.
         mc_samples: K, weight samples per batch and process.
         engine: Curvature engine: ``"fused"`` measures any layer, ``"backpack"`` the layers that BackPACK knows.
             Default: ``"fused"``.
@@ -92,7 +90,6 @@ class HyperparameterFields(TypedDict, total=False):
     init_precision: float | None
     relative_noise: float | Schedule | None
     bayesian: str | None
-    curvature_interval: int
     mc_samples: int
     engine: EngineName
     loss_reduction: LossReduction
@@ -112,6 +109,8 @@ class OptimizerFields(HyperparameterFields, total=False):
         step_rule: ``"natural"``, the papers'; ``"trust_region"``; ``"user"``, implied by `base`; see `optim.steps`.
         radius: Whose step bounds the trust region: ``"adam"`` or ``"sgd"``.
         momentum: Momentum of the SGD whose step bounds the trust region.
+        curvature_interval: T, updates between measurements of the curvature, after ten that all measure; see
+            `optim.runtime.measuring`. Only for methods whose curvature is a running average. Default: 1.
         workspace_mib: Memory in MiB that the engine may fill at once with values of single examples.
     """
 
@@ -122,6 +121,7 @@ class OptimizerFields(HyperparameterFields, total=False):
     step_rule: StepRule
     radius: RadiusRule
     momentum: float | Schedule
+    curvature_interval: int
     workspace_mib: float
 
 
