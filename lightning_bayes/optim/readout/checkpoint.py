@@ -29,7 +29,7 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
         The posterior by parameter name, as the LightningModule names them; see `AbstractPosterior.select` for a
         submodule. A file that is no Lightning checkpoint or holds no posterior is a `PosteriorError`.
     """
-    return posterior_from_checkpoint(read_checkpoint(path, map_location), str(path))
+    return posterior_from_checkpoint(read_checkpoint(path), str(path)).to(map_location)
 
 
 def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> dict[str, Any]:

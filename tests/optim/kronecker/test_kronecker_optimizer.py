@@ -347,7 +347,7 @@ def test_samples_have_the_posterior_s_covariance(generator):
 
 
 def test_relative_noise_is_the_root_mean_square_of_a_layers_noise(generator):
-    """The Kronecker factors place it: the precision is a multiple of π-damped factors; of the drawn noise too."""
+    """The Kronecker factors place it: the precision is a multiple of π-damped factors."""
     model, data = small_net(), images(generator)
     opt = NoisyKFAC(model, num_data=N, lr=1e-4, relative_noise=0.01, stats_interval=1, inverse_interval=1)
     train(model, opt, data, 2)
@@ -356,7 +356,7 @@ def test_relative_noise_is_the_root_mean_square_of_a_layers_noise(generator):
         weight, state = model.get_parameter(name), opt.state[model.get_parameter(name)]
         size = max(weight.square().mean().sqrt(), state["scale"])
         variance = torch.cat([q.variance()[part].flatten() for part in (name, biased)])
-        assert variance.mean().sqrt() == pytest.approx(float(0.01 * size), rel=1e-2)
+        assert variance.mean().sqrt() == pytest.approx(0.01 * size.item(), rel=1e-2)
         product = KroneckerProduct(state["output_factor"], state["input_factor"])
         damping = 0.03 * product.diagonal().mean() + 1 / N
         expected = pi_damped(product, damping).dense()
