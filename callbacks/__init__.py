@@ -12,6 +12,7 @@ from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.noisy_adam import NoisyAdamCallback, NoisyAdamFisherCallback
 from lightning_bayes.callbacks.ogn import OGNCallback
+from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
 from lightning_bayes.callbacks.temperature import TemperatureScaling
@@ -37,6 +38,7 @@ __all__ = [
     "NoisyKFACCallback",
     "OGNCallback",
     "PosteriorDiagnostics",
+    "PosteriorScale",
     "PredictionWriter",
     "TemperatureScaling",
     "VOGNCallback",

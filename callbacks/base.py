@@ -40,7 +40,7 @@ from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.runtime.measuring import require_interval
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS
-from lightning_bayes.predictive import PosteriorSamples
+from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, Samples
 from lightning_bayes.strategies import BayesDDPStrategy
 
 
@@ -68,6 +68,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         found = complete_arguments(type(self).__name__, self.optimizer_class, fields, self.field_defaults)
         super().__init__(found.link)
         self.lr, self.num_data, self.eval_samples = found.lr, found.num_data, found.eval_samples
+        self.linearized = found.linearized
         self.group_defaults, self.optimizer_kwargs = found.group_defaults, found.optimizer_kwargs
         self.mc_samples: int = found.optimizer_kwargs["mc_samples"]
         self.seed: int = found.optimizer_kwargs["seed"]
@@ -275,7 +276,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     def _has_samples(self) -> bool:
         return self.eval_samples > 0 and self.optimizer_class.noisy
 
-    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> PosteriorSamples | None:
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """Find the posterior to evaluate under.
 
         Args:
@@ -290,7 +291,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         posterior = self._posterior.find(trainer, pl_module, self.optimizer, type(self).__name__)
         if posterior is None:
             return None
-        return PosteriorSamples(posterior.to(pl_module.device), self.eval_samples, self.seed)
+        samples = PosteriorSamples(posterior.to(pl_module.device), self.eval_samples, self.seed)
+        return LinearizedSamples(samples) if self.linearized else samples
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +14,15 @@ from lightning_bayes.callbacks.sampled_forward import SampledForward
 from lightning_bayes.callbacks.spread import spread
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import Link, Samples, check_link
+
+
+@runtime_checkable
+class FinishesSamples(Protocol):
+    """A callback that changes the samples of evaluations outside of a fit, such as `PosteriorScale`."""
+
+    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
+        """Samples to evaluate under in the place of `samples`."""
+        ...
 
 
 @final
@@ -68,10 +77,14 @@ class PosteriorEvaluation:
             predict: Whether this is prediction.
         """
         require_single_evaluation(trainer)
+        link = self.link_of(module) or "softmax"
+        for callback in trainer.callbacks if trainer.state.fn != "fit" else ():  # type: ignore[attr-defined]
+            if isinstance(callback, FinishesSamples):
+                samples = callback.finished_samples(trainer, module, samples, link)
         self._forward = SampledForward(
             module,
             spread(trainer, recalibrated(trainer, module, samples)),
-            self.link_of(module) or "softmax",
+            link,
             opt_out_hint=self.opt_out_hint,
             lenient=trainer.state.fn == "fit",
         )

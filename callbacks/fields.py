@@ -27,6 +27,9 @@ class CallbackFields(HyperparameterFields, total=False):
             user's own optimizer updates the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers act on either.
         mc_samples: K, weight samples per batch and process in training; default 1, CVI 10.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean. Default 10.
+        linearized: Whether validation, test and prediction use the model's first-order expansion around the mean,
+            f(x, μ) + J (θ - μ), which stays sensible under wide posteriors; default False. See
+            `lightning_bayes.predictive.LinearizedSamples`.
         prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 1 with
             an explicit `lr` and none in the default step: its prior is centred at the mean, with a precision that the
             curvature gives (`posteriors.shaped_noise`), so that the mean is unregularised.
@@ -52,6 +55,7 @@ class CallbackFields(HyperparameterFields, total=False):
 
     lr: float | Schedule | None
     eval_samples: int
+    linearized: bool
     prior_precision: float | Schedule | None
     data_augmentation_factor: float | Schedule | None
     curvature_interval: int | None
@@ -95,10 +99,11 @@ def _merge_docstrings(*records: Any) -> None:
 
 _merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
 
-_OF_CALLBACK = ("lr", "num_data", "prior_precision", "eval_samples", "link")
+_OF_CALLBACK = ("lr", "num_data", "prior_precision", "eval_samples", "linearized", "link")
 _OPEN = dict.fromkeys(
     ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")
 )  # decided by the callback or at the fit
+_DEFAULTS = {**_OPEN, "linearized": False}
 
 
 class CallbackArguments(NamedTuple):
@@ -108,6 +113,7 @@ class CallbackArguments(NamedTuple):
     num_data: int | None
     prior_precision: float | Schedule | None
     eval_samples: int
+    linearized: bool
     link: Link | None
     group_defaults: dict[str, Any]  # hyperparameters of every parameter group
     optimizer_kwargs: dict[str, Any]  # the other arguments of the optimizer
@@ -130,7 +136,7 @@ def complete_arguments(
     record = optimizer_class.hyperparameters
     known = [*CallbackFields.__optional_keys__, *record.own_names()]
     _require_known(callback, given, known)
-    values = {**record.defaults(), **optimizer_class.own_defaults, **_OPEN, **defaults, **plain(given)}
+    values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(given)}
     record.check(values)
     check_names(values["engine"], values["loss_reduction"])
     of_callback = {name: values[name] for name in _OF_CALLBACK}

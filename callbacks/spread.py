@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 import torch
@@ -24,9 +24,9 @@ class SpreadSamples(Samples):
     def __init__(self, samples: Samples) -> None:
         self.samples, self.count, self.has_mean = samples, samples.count, samples.has_mean
 
-    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
-        """Inside, `model` is sample `index`."""
-        return self.samples.sampled(model, index)
+    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+        """Run `forward` under some of the samples, on this rank alone."""
+        return self.samples.chosen(model, forward, indices)
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, `model` is the mean of the samples."""

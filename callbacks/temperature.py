@@ -8,18 +8,14 @@ from typing import Any, final
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
 from lightning_bayes.callbacks.patches import Patches
+from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
+from lightning_bayes.callbacks.validation_set import ValidationSet, added_up, on_device
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import ScaledModule, fit_temperature
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
-
-_NO_VALIDATION = (
-    "TemperatureScaling fits its temperature on a validation set, but {why}. Set some training examples aside, such as with "
-    "val_size of the zoo's data modules; the test set is never used."
-)
 
 
 @final
@@ -29,8 +25,8 @@ class TemperatureScaling(Callback):
     Each validation of a fit ends with a new temperature, logged as ``val/temperature``, from the logits that the validation
     step returned; the checkpoint keeps that of its weights. A test uses it: the module logs the metrics of the scaled
     prediction under ``test/post/`` beside those of the unscaled one. Predictions are scaled, too. Where a checkpoint has no
-    temperature, the validation set is evaluated first. All of its logits are held in memory, ``[samples, examples,
-    classes]``.
+    temperature, and beside a `PosteriorScale`, the validation set is evaluated first. All of its logits are held in memory,
+    ``[samples, examples, classes]``.
 
     The module's ``validation_step`` has to return ``{"outputs": logits, "targets": classes}``, and the module to use its
     attribute ``temperature``; `lightning_bayes.zoo.BayesClassifier` does both.
@@ -44,7 +40,7 @@ class TemperatureScaling(Callback):
         self.temperature: float | None = None  # of the weights as they are
         self._patches = Patches()
         self._seen: list[StepOutputs] = []
-        self._validated_on: Any = None  # the loaders of a fit or validation; a test makes the trainer forget them
+        self._validation = ValidationSet(type(self).__name__, "temperature")
 
     def state_dict(self) -> dict[str, Any]:
         """The temperature of the weights in the checkpoint."""
@@ -66,13 +62,8 @@ class TemperatureScaling(Callback):
         Args:
             trainer: The trainer.
             pl_module: The module.
-
-        Raises:
-            UnsupportedTrainingError: If there is none.
         """
-        if not sum(trainer.num_val_batches):
-            raise UnsupportedTrainingError(_NO_VALIDATION.format(why="this fit has none"))
-        self._validated_on = trainer.val_dataloaders
+        self._validation.require(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Discard the temperature, which belongs to the weights before this update."""
@@ -81,7 +72,7 @@ class TemperatureScaling(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Discard the logits of an interrupted validation, and keep the loaders."""
         self._seen = []
-        self._validated_on = trainer.val_dataloaders
+        self._validation.keep(trainer)
 
     def on_validation_batch_end(
         self,
@@ -155,39 +146,20 @@ class TemperatureScaling(Callback):
                 f"{type(pl_module).__name__} lacks them (see lightning_bayes.predictive.ScaledModule). Use "
                 "lightning_bayes.zoo.BayesClassifier, or call lightning_bayes.predictive.fit_temperature yourself."
             )
-        if self.temperature is None or self.refit:
-            self._seen = list(_evaluated(trainer, pl_module, self._validation_loader(trainer)))
+        # The width that a PosteriorScale chose is not that of the fit's validation.
+        if self.temperature is None or self.refit or _has_width(trainer):
+            self._seen = list(_evaluated(trainer, pl_module, self._validation.loader(trainer)))
             self._fit(trainer, pl_module)
             rank_zero_info(
                 f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
             )
         self._patches.set(pl_module, "temperature", self.temperature)
 
-    def _validation_loader(self, trainer: Trainer) -> Any:
-        datamodule = getattr(trainer, "datamodule", None)
-        if datamodule is None:
-            loaders, source = self._validated_on, "this callback has seen none"
-        else:
-            datamodule.setup("validate")
-            loaders = datamodule.val_dataloader()
-            source = f"{type(datamodule).__name__}.val_dataloader() gives none"
-        loader = next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
-        if loader is None:
-            raise UnsupportedTrainingError(_NO_VALIDATION.format(why=source))
-        return loader
-
     def _fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
         outputs = torch.cat([each.outputs for each in self._seen], dim=1)
         targets = torch.cat([each.targets for each in self._seen])
         self._seen = []
-
-        def reduce(total: Tensor) -> Tensor:
-            if trainer.world_size == 1:
-                return total
-            added: Tensor = trainer.strategy.reduce(total.to(pl_module.device), reduce_op="sum")
-            return added
-
-        self.temperature = fit_temperature(outputs, targets, reduce)
+        self.temperature = fit_temperature(outputs, targets, added_up(trainer, pl_module))
         if not SMALLEST * 1.01 < self.temperature < LARGEST / 1.01:
             rank_zero_warn(
                 f"The temperature {self.temperature:.3g} is at the end of the range from {SMALLEST} to {LARGEST} that was "
@@ -195,10 +167,14 @@ class TemperatureScaling(Callback):
             )
 
 
+def _has_width(trainer: Trainer) -> bool:
+    return any(isinstance(callback, PosteriorScale) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
 def _evaluated(trainer: Trainer, pl_module: Any, batches: Iterable[Any]) -> Iterator[StepOutputs]:
     """Evaluate the validation set inside another evaluation, in its mode and under its samples."""
     for batch in batches:
-        inputs, targets = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+        inputs, targets = on_device(trainer, batch)
         with trainer.precision_plugin.forward_context():
             outputs = pl_module.sampled_forward(inputs)
         yield step_outputs(pl_module, "sampled_forward", {"outputs": outputs, "targets": targets})

@@ -7,6 +7,8 @@ result is an ordinary config of LightningCLI. Parts follow three more rules:
     with:    {lenet: {...}}        is laid over all parts if `lenet` is one of them
     callbacks+: [...]              is appended, as on the command line of LightningCLI
 
+Parts of ``evaluation/`` join any composition: ``digits+lenet+vogn+posterior_scale``.
+
 A registered model or data set needs no file, see `lightning_bayes.zoo.register_model`. Neither does a model of timm or
 torchvision.
 """
@@ -26,6 +28,8 @@ from lightning_bayes.errors import ConfigError
 from lightning_bayes.zoo.registry import DATA, MODELS
 
 KINDS: Final = ("data", "models", "methods")
+EVALUATION: Final = "evaluation"  # parts that are added to a composition, any number of them
+_ORDER: Final = ("data", "models", EVALUATION, "methods", "file")  # the method's callback stays the last in the list
 _SOURCES: Final = ("timm/", "torchvision/")
 _PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
 _SHAPE: Final = ("num_classes", "in_channels", "image_size")
@@ -44,7 +48,7 @@ def parts(kind: str) -> dict[str, Path]:
     """The packaged parts of compositions.
 
     Args:
-        kind: One of `KINDS`.
+        kind: One of `KINDS`, or `EVALUATION`.
 
     Returns:
         Their files by name, in alphabetical order.
@@ -79,7 +83,7 @@ def split_name(name: str) -> tuple[str, ...]:
     """
     if "+" in name:
         return tuple(name.split("+"))
-    if any(name in parts(kind) for kind in KINDS) or _is_registered(name):
+    if any(name in parts(kind) for kind in (*KINDS, EVALUATION)) or _is_registered(name):
         return (name,)
     named = {"_".join(combined): combined for combined in product(*map(parts, KINDS))}
     return named.get(name, ())
@@ -106,7 +110,7 @@ def compose(names: Sequence[str]) -> dict[str, Any]:
     kinds = [kind for kind, _ in read if kind in KINDS]
     if len(set(kinds)) < len(kinds):
         raise ConfigError(f"{'+'.join(names)} has two parts of one kind ({', '.join(kinds)}). Leave one out.")
-    layers = [content for _, content in sorted(read, key=lambda part: [*KINDS, "file"].index(part[0]))]
+    layers = [content for _, content in sorted(read, key=lambda part: _ORDER.index(part[0]))]
     config: dict[str, Any] = {}
     for layer in (_read(_root() / "base.yaml"), *layers, *_company(layers, set(names))):
         _lay_over(config, {key: value for key, value in layer.items() if key != "with"})
@@ -127,7 +131,7 @@ def _part(name: str) -> tuple[str, dict[str, Any]]:
     """Kind and content of a part."""
     if name.endswith((".yaml", ".yml")) and Path(name).is_file():
         return "file", _read(Path(name))
-    for kind in KINDS:
+    for kind in (*KINDS, EVALUATION):
         if name in parts(kind):
             return kind, _read(parts(kind)[name])
     module, _, short = name.rpartition(":")
@@ -142,7 +146,7 @@ def _part(name: str) -> tuple[str, dict[str, Any]]:
 
 def known_names() -> str:
     """All names of configs, for messages."""
-    listed = "; ".join(f"{kind}: {', '.join(parts(kind))}" for kind in KINDS)
+    listed = "; ".join(f"{kind}: {', '.join(parts(kind))}" for kind in (*KINDS, EVALUATION))
     return (
         f"Recipes are {', '.join(recipes())}. Parts of DATA+MODEL+METHOD are, {listed}; registered data: "
         f"{', '.join(sorted(DATA))}; registered models: {', '.join(sorted(MODELS))}, timm/NAME and torchvision/NAME."

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
 _FEW = 3  # prior precisions that are listed one by one
 
@@ -39,6 +39,10 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
     yield from ("| | |", "|---|---|")
     yield f"| Architecture | `create_model({built['name']!r}, {arguments})` |"
     yield f"| Posterior | {type(posterior).__name__} over {weights} weights in {len(posterior.mean)} tensors |"
+    if isinstance(posterior, ScaledPosterior):
+        predictive = "linearised" if posterior.linearized else "sampled"
+        inside = type(posterior.posterior).__name__
+        yield f"| Width | {posterior.scale:.4g} × that of the {inside}, for the {predictive} predictive |"
     yield f"| Training examples N | {posterior.num_data:g} |"
     yield f"| Prior precision | {_numbers(priors)}, centred {_centres(posterior)} |"
     yield f"| Input | {_input(content['transform'])} |"

@@ -17,11 +17,8 @@ from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import (
+    FAMILIES,
     AbstractPosterior,
-    BlockTridiagonal,
-    FullGaussian,
-    MatrixGaussian,
-    MeanField,
     atomic_write,
     named_if_unreadable,
 )
@@ -32,10 +29,6 @@ from lightning_bayes.zoo.posterior_folder import find_posterior
 from lightning_bayes.zoo.posterior_format import FORMAT, POSTERIOR_FILE, VERSION, read_content, to_bytes
 from lightning_bayes.zoo.transforms import ImageTransform
 from lightning_bayes.zoo.weights import load_weights
-
-_FAMILIES: Final[dict[str, type[Any]]] = {
-    family.__name__: family for family in (MeanField, MatrixGaussian, FullGaussian, BlockTridiagonal)
-}
 
 _CARD_REPLACES: Final = {".safetensors", ".pt", ".pth"}
 
@@ -100,6 +93,7 @@ def save_posterior(
     Example:
         >>> import tempfile
         >>> model = create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
+        >>> from lightning_bayes.posteriors import MeanField
         >>> mean = {name: p.detach() for name, p in model.named_parameters()}
         >>> q = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=10)
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -161,9 +155,9 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu")
             f"{path} has format {version!r}, but this package reads formats up to {VERSION}. Upgrade lightning-bayes if the "
             "file is newer; otherwise it is damaged, write it again."
         )
-    if family not in _FAMILIES:
+    if family not in FAMILIES:
         raise PosteriorError(
-            f"{path} holds a posterior of the family {family}, but this package knows {', '.join(_FAMILIES)}. Upgrade "
+            f"{path} holds a posterior of the family {family}, but this package knows {', '.join(FAMILIES)}. Upgrade "
             "lightning-bayes if the file is newer; otherwise it is damaged, write it again."
         )
     with named_if_unreadable(path, POSTERIOR_FILE):
@@ -171,7 +165,7 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu")
 
 
 def _decoded(content: dict[str, Any], source: str, map_location: str | torch.device) -> SavedPosterior:
-    posterior: AbstractPosterior = _FAMILIES[content["family"]].from_state_dict(content["posterior"])
+    posterior: AbstractPosterior = FAMILIES[content["family"]].from_state_dict(content["posterior"])
     built = Architecture(**content["architecture"])
     model = create_model(built.name, **built.arguments).to(map_location).eval()
     load_weights(model, {**posterior.constants, **posterior.mean}, source, replace_head=False)

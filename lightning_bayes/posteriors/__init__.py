@@ -17,6 +17,7 @@ from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker
 from lightning_bayes.posteriors.mean_field import MeanField
 from lightning_bayes.posteriors.memory import require_memory
 from lightning_bayes.posteriors.precision import initial_curvature, precision, root_mean_squares, tensor_sizes
+from lightning_bayes.posteriors.scaled import FAMILIES, ScaledPosterior
 from lightning_bayes.posteriors.shaped_noise import (
     Shape,
     noise_damping,
@@ -27,12 +28,14 @@ from lightning_bayes.posteriors.shaped_noise import (
 )
 
 __all__ = [
+    "FAMILIES",
     "AbstractPosterior",
     "BlockTridiagonal",
     "FileKind",
     "FullGaussian",
     "MatrixGaussian",
     "MeanField",
+    "ScaledPosterior",
     "Shape",
     "atomic_save",
     "atomic_write",

@@ -1,13 +1,24 @@
 """Monte-Carlo predictions from a posterior, and how uncertain they are."""
 
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
+from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
+from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, combine, summarise
 from lightning_bayes.predictive.members import MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.sampled_module import SampledModule, ScaledModule
-from lightning_bayes.predictive.samples import PosteriorSamples, Samples, check_fits, misfits, placed
+from lightning_bayes.predictive.samples import (
+    NetworkSamples,
+    PosteriorSamples,
+    Samples,
+    check_fits,
+    evaluation_mode,
+    misfits,
+    placed,
+)
+from lightning_bayes.predictive.scale import FittedScale, fit_scale
 from lightning_bayes.predictive.scores import (
     OOD_SCORES,
     energy_score,
@@ -22,9 +33,12 @@ from lightning_bayes.predictive.temperature import fit_temperature, minimise_ove
 __all__ = [
     "OOD_SCORES",
     "DropoutSamples",
+    "FittedScale",
+    "LinearizedSamples",
     "Link",
     "MemberSamples",
     "Moments",
+    "NetworkSamples",
     "PosteriorSamples",
     "Prediction",
     "RecalibratedSamples",
@@ -39,6 +53,8 @@ __all__ = [
     "energy_score",
     "entropy",
     "entropy_score",
+    "evaluation_mode",
+    "fit_scale",
     "fit_temperature",
     "max_logit_score",
     "max_probability_score",
@@ -50,6 +66,7 @@ __all__ = [
     "nll_sum",
     "ood_scores",
     "placed",
+    "predictive_nll",
     "recalibrate",
     "summarise",
 ]

@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from lightning_bayes.predictive.samples import Samples, sample_seed
+from lightning_bayes.predictive.samples import NetworkSamples, sample_seed
 
 _DROPOUTS = (
     nn.Dropout,
@@ -49,7 +49,7 @@ def dropout_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @final
-class DropoutSamples(Samples):
+class DropoutSamples(NetworkSamples):
     """S passes with dropout, reproducible, with other random numbers for every batch and pass.
 
     Args:

@@ -8,11 +8,11 @@ from typing import final
 
 from torch import Tensor, nn
 
-from lightning_bayes.predictive.samples import Samples, placed
+from lightning_bayes.predictive.samples import NetworkSamples, placed
 
 
 @final
-class MemberSamples(Samples):
+class MemberSamples(NetworkSamples):
     """M networks of one architecture, trained apart.
 
     Args:

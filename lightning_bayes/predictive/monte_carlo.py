@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
+from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, check_link, summarise
 from lightning_bayes.predictive.recalibration import recalibrate
-from lightning_bayes.predictive.samples import PosteriorSamples, Samples, check_fits, placed
+from lightning_bayes.predictive.samples import PosteriorSamples, Samples, check_fits, evaluation_mode, placed
 
 
 @torch.no_grad()
@@ -27,6 +28,7 @@ def mc_predict(
     seed: int = 0,
     temperature: float = 1.0,
     recalibrate_on: Sequence[Any] = (),
+    linearized: bool | None = None,
 ) -> Any:
     """Predict with weights sampled from the posterior.
 
@@ -42,7 +44,10 @@ def mc_predict(
         seed: Seed of the weight samples; equal seeds give equal samples for every batch.
         temperature: Logits of every sample are divided by it, see `fit_temperature`.
         recalibrate_on: Batches of training inputs on which BatchNorm's running statistics are estimated anew for each
-            sample, see `recalibrate`; none keeps the posterior's.
+            sample, see `recalibrate`; none keeps the posterior's. Linearised samples share those of the mean.
+        linearized: True predicts with the model's first-order expansion around the mean, f(x, μ) + J (θ - μ), which stays
+            sensible under wide posteriors; `LinearizedSamples` says which models allow it. None: as the width of a
+            `ScaledPosterior` was chosen, else False.
 
     Returns:
         `Prediction` with ``probs [B, C]``, ``entropy [B]`` and ``mutual_information [B]`` in nats and ``sample_probs
@@ -70,15 +75,13 @@ def mc_predict(
     if not temperature > 0 or (link == "identity" and temperature != 1):
         raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are no logits.")
     check_fits(model, posterior)
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        with placed(model, posterior.constants):
-            draws: Samples = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
-            if len(recalibrate_on):
-                draws = recalibrate(model, draws, [partial(model, inputs) for inputs in recalibrate_on])
-            prediction: Prediction | Moments = summarise(draws.outputs(model, lambda: model(x)) / temperature, link)
-            return prediction
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    if linearized is None:
+        linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
+    with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
+        networks = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
+        draws: Samples = LinearizedSamples(networks) if linearized else networks
+        if len(recalibrate_on):
+            batches = [partial(model, inputs) for inputs in recalibrate_on]
+            draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")
+        prediction: Prediction | Moments = summarise(draws.outputs(model, lambda: model(x)) / temperature, link)
+        return prediction

@@ -10,21 +10,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.predictive.samples import Samples, placed
+from lightning_bayes.predictive.samples import NetworkSamples, Samples, placed
 from lightning_bayes.private_torch import BatchNormBase
 
 Statistics = dict[str, Tensor]  # running mean, variance and number of batches by buffer name
 
 
 @final
-class RecalibratedSamples(Samples):
-    """Samples with the running statistics that belong to them; see `recalibrate`.
+class SharedStatistics(Samples):
+    """Samples with the running statistics of their mean; see `recalibrate`.
+
+    Args:
+        samples: The samples.
+        statistics: Of their mean.
+    """
+
+    def __init__(self, samples: Samples, statistics: Statistics) -> None:
+        self.samples, self.count, self.statistics = samples, samples.count, statistics
+
+    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+        """Run `forward` under some of the samples, with the statistics of the mean.
+
+        Args:
+            model: The model.
+            forward: Computes the model's output.
+            indices: Numbers of the samples.
+
+        Returns:
+            Outputs stacked over them.
+        """
+        with placed(model, self.statistics):
+            return self.samples.chosen(model, forward, indices)
+
+    def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, `model` is their mean with its statistics."""
+        return placed(model, self.statistics)
+
+
+@final
+class RecalibratedSamples(NetworkSamples):
+    """Networks with the running statistics that belong to them; see `recalibrate`.
 
     Args:
         samples: The samples.
@@ -32,7 +63,7 @@ class RecalibratedSamples(Samples):
         at_mean: Of the model as it is, or None to leave it.
     """
 
-    def __init__(self, samples: Samples, statistics: Sequence[Statistics], at_mean: Statistics | None) -> None:
+    def __init__(self, samples: NetworkSamples, statistics: Sequence[Statistics], at_mean: Statistics | None) -> None:
         self.samples, self.count, self.has_mean = samples, samples.count, samples.has_mean
         self.statistics, self.mean_statistics = list(statistics), at_mean
 
@@ -78,7 +109,8 @@ def recalibrate(
         The samples with their statistics; `samples` if no layer has running statistics.
 
     Raises:
-        HyperparameterError: If there is no batch, `of` is unknown, or the samples have no mean or are not fixed networks.
+        HyperparameterError: If there is no batch, `of` is unknown, the samples have no mean or are not fixed, or are no
+            networks with statistics of their own.
 
     Example:
         >>> from lightning_bayes.predictive import MemberSamples
@@ -103,8 +135,9 @@ def recalibrate(
     if any(own is fresh for own in found.values()):
         raise HyperparameterError("There is no batch to estimate BatchNorm's statistics from. Give at least one.")
     found = {index: {name: reduce(value) for name, value in own.items()} for index, own in found.items()}
-    own = [found[index if of == "sample" else None] for index in range(samples.count)]
-    return RecalibratedSamples(samples, own, found.get(None))
+    if not isinstance(samples, NetworkSamples) or of == "mean":
+        return SharedStatistics(samples, found[None])
+    return RecalibratedSamples(samples, [found[index] for index in range(samples.count)], found.get(None))
 
 
 def _check(samples: Samples, of: str) -> None:
@@ -116,6 +149,10 @@ def _check(samples: Samples, of: str) -> None:
         raise HyperparameterError(
             f"{type(samples).__name__} are other networks for every batch, so that none has statistics of its own. Keep "
             "those of training, or recalibrate the point with torch.optim.swa_utils.update_bn."
+        )
+    if of == "sample" and not isinstance(samples, NetworkSamples):
+        raise HyperparameterError(
+            f"{type(samples).__name__} are expansions of one network, so that none has statistics of its own. Say of='mean'."
         )
 
 
@@ -141,7 +178,7 @@ def _layers(model: nn.Module) -> list[tuple[str, BatchNormBase]]:
 
 
 def _updated(
-    model: nn.Module, samples: Samples, index: int | None, own: Statistics, run: Callable[[], object]
+    model: nn.Module, samples: Any, index: int | None, own: Statistics, run: Callable[[], object]
 ) -> Statistics:
     """Statistics of a sample, or of the mean, after one more batch."""
     with samples.at_mean(model) if index is None else samples.sampled(model, index), placed(model, own):

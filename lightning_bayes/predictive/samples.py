@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import PosteriorError, ShapeError
-from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
 CACHED_ELEMENTS = 2**26  # 256 MiB of float32: below that, samples are drawn once and kept
 
 
 class Samples(ABC):
-    """S samples of a model.
+    """S samples of a model's outputs.
 
     Attributes:
         count: S.
         has_mean: Whether the model itself stands for their mean.
-        fixed: Whether a sample is the same network for every batch.
+        fixed: Whether a sample is the same function for every batch.
     """
 
     count: int
@@ -30,8 +30,20 @@ class Samples(ABC):
     fixed: bool = True
 
     @abstractmethod
-    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
-        """Inside, `model` is sample `index`; afterwards it is itself again, also after an exception."""
+    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+        """Run `forward` under some of the samples; see `outputs`.
+
+        Args:
+            model: The model.
+            forward: Computes the model's output.
+            indices: Numbers of the samples.
+
+        Returns:
+            Outputs stacked over them.
+
+        Raises:
+            ShapeError: If an output is not a tensor.
+        """
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, `model` is the mean of the samples, which is itself unless they say otherwise."""
@@ -49,33 +61,45 @@ class Samples(ABC):
         """
         return self.chosen(model, forward, range(self.count))
 
+
+class NetworkSamples(Samples):
+    """Samples each of which is a network, such as one with sampled weights."""
+
+    @abstractmethod
+    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
+        """Inside, `model` is sample `index`; afterwards it is itself again, also after an exception."""
+
     def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under some of the samples; see `outputs`.
-
-        Args:
-            model: The model.
-            forward: Computes the model's output.
-            indices: Numbers of the samples.
-
-        Returns:
-            Outputs stacked over them.
-
-        Raises:
-            ShapeError: If an output is not a tensor.
-        """
+        """Run `forward` under some of the samples, one after the other; see `Samples.chosen`."""
         each = []
         for index in indices:
             with self.sampled(model, index):
-                each.append(forward())
-            if not isinstance(each[-1], Tensor):
-                raise ShapeError(
-                    f"{type(model).__name__} returned a {type(each[-1]).__name__}, which has no average over samples. Let "
-                    "it return one tensor: logits or means."
-                )
+                each.append(require_tensor(model, forward()))
         return torch.stack(each)
 
 
-class PosteriorSamples(Samples):
+def require_tensor(model: nn.Module, output: object) -> Tensor:
+    """Refuse an output that has no average over samples.
+
+    Args:
+        model: The model.
+        output: Its output.
+
+    Returns:
+        The output.
+
+    Raises:
+        ShapeError: If it is not a tensor.
+    """
+    if not isinstance(output, Tensor):
+        raise ShapeError(
+            f"{type(model).__name__} returned a {type(output).__name__}, which has no average over samples. Let it return "
+            "one tensor: logits or means."
+        )
+    return output
+
+
+class PosteriorSamples(NetworkSamples):
     """S weight samples, the same for every batch, from a seed of their own.
 
     Args:
@@ -88,6 +112,17 @@ class PosteriorSamples(Samples):
         self.posterior, self.count, self.seed = posterior, count, seed
         size = sum(mean.numel() for mean in posterior.mean.values())
         self._kept: dict[int, dict[str, Tensor]] | None = {} if size * count <= CACHED_ELEMENTS else None
+
+    def scaled(self, scale: float) -> PosteriorSamples:
+        """The same samples at another width of the posterior.
+
+        Args:
+            scale: c, a factor of the standard deviations; at 0 one sample is left, the mean.
+
+        Returns:
+            Samples from the same noise: μ + c (θ_s - μ).
+        """
+        return PosteriorSamples(ScaledPosterior(self.posterior, scale), self.count if scale else 1, self.seed)
 
     def weights(self, index: int) -> dict[str, Tensor]:
         """Return sample `index` by parameter name."""
@@ -105,6 +140,25 @@ class PosteriorSamples(Samples):
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Inside, `model` has the weights of sample `index`."""
         return placed(model, self.weights(index))
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Inside, all of `model` is in evaluation mode; afterwards each module has its own mode again.
+
+    Args:
+        model: The model.
+
+    Yields:
+        Nothing.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def sample_seed(seed: int, number: int) -> int:

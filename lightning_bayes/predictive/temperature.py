@@ -9,18 +9,17 @@ grid and uses no derivative.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.predictive.densities import class_log_density, nll_sum_of
+from lightning_bayes.predictive.line_search import minimise_over_logarithm
 
 SMALLEST, LARGEST = 0.05, 20.0  # bounds of T; a network beyond them is broken rather than uncalibrated
 _GRID = 31  # steps of 22 % in T
 _TOLERANCE = 1e-6  # of log T
-_CHUNK = 2**22  # logits per block, in float64
 
 
 def fit_temperature(
@@ -78,15 +77,7 @@ def nll_sum(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
         >>> nll_sum(torch.zeros(3, 2, 10), torch.tensor([0, 1]), temperature=2.0)
         tensor(4.6052, dtype=torch.float64)
     """
-    samples, examples, classes = outputs.shape
-    size = max(1, _CHUNK // (samples * classes))
-    total = torch.zeros((), dtype=torch.float64, device=outputs.device)
-    for start in range(0, examples, size):
-        chosen = slice(start, start + size)
-        log_probs = (outputs[:, chosen].double() / temperature).log_softmax(-1)
-        index = targets[chosen].long().view(1, -1, 1).expand(samples, -1, 1)
-        total -= (log_probs.gather(2, index).squeeze(2).logsumexp(0) - math.log(samples)).sum()
-    return total
+    return nll_sum_of(lambda logits, classes: class_log_density(logits / temperature, classes), outputs, targets)
 
 
 def minimise_over_temperature(loss: Callable[[float], float]) -> float:
@@ -102,14 +93,4 @@ def minimise_over_temperature(loss: Callable[[float], float]) -> float:
         >>> round(minimise_over_temperature(lambda t: math.log(t / 3) ** 2), 5)
         3.0
     """
-    from scipy.optimize import minimize_scalar  # slow to import
-
-    low, high = math.log(SMALLEST), math.log(LARGEST)
-    grid = [low + (high - low) * step / (_GRID - 1) for step in range(_GRID)]
-    best = min(range(_GRID), key=lambda step: loss(math.exp(grid[step])))
-    bounds = grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)]
-    options = {"xatol": _TOLERANCE}
-    found = minimize_scalar(lambda log_t: loss(math.exp(log_t)), bounds=bounds, method="bounded", options=options)
-    # The search approaches a bound but does not reach it; where the loss is flat, the grid point counts.
-    candidates = [math.exp(grid[best]), math.exp(found.x)]
-    return min(candidates, key=loss)
+    return minimise_over_logarithm(loss, SMALLEST, LARGEST, _GRID, _TOLERANCE)

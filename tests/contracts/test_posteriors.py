@@ -18,6 +18,7 @@ from lightning_bayes.posteriors import (
     FullGaussian,
     MatrixGaussian,
     MeanField,
+    ScaledPosterior,
     check_full_size,
     kronecker_precision,
     layer_matrix,
@@ -31,7 +32,8 @@ SHAPES = {"net.0.weight": (3, 2), "net.0.bias": (3,), "net.2.weight": (2, 3), "n
 BIASES = {"net.0.weight": "net.0.bias", "net.2.weight": "net.2.bias"}
 PRIOR = {"net.0.weight": 2.0, "net.0.bias": 0.5, "net.2.weight": 3.0, "net.2.bias": 1.5}
 STEPS = {"net.steps": torch.tensor(3)}
-FAMILIES = ["mean_field", "matrix", "full", "block_tridiagonal"]
+FAMILIES = ["mean_field", "matrix", "full", "block_tridiagonal", "scaled"]
+SCALE = 0.3
 
 
 def mean(generator):
@@ -44,6 +46,9 @@ def matrix_factors(generator):
 
 def build(family, generator):
     """The posterior and its dense precision, over weights joined in the order of SHAPES."""
+    if family == "scaled":
+        inner, precision = build("matrix", generator)
+        return ScaledPosterior(inner, SCALE), precision / SCALE**2
     common = {"mean": mean(generator), "prior_precision": dict(PRIOR), "num_data": 50, "constants": dict(STEPS)}
     if family == "mean_field":
         precision = {n: 0.1 + torch.rand(s, generator=generator, dtype=F64) for n, s in SHAPES.items()}
@@ -198,20 +203,56 @@ def test_to_moves_every_tensor(posterior):
     assert all(tensor.is_meta for tensor in moved)
 
 
-def test_a_missing_prior_is_named(posterior):
+def changed(posterior, **values):
+    """A posterior with another state; of a scaled one, that of the posterior inside."""
     state = posterior.state_dict()
-    state["prior_precision"] = {n: v for n, v in PRIOR.items() if n != "net.2.bias"}
+    inner = {"posterior": {**state["posterior"], **values}} if isinstance(posterior, ScaledPosterior) else values
+    return type(posterior).from_state_dict({**state, **inner})
+
+
+def test_a_missing_prior_is_named(posterior):
     with pytest.raises(PosteriorError, match=r"prior do not fit for net\.2\.bias\.$"):
-        type(posterior).from_state_dict(state)
+        changed(posterior, prior_precision={n: v for n, v in PRIOR.items() if n != "net.2.bias"})
 
 
 def test_predictions_take_any_family(posterior):
     net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    chosen = type(posterior).from_state_dict({**posterior.state_dict(), "constants": {}}).select("net.")
+    chosen = changed(posterior, constants={}).select("net.")
     x, draws = torch.ones(4, 2, dtype=F64), PosteriorSamples(chosen, 5, seed=2)
     expected = torch.stack([torch.func.functional_call(net, draws.weights(k), (x,)) for k in range(5)])
     found = mc_predict(net, chosen, x, samples=5, seed=2).sample_probs
     torch.testing.assert_close(found, expected.softmax(-1))
+
+
+# -- widths -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", FAMILIES[:-1])
+def test_a_scaled_posterior_has_the_same_noise_at_another_width(inner, generator):
+    posterior, _ = build(inner, generator)
+    one, scaled = posterior.sample(seeded(3)), ScaledPosterior(posterior, SCALE).sample(seeded(3))
+    torch.testing.assert_close(
+        scaled, {name: mean + SCALE * (one[name] - mean) for name, mean in posterior.mean.items()}
+    )
+
+
+def test_a_posterior_of_width_zero_is_the_point_and_says_so(generator, tmp_path):
+    point = ScaledPosterior(build("full", generator)[0], 0.0)
+    torch.save(point.state_dict(), tmp_path / "point.pt")
+    for found in (point, ScaledPosterior.from_state_dict(torch.load(tmp_path / "point.pt", weights_only=True))):
+        assert equal(found.sample(), point.mean)
+        assert not joint(found.variance()).any()
+        assert (found.entropy(), found.kl()) == (-math.inf, math.inf)
+        with pytest.raises(
+            PosteriorError, match=r"scale 0 is a point, which has no density\. Take posterior\.posterior"
+        ):
+            found.log_prob(point.mean)
+
+
+@pytest.mark.parametrize("scale", [-0.1, math.inf, math.nan])
+def test_a_width_out_of_range_is_refused(generator, scale):
+    with pytest.raises(PosteriorError, match=rf"scale={scale} must be at least 0 and finite"):
+        ScaledPosterior(build("full", generator)[0], scale)
 
 
 # -- what only one family has --------------------------------------------------------------------------------------------

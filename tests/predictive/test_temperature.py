@@ -62,7 +62,7 @@ def test_the_average_is_scaled_before_and_not_after_the_mean(generator):
 def test_the_sum_does_not_depend_on_its_chunks(generator, monkeypatch):
     outputs, targets = overconfident(generator, samples=3, examples=50)
     whole = nll_sum(outputs, targets, 1.3)
-    monkeypatch.setattr("lightning_bayes.predictive.temperature._CHUNK", 3 * 4 * 7)
+    monkeypatch.setattr("lightning_bayes.predictive.densities._BLOCK", 3 * 4 * 7)
     torch.testing.assert_close(nll_sum(outputs, targets, 1.3), whole)
 
 

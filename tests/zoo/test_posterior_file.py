@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGN, VOGNCallback, load_posterior, mc_predict, zoo
 from lightning_bayes.errors import CheckpointError, HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import FullGaussian, MatrixGaussian, MeanField
+from lightning_bayes.posteriors import FullGaussian, MatrixGaussian, MeanField, ScaledPosterior
 from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, save_posterior
 from lightning_bayes.zoo.posterior_format import VERSION, read_content, to_bytes
 
@@ -171,6 +171,17 @@ def test_what_the_optimizer_has_trained_can_be_kept(tmp_path, generator):
 
 
 # -- the card ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.5])
+def test_a_file_keeps_the_width_and_the_predictive_that_it_was_chosen_for(tmp_path, scale):
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
+    posterior, images = ScaledPosterior(posterior_like(model), scale, linearized=True), torch.randn(5, 1, 2, 2)
+    card = save_posterior(tmp_path / "wide.safetensors", model, posterior)
+    found = zoo.load(tmp_path / "wide.safetensors")
+    expected = mc_predict(model, posterior, images, linearized=True).probs
+    assert torch.equal(mc_predict(found.model, found.posterior, images).probs, expected)
+    assert f"| Width | {scale:g} × that of the MeanField, for the linearised predictive |" in card.read_text("utf-8")
 
 
 def test_the_card_says_what_the_file_holds(saved):

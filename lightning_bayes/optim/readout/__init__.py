@@ -6,6 +6,7 @@ numbers; this package looks them up.
 
 from lightning_bayes.optim.readout.checkpoint import (
     CALLBACK_KEY,
+    SCALE_KEY,
     callback_state,
     load_posterior,
     posterior_from_checkpoint,
@@ -18,6 +19,7 @@ from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterio
 
 __all__ = [
     "CALLBACK_KEY",
+    "SCALE_KEY",
     "Entry",
     "WeightPosterior",
     "callback_state",

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
-from lightning_bayes.posteriors import verified_load
+from lightning_bayes.posteriors import ScaledPosterior, verified_load
 
 # Key of the callbacks' state in a checkpoint: one for the whole family, so that a run can change its arguments.
 CALLBACK_KEY = "lightning_bayes"
+SCALE_KEY = "lightning_bayes.PosteriorScale"  # of the width that was chosen for the posterior, see callbacks
 
 
-def load_posterior(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> WeightPosterior:
+def load_posterior(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> Any:
     """Load the posterior from a checkpoint of a run with one of the callbacks.
 
     Args:
@@ -27,9 +28,13 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
 
     Returns:
         The posterior by parameter name, as the LightningModule names them; see `AbstractPosterior.select` for a
-        submodule. A file that is no Lightning checkpoint or holds no posterior is a `PosteriorError`.
+        submodule. With a width that `PosteriorScale` has chosen it is a `ScaledPosterior`. A file that is no Lightning
+        checkpoint or holds no posterior is a `PosteriorError`.
     """
-    return posterior_from_checkpoint(read_checkpoint(path), str(path)).to(map_location)
+    checkpoint = read_checkpoint(path)
+    found = posterior_from_checkpoint(checkpoint, str(path)).to(map_location)
+    width = checkpoint.get("callbacks", {}).get(SCALE_KEY, {})
+    return found if width.get("scale") is None else ScaledPosterior(found, width["scale"], width["linearized"])
 
 
 def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> dict[str, Any]:

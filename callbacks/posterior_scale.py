@@ -1,0 +1,257 @@
+"""The width of the finished posterior, chosen on the validation set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, final
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.recalibration import recalibrated
+from lightning_bayes.callbacks.spread import spread
+from lightning_bayes.callbacks.validation_set import ValidationSet, added_up, on_device
+from lightning_bayes.curvature import Gaussian
+from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
+from lightning_bayes.optim.readout import SCALE_KEY
+from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
+from lightning_bayes.predictive import (
+    LinearizedSamples,
+    Link,
+    PosteriorSamples,
+    Samples,
+    evaluation_mode,
+    fit_scale,
+    predictive_nll,
+)
+from lightning_bayes.predictive.scale import LARGEST, FittedScale
+
+
+@final
+class PosteriorScale(Callback):
+    """Chooses the width c ≥ 0 of the posterior, Σ → c² Σ, that minimises the NLL of the validation set.
+
+    It belongs beside a callback with a posterior, such as `VOGNCallback`. The width is chosen at the end of a fit, logged as
+    ``val/posterior_scale`` and saved in the checkpoint; tests, validations and predictions outside of a fit then use it. A
+    checkpoint without a width has it chosen on the validation set first. At c = 0 predictions are those of the posterior
+    mean. `lightning_bayes.predictive.fit_scale` states the search.
+
+    The module is called on the inputs of batches ``(inputs, targets)``. The likelihood follows from the link of the
+    evaluation. With the identity link the noise is that of the module's attribute ``likelihood``, if it is a
+    `lightning_bayes.curvature.Gaussian`; otherwise σ is chosen together with the width.
+
+    With the linearised predictive the validation set is evaluated once. Otherwise every width that is tried takes an
+    evaluation, about 25 in all. The outputs of one are held in memory, ``[samples, examples, outputs]``.
+
+    Args:
+        linearized: Whether predictions are linearised, see `LinearizedSamples`; None as the callback with the posterior has
+            it.
+        refit: Choose again before each evaluation even if the checkpoint has a width, such as for another number of samples.
+    """
+
+    def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
+        self.linearized, self.refit = linearized, refit
+        self.scale: float | None = None  # of the posterior as it is
+        self._is_linearized = False  # what the scale was chosen for
+        self._validation = ValidationSet(type(self).__name__, "width")
+
+    @property
+    def state_key(self) -> str:
+        """One key for any arguments, so that an evaluation can have others."""
+        return SCALE_KEY
+
+    def state_dict(self) -> dict[str, Any]:
+        """The width of the posterior in the checkpoint, and the predictive that it was chosen for."""
+        return {"scale": self.scale, "linearized": self._is_linearized}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a checkpoint's width.
+
+        Args:
+            state_dict: The result of `state_dict`.
+        """
+        self.scale, self._is_linearized = state_dict["scale"], state_dict["linearized"]
+
+    def scaled(self, posterior: AbstractPosterior) -> ScaledPosterior:
+        """A posterior at the chosen width, such as for `save_posterior`.
+
+        Args:
+            posterior: The posterior of the last fit or of the checkpoint.
+
+        Returns:
+            The posterior; `mc_predict` uses it with the predictive that the width was chosen for.
+
+        Raises:
+            PosteriorError: If no width was chosen.
+        """
+        if self.scale is None:
+            raise PosteriorError("PosteriorScale has not chosen a width. Fit or test first.")
+        return ScaledPosterior(posterior, self.scale, self._is_linearized)
+
+    # -- during a fit -------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Require a validation set and a posterior.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        self._validation.require(trainer)
+        _evaluation_of(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Discard the width, which belongs to the posterior before this update."""
+        self.scale = None
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the loaders."""
+        self._validation.keep(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose the width after the last epoch, before the checkpoint is written.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        if not _is_last_epoch(trainer):
+            return
+        callback = _evaluation_of(trainer)
+        with evaluation_mode(pl_module), _same_random_numbers(), torch.no_grad():
+            samples = callback.find_samples(trainer, pl_module)
+            if samples is None:
+                return
+            link = callback.evaluation.link_of(pl_module) or "softmax"
+            limit = int(min(trainer.num_val_batches[0], 2**62))
+            self._choose(trainer, pl_module, self._wanted(samples), link, self._validation.loader_of_fit(), limit)
+        pl_module.log("val/posterior_scale", float(self.scale or 0.0), sync_dist=True)
+
+    # -- afterwards ---------------------------------------------------------------------------------------------------
+
+    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
+        """The samples of an evaluation outside of a fit, at the chosen width; chosen first if there is none.
+
+        Args:
+            trainer: The trainer.
+            module: The module, in evaluation mode.
+            samples: Samples of the posterior as it was trained.
+            link: How outputs become predictions.
+
+        Returns:
+            Samples of the scaled posterior, linearised if asked for.
+        """
+        wanted = self._wanted(samples)
+        is_other = self._is_linearized != isinstance(wanted, LinearizedSamples)
+        if self.scale is None or self.refit or is_other:
+            with _same_random_numbers():
+                self._choose(trainer, module, wanted, link, self._validation.loader(trainer), None)
+        return wanted.scaled(float(self.scale or 0.0))
+
+    def _wanted(self, samples: Samples) -> PosteriorSamples | LinearizedSamples:
+        networks = samples.samples if isinstance(samples, LinearizedSamples) else samples
+        if not isinstance(networks, PosteriorSamples):
+            raise UnsupportedTrainingError(
+                f"PosteriorScale changes the width of a posterior over weights, but {type(samples).__name__} have none. Use "
+                "it beside a callback such as VOGNCallback."
+            )
+        linear = isinstance(samples, LinearizedSamples) if self.linearized is None else self.linearized
+        return LinearizedSamples(networks) if linear else networks
+
+    def _choose(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        samples: PosteriorSamples | LinearizedSamples,
+        link: Link,
+        loader: Any,
+        limit: int | None,
+    ) -> None:
+        def evaluated(chosen: Samples) -> _Outputs:
+            ready = spread(trainer, recalibrated(trainer, module, chosen))
+            return _evaluated(trainer, module, ready, islice(loader, limit))
+
+        outputs_at = _linear_in_scale(samples, evaluated) if isinstance(samples, LinearizedSamples) else None
+        likelihood = getattr(module, "likelihood", None)
+        noise_std = likelihood.std if isinstance(likelihood, Gaussian) else None
+        reduce = added_up(trainer, module)
+
+        def nll(scale: float) -> float:
+            found = outputs_at(scale) if outputs_at is not None else evaluated(samples.scaled(scale))
+            return predictive_nll(found.outputs, found.targets, link, noise_std, reduce)
+
+        found = fit_scale(nll)
+        self.scale, self._is_linearized = found.scale, isinstance(samples, LinearizedSamples)
+        _report(found)
+
+
+class _Outputs(NamedTuple):
+    outputs: Tensor  # [samples, examples, …], on the CPU
+    targets: Tensor  # [examples, …]
+
+
+def _linear_in_scale(
+    samples: LinearizedSamples, evaluated: Callable[[Samples], _Outputs]
+) -> Callable[[float], _Outputs]:
+    """Linearised outputs are linear in the width, f + c J (θ - μ), so two evaluations give those of every width."""
+    mean, drawn = evaluated(samples.scaled(0.0)), evaluated(samples)
+    return lambda scale: _Outputs(torch.lerp(mean.outputs.expand_as(drawn.outputs), drawn.outputs, scale), mean.targets)
+
+
+def _evaluated(trainer: Trainer, module: LightningModule, samples: Samples, batches: Iterator[Any]) -> _Outputs:
+    """Outputs under every sample for a whole validation set."""
+    outputs, targets = [], []
+    for batch in batches:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+            raise UnsupportedTrainingError(
+                f"PosteriorScale calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
+                f"validation set gives a {type(batch).__name__}. Give such batches, or choose the width yourself: see "
+                "lightning_bayes.predictive.fit_scale."
+            )
+        inputs, wanted = on_device(trainer, batch)
+        with trainer.precision_plugin.forward_context():
+            found = samples.outputs(module, partial(module, inputs)).detach().cpu()
+        outputs.append(found.to(torch.promote_types(found.dtype, torch.float32)))
+        targets.append(wanted.detach().cpu())
+    if not outputs:
+        raise UnsupportedTrainingError("PosteriorScale: the validation set is empty. Set some training examples aside.")
+    return _Outputs(torch.cat(outputs, 1), torch.cat(targets))
+
+
+def _evaluation_of(trainer: Trainer) -> EvaluationCallback:
+    found = [each for each in trainer.callbacks if isinstance(each, EvaluationCallback)]  # type: ignore[attr-defined]
+    if not found:
+        raise UnsupportedTrainingError(
+            "PosteriorScale changes the width of a posterior, but no callback of this trainer has one. Add VOGNCallback()."
+        )
+    return found[0]
+
+
+def _is_last_epoch(trainer: Trainer) -> bool:
+    has_all_steps = 0 <= trainer.max_steps <= trainer.global_step
+    return trainer.should_stop or has_all_steps or trainer.current_epoch + 1 == trainer.max_epochs
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Inside, loaders may draw random numbers; afterwards the global generator is as it was."""
+    with torch.random.fork_rng([]):
+        yield
+
+
+def _report(found: FittedScale) -> None:
+    rank_zero_info(
+        f"PosteriorScale: the width {found.scale:.3g} of the posterior has the lowest NLL on the validation set, "
+        f"{found.nll:.4f} nats; the posterior mean has {found.nll_of_mean:.4f}."
+    )
+    if found.scale > LARGEST / 1.01:
+        rank_zero_warn(
+            f"The width {found.scale:.3g} is the largest that was tried: the posterior is far too narrow, or the validation "
+            "set does not determine its width."
+        )

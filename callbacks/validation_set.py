@@ -1,0 +1,106 @@
+"""The validation set that a callback fits a number on, during a fit and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lightning_bayes.errors import UnsupportedTrainingError
+
+
+@final
+class ValidationSet:
+    """Finds the validation loader, which a test does not have.
+
+    Args:
+        callback: Name of the callback's class, for messages.
+        number: What the callback fits, for messages.
+    """
+
+    def __init__(self, callback: str, number: str) -> None:
+        self.callback, self.number = callback, number
+        self._seen: Any = None  # the loaders of a fit or validation; a test makes the trainer forget them
+
+    def require(self, trainer: Trainer) -> None:
+        """Require that a fit has a validation set, and keep it.
+
+        Args:
+            trainer: The trainer; without a validation set this is an `UnsupportedTrainingError`.
+        """
+        if not sum(trainer.num_val_batches):
+            raise self._missing("this fit has none")
+        self.keep(trainer)
+
+    def keep(self, trainer: Trainer) -> None:
+        """Keep the loaders of a validation."""
+        self._seen = trainer.val_dataloaders
+
+    def loader(self, trainer: Trainer) -> Any:
+        """The first validation loader.
+
+        Args:
+            trainer: The trainer.
+
+        Returns:
+            That of the data module, else the last one kept; if there is none, this is an `UnsupportedTrainingError`.
+        """
+        datamodule = getattr(trainer, "datamodule", None)
+        if datamodule is None:
+            loaders, source = self._seen, "this callback has seen none"
+        else:
+            datamodule.setup("validate")
+            loaders = datamodule.val_dataloader()
+            source = f"{type(datamodule).__name__}.val_dataloader() gives none"
+        return self._first(loaders, source)
+
+    def loader_of_fit(self) -> Any:
+        """The first validation loader of the running fit."""
+        return self._first(self._seen, "this fit has none")
+
+    def _first(self, loaders: Any, source: str) -> Any:
+        loader = next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
+        if loader is None:
+            raise self._missing(source)
+        return loader
+
+    def _missing(self, why: str) -> UnsupportedTrainingError:
+        return UnsupportedTrainingError(
+            f"{self.callback} fits its {self.number} on a validation set, but {why}. Set some training examples aside, such "
+            "as with val_size of the zoo's data modules; the test set is never used."
+        )
+
+
+def added_up(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Tensor]:
+    """A function that adds a tensor up over processes.
+
+    Args:
+        trainer: The trainer.
+        module: The module.
+
+    Returns:
+        The function.
+    """
+
+    def reduce(total: Tensor) -> Tensor:
+        if trainer.world_size == 1:
+            return total
+        summed: Tensor = trainer.strategy.reduce(total.to(module.device), reduce_op="sum")
+        return summed
+
+    return reduce
+
+
+def on_device(trainer: Trainer, batch: Any) -> Any:
+    """A batch as a step would get it.
+
+    Args:
+        trainer: The trainer.
+        batch: From a loader.
+
+    Returns:
+        The batch, in the trainer's precision and on its device.
+    """
+    return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))

@@ -1,0 +1,110 @@
+"""A Gaussian posterior at another width: Σ → c² Σ around the same mean.
+
+    θ = μ + c T ε        Σ_c = c² Σ        log det Σ_c⁻¹ = log det Σ⁻¹ - 2 D log c
+
+One definition for every family. At c = 0 it is the point μ: its samples are the mean, its variance is 0, its entropy -∞ and
+its KL from any prior ∞, and it has no density.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, final
+
+from torch import Tensor
+
+from lightning_bayes.errors import PosteriorError
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
+from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
+from lightning_bayes.posteriors.full_gaussian import FullGaussian
+from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian
+from lightning_bayes.posteriors.mean_field import MeanField
+
+FAMILIES: Final[dict[str, type[Any]]] = {
+    family.__name__: family for family in (MeanField, MatrixGaussian, FullGaussian, BlockTridiagonal)
+}
+
+
+@final
+class ScaledPosterior(AbstractPosterior):
+    """A posterior whose standard deviations are multiplied by one number.
+
+    Args:
+        posterior: The posterior, of any family.
+        scale: c, at least 0.
+        linearized: Whether c was chosen for the linearised predictive, which `mc_predict` then uses.
+
+    Attributes:
+        posterior: The posterior at c = 1.
+        scale: c.
+
+    Raises:
+        PosteriorError: If c is negative or not finite.
+
+    Example:
+        >>> q = MeanField({"w": torch.zeros(2)}, {"w": torch.full((2,), 4.0)}, {"w": 1.0}, num_data=10)
+        >>> ScaledPosterior(q, 3.0).std["w"], ScaledPosterior(q, 0.0).sample()["w"]
+        (tensor([1.5000, 1.5000]), tensor([0., 0.]))
+    """
+
+    def __init__(self, posterior: AbstractPosterior, scale: float, linearized: bool = False) -> None:
+        if not 0 <= scale < math.inf:
+            raise PosteriorError(
+                f"scale={scale} must be at least 0 and finite: standard deviations are multiplied by it."
+            )
+        self.posterior, self.scale, self.linearized = posterior, float(scale), linearized
+        self.mean, self.constants = posterior.mean, posterior.constants
+        self.prior_precision, self.prior_mean = posterior.prior_precision, posterior.prior_mean
+        self.num_data = posterior.num_data
+
+    def transform(self, noise: TensorDict) -> TensorDict:
+        """θ = μ + c T ε; see `AbstractPosterior.transform`."""
+        weights = self.posterior.transform(noise)
+        return {name: mean + self.scale * (weights[name] - mean) for name, mean in self.mean.items()}
+
+    def variance(self) -> TensorDict:
+        """c² diag Σ by parameter name."""
+        return {name: self.scale**2 * variance for name, variance in self.posterior.variance().items()}
+
+    def log_det_precision(self) -> Tensor:
+        """Log det Σ⁻¹ - 2 D log c; infinite at c = 0."""
+        change = -2 * self._size * math.log(self.scale) if self.scale else math.inf
+        return self.posterior.log_det_precision() + change
+
+    def squared_distance(self, weights: TensorDict) -> Tensor:
+        """(θ-μ)ᵀ Σ⁻¹ (θ-μ) / c².
+
+        Args:
+            weights: θ by parameter name.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            PosteriorError: At c = 0, where there is no density.
+        """
+        if not self.scale:
+            raise PosteriorError("A posterior of scale 0 is a point, which has no density. Take posterior.posterior.")
+        return self.posterior.squared_distance(weights) / self.scale**2
+
+    def select(self, prefix: str) -> ScaledPosterior:
+        """The posterior of a submodule; see `AbstractPosterior.select`."""
+        return ScaledPosterior(self.posterior.select(prefix), self.scale, self.linearized)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``."""
+        return {
+            "family": type(self.posterior).__name__,
+            "posterior": self.posterior.state_dict(),
+            "width": self.scale,
+            "linearized": self.linearized,
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> ScaledPosterior:
+        """Inverse of `state_dict`."""
+        inner = FAMILIES[state["family"]].from_state_dict(state["posterior"])
+        return cls(inner, state["width"], state["linearized"])
+
+
+FAMILIES[ScaledPosterior.__name__] = ScaledPosterior
