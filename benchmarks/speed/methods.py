@@ -67,12 +67,15 @@ def vogn(engine: str, make: Callable[..., VOGN] = default_vogn) -> Build:
     return build
 
 
-def kronecker(optimizer_class: type[KroneckerOptimizer], step_rule: str | None = None) -> Build:
+def kronecker(
+    optimizer_class: type[KroneckerOptimizer], step_rule: str | None = None, factors: str | None = None
+) -> Build:
     """K-FAC or Noisy K-FAC with one weight sample; labels for the Fisher are drawn.
 
     Args:
         optimizer_class: Which.
         step_rule: By default that of the callback without a learning rate.
+        factors: Which of BackPACK's, in the place of this package's.
 
     Returns:
         What builds its cycle of steps.
@@ -83,6 +86,8 @@ def kronecker(optimizer_class: type[KroneckerOptimizer], step_rule: str | None =
         step: dict[str, Any] = {"lr": LR, "step_rule": rule}
         if rule == "user":
             step = {"base": torch.optim.Adam(task.model.parameters(), lr=LR)}
+        if factors is not None:
+            step |= {"engine": "backpack", "factors": factors, "unsupported_layers": "mean_field"}
         optimizer = optimizer_class(
             task.model, num_data=NUM_DATA, relative_noise=0.3, damping=1e-3, likelihood=Softmax(), **step
         )
@@ -177,14 +182,23 @@ class Method(NamedTuple):
     batch_norm: str | None = None  # why it cannot run on BatchNorm in training mode
 
 
+BACKPACK = ("backpack", "backpack-for-pytorch")
 METHODS: dict[str, Method] = {
     "adam": Method("Adam", adam),
     "vogn-fused": Method("VOGN fused", vogn("fused")),
     "vogn-natural": Method("VOGN fused, natural step", vogn("fused", natural_vogn)),
-    "vogn-backpack": Method("VOGN backpack", vogn("backpack"), "backpack", "backpack-for-pytorch"),
+    "vogn-backpack": Method("VOGN backpack", vogn("backpack"), *BACKPACK),
     "kfac": Method("K-FAC", kronecker(KFAC)),
     "noisy_kfac": Method("Noisy K-FAC", kronecker(NoisyKFAC)),
     "noisy_kfac-natural": Method("Noisy K-FAC, natural step", kronecker(NoisyKFAC, "natural")),
+    "kfac-backpack": Method("K-FAC backpack", kronecker(KFAC, factors="kfac"), *BACKPACK),
+    "noisy_kfac-backpack": Method("Noisy K-FAC backpack", kronecker(NoisyKFAC, factors="kfac"), *BACKPACK),
+    "noisy_kfac-kflr": Method(
+        "Noisy K-FAC backpack, KFLR",
+        kronecker(NoisyKFAC, factors="kflr"),
+        *BACKPACK,
+        batch_norm="KFLR needs examples that do not mix",
+    ),
     "backpack-stock": Method(
         "BackPACK SumGradSquared",
         stock_backpack,
