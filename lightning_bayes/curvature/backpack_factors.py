@@ -87,7 +87,7 @@ class BackpackFactors(FactorRecords):
         self._theirs = {layer for layer in request.layers if has_backpack_factors(layer)}
         self._seen: dict[nn.Module, _Seen] = {}
         self._values: dict[nn.Parameter, list[Tensor]] = {}
-        self._as_modules = AsModules(quantity)
+        self._as_modules = AsModules(quantity, _OTHERWISE)
 
     @property
     def called(self) -> Collection[nn.Module]:

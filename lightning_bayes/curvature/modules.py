@@ -40,6 +40,12 @@ _POOLING: dict[Any, Callable[..., nn.Module]] = {
 }
 _SHAPES = (torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, torch.reshape)
 _SUMS = (torch.add, Tensor.add)
+_MEANS = (torch.mean, Tensor.mean)
+_GLOBAL_POOLING = {
+    3: nn.AdaptiveAvgPool1d,
+    4: nn.AdaptiveAvgPool2d,
+    5: nn.AdaptiveAvgPool3d,
+}  # by dimensions of the input
 _LOSSES: dict[Any, Callable[..., nn.Module]] = {
     F.cross_entropy: nn.CrossEntropyLoss,
     F.mse_loss: nn.MSELoss,
@@ -52,14 +58,15 @@ class AsModules(TorchFunctionMode):
 
     Args:
         quantity: What is measured, for messages.
+        otherwise: What a user can do instead, a clause for messages.
 
     Attributes:
         losses: What each call of a loss function returned.
     """
 
-    def __init__(self, quantity: str) -> None:
+    def __init__(self, quantity: str, otherwise: str = "measure 'squared_gradients'") -> None:
         super().__init__()
-        self.quantity = quantity
+        self.quantity, self.otherwise = quantity, otherwise
         self.losses: list[Tensor] = []
         self._is_paused = False
 
@@ -116,8 +123,8 @@ class AsModules(TorchFunctionMode):
         if x.grad_fn is not None and x.grad_fn.name() != "BackwardHookFunctionBackward":
             raise UnsupportedLayerError(
                 f"{consumer} follows {x.grad_fn.name()}, an operation that BackPACK's {self.quantity} cannot see through. "
-                "Build the model from layers, activations, pooling, flatten and a + b that BackPACK knows, or measure "
-                "'squared_gradients'."
+                "Build the model from layers, activations, pooling, flatten and a + b that BackPACK knows, or "
+                f"{self.otherwise}."
             )
 
     def _run(self, module: nn.Module, *inputs: Tensor) -> Tensor:
@@ -151,6 +158,8 @@ def _as_module(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.M
     if func is F.dropout:
         training = options.pop("training", True)
         return nn.Dropout(*args[1:], **options).train(training)
+    if func in _MEANS:
+        return _as_global_pooling(x, *args[1:], **options)
     if func in _SHAPES and x.dim() > 2 and func(*args, **kwargs).shape == (len(x), x[0].numel()):
         return nn.Flatten()
     return _as_sum(args) if func in _SUMS and not kwargs else None
@@ -167,6 +176,15 @@ def _as_pooling(kind: Callable[..., nn.Module], args: tuple[Any, ...], options: 
     else:
         is_known = True
     return module if is_known else None
+
+
+def _as_global_pooling(x: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> nn.Module | None:
+    """A mean over all positions; None for any other mean."""
+    dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
+    if options or x.dim() not in _GLOBAL_POOLING or sorted(d % x.dim() for d in dims) != list(range(2, x.dim())):
+        return None
+    pooling = _GLOBAL_POOLING[x.dim()](1)
+    return pooling if keepdim else nn.Sequential(pooling, nn.Flatten())
 
 
 def _as_sum(args: tuple[Any, ...]) -> nn.Module | None:

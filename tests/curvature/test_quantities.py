@@ -205,6 +205,23 @@ def test_kflr_of_a_convolution_with_one_position_is_the_exact_block(generator):
     assert relative_error(dense(measured), ggn_blocks(model, x, y, F.cross_entropy)) < 1e-10
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_a_mean_over_all_positions_is_pooling(keepdim, generator):
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(2, 3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            pooled = self.conv(x).tanh().mean((-1, 2), keepdim=keepdim)
+            return self.head(pooled.flatten(1) if keepdim else pooled)
+
+    model = randomised(Pooled(), generator)
+    x, y = data(generator)
+    measured = measure(model, lambda: F.cross_entropy(model(x), y), "diag_ggn", engine="backpack")
+    assert relative_error(measured.curvature, ggn_diagonals(model, x, y, F.cross_entropy)) < 1e-10
+
+
 def test_dropout_is_that_of_the_forward(generator):
     model = randomised(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3)), generator)
     x, y = torch.randn(5, 4, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])

@@ -673,13 +673,14 @@ def test_an_overflow_in_the_factors_skips_the_update(generator):
 # -- processes --
 
 
-def train_on_part(first, last):
+def train_on_part(first, last, **engine):
     """Six updates on some of eight examples, everybody under the same noise."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 3, generator=generator, dtype=F64), torch.randn(8, 2, generator=generator, dtype=F64)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
-    opt = NoisyKFAC(model, lr=0.05, num_data=N, init_precision=50.0, damping=0.01, stats_interval=2, inverse_interval=3)
+    intervals = {"stats_interval": 2, "inverse_interval": 3}
+    opt = NoisyKFAC(model, lr=0.05, num_data=N, init_precision=50.0, damping=0.01, **intervals, **engine)
     for _ in range(6):
         with opt.sampled_params(0):
             F.mse_loss(model(x[first:last]), y[first:last]).backward()
@@ -690,18 +691,20 @@ def train_on_part(first, last):
 
 
 PARTS = {"even": [(0, 4), (4, 8)], "uneven": [(0, 2), (2, 8)]}
+ENGINES = {"fused": {}, "backpack": {"engine": "backpack", "factors": "kflr", "unsupported_layers": "mean_field"}}
 
 
 def train_on_rank(rank):
-    return {name: train_on_part(*parts[rank]) for name, parts in PARTS.items()}
+    cases = [(engine, name) for engine in ENGINES for name in PARTS]
+    return {case: train_on_part(*PARTS[case[1]][rank], **ENGINES[case[0]]) for case in cases}
 
 
 @pytest.mark.ddp
 def test_two_ranks_equal_one_process(tmp_path):
     """S and A are averaged, each on its own; an average of products would differ."""
-    alone = train_on_part(0, 8)
+    alone = {engine: train_on_part(0, 8, **arguments) for engine, arguments in ENGINES.items()}
     for rank in run_on_ranks(train_on_rank, 2, tmp_path):
-        for found in rank.values():
-            assert found.keys() == alone.keys()
+        for (engine, _), found in rank.items():
+            assert found.keys() == alone[engine].keys()
             for name, value in found.items():
-                torch.testing.assert_close(value, alone[name], msg=lambda m, name=name: f"{name}: {m}")
+                torch.testing.assert_close(value, alone[engine][name], msg=lambda m, name=name: f"{name}: {m}")
