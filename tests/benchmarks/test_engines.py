@@ -15,13 +15,13 @@ def rows(*of_source):
 
 
 def test_differences_are_paired_by_seed():
-    ours = [(0.10, 1.0), (0.20, 2.0), (0.30, 3.0)]
-    theirs = [(0.11, 1.5), (0.21, 2.5), (0.31, 3.5)]  # a small difference that all seeds share
-    mixed = [(0.11, 1.1), (0.19, 1.9), (0.30, 3.0)]
+    ours = [(0.25, 1.0), (0.5, 2.0), (0.75, 3.0)]
+    theirs = [(0.375, 1.5), (0.625, 2.5), (0.875, 3.5)]  # a difference that all seeds share
+    mixed = [(0.375, 1.125), (0.375, 1.875), (0.75, 3.0)]
     lines = table(rows(ours, theirs, mixed)).splitlines()
-    assert lines[2] == "| digits | default | fused | 0.2000 | 2.0000 |  |  |  |"
-    assert lines[3].endswith("| +0.0100 ± 0.0000 | +0.5000 ± 0.0000 | no, no |")
-    assert lines[4].endswith("| +0.0000 ± 0.0058 | +0.0000 ± 0.0577 | yes, yes |")
+    assert lines[2] == "| digits | default | fused | 0.5000 | 2.0000 |  |  |  |"
+    assert lines[3].endswith("| +0.1250 ± 0.0000 | +0.5000 ± 0.0000 | no, no |")
+    assert lines[4].endswith("| +0.0000 ± 0.0722 | +0.0000 ± 0.0722 | yes, yes |")
 
 
 def test_both_engines_run(tmp_path):
