@@ -39,7 +39,6 @@ from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.runtime.measuring import require_interval
 from lightning_bayes.optim.settings import plain
-from lightning_bayes.optim.steps.base_optimizer import NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, Samples
 from lightning_bayes.strategies import BayesDDPStrategy
 
@@ -51,7 +50,6 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     Class attributes:
         optimizer_class: The optimizer that replaces the user's.
-        noise_bounds: κ of the default step, for classifiers and for other models.
         field_defaults: Defaults of the callback, where they differ from the optimizer's.
 
     Args:
@@ -61,7 +59,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         HyperparameterError: If an argument lies outside of its range.
     """
 
-    noise_bounds: ClassVar[tuple[float, float]] = (NOISE_OF_CLASSIFIERS, NOISE_OF_OTHERS)
     field_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **fields: Unpack[CallbackFields]) -> None:
@@ -75,7 +72,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.prior = DefaultPrior(found.prior_precision, self.group_defaults["prior_mean"])
         self.default_noise: DefaultNoise | None = None
         if self.lr is None and self.group_defaults["relative_noise"] is None:
-            self.default_noise = DefaultNoise(self.noise_bounds)
+            self.default_noise = DefaultNoise()
             self.group_defaults["relative_noise"] = self.default_noise.first
         self.group_defaults["step_rule"] = self.optimizer_class.default_step if self.lr is None else "natural"
         self._states_interval = self.group_defaults["curvature_interval"] is not None

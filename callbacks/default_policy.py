@@ -9,7 +9,14 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.hyperparameters import StepRule, effective
-from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE, PRIOR_PRECISION, noise_of_depth, noisy_layers
+from lightning_bayes.optim.steps.base_optimizer import (
+    NOISE_BESIDE_SGD,
+    NOISE_OF_CLASSIFIERS,
+    NOISE_OF_OTHERS,
+    PRIOR_PRECISION,
+    noise_of_depth,
+    noisy_layers,
+)
 from lightning_bayes.predictive import Link
 
 _INTERVAL = 10  # T of the default step
@@ -33,20 +40,12 @@ def default_interval(optimizer_class: type[MeanFieldOptimizer], step_rule: StepR
 
 @final
 class DefaultNoise:
-    """κ from the kind of prediction, the optimizer that updates the mean, and the number of noisy layers.
+    """κ from the kind of prediction, the optimizer that updates the mean, and the number of noisy layers."""
 
-    Args:
-        bounds: κ of classifiers and of other models, for networks that are not deep.
-    """
+    first = NOISE_OF_OTHERS  # κ before the loss is known
 
-    def __init__(self, bounds: tuple[float, float]) -> None:
-        self.bounds = bounds
+    def __init__(self) -> None:
         self._applied: tuple[MeanFieldOptimizer, int] | None = None
-
-    @property
-    def first(self) -> float:
-        """κ before the loss is known."""
-        return min(self.bounds)
 
     def apply(self, optimizer: MeanFieldOptimizer, link: Link | None) -> None:
         """Set κ before the first update, and again after layers were thawed or frozen.
@@ -59,10 +58,11 @@ class DefaultNoise:
         if self._applied == (optimizer, layers):
             return
         self._applied, step = (optimizer, layers), optimizer.base_step
-        bounds = CAUTIOUS_NOISE if step is not None and step.follows_gradients else self.bounds
-        bound = noise_of_depth(bounds[0 if link in {"softmax", "sigmoid"} else 1], layers)
+        follows_gradients = step is not None and step.follows_gradients
+        of_classifiers = NOISE_BESIDE_SGD if follows_gradients else NOISE_OF_CLASSIFIERS
+        scale = of_classifiers if link in {"softmax", "sigmoid"} else NOISE_OF_OTHERS
         for group in (optimizer.defaults, *optimizer.param_groups):
-            group["relative_noise"] = bound
+            group["relative_noise"] = noise_of_depth(scale, layers)
 
 
 @final

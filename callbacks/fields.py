@@ -39,7 +39,7 @@ class CallbackFields(HyperparameterFields, total=False):
             curvature of the first batch.
         relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, which the curvature shapes
             (`posteriors.shaped_noise`); the data lower it where they allow less. None: the noise of the bound with an
-            explicit `lr`; with the default step 0.3 for classifiers (known from `link` or the loss; 0.1 where SGD updates
+            explicit `lr`; with the default step 0.2 for classifiers (known from `link` or the loss; 0.1 where SGD updates
             the mean) and 0.02 for other models, less for more than five layers
             (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
         curvature_interval: T, updates between measurements of the curvature, after ten that all measure; the others run the

@@ -6,7 +6,6 @@ from typing import final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import NoisyAdam, NoisyAdamFisher
-from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 
 
 @final
@@ -17,7 +16,6 @@ class NoisyAdamCallback(VariationalCallback):
     """
 
     optimizer_class = NoisyAdam
-    noise_bounds = CAUTIOUS_NOISE
 
 
 @final

@@ -10,7 +10,6 @@ from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields
 from lightning_bayes.optim import Schedule, VadaGrad
 from lightning_bayes.optim.diagonal.vadagrad import require_unit_kl_weight
-from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 
 
 @final
@@ -26,7 +25,6 @@ class VadaGradCallback(VariationalCallback):
     """
 
     optimizer_class = VadaGrad
-    noise_bounds = CAUTIOUS_NOISE
 
     def __init__(self, temperature: float | Schedule = 0.0, **fields: Unpack[CallbackFields]) -> None:
         super().__init__(**fields)

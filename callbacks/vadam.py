@@ -6,7 +6,6 @@ from typing import final
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.optim import Vadam
-from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 
 
 @final
@@ -17,4 +16,3 @@ class VadamCallback(VariationalCallback):
     """
 
     optimizer_class = Vadam
-    noise_bounds = CAUTIOUS_NOISE

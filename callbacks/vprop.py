@@ -10,7 +10,6 @@ from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields
 from lightning_bayes.optim import Vprop, Vprop0
 from lightning_bayes.optim.diagonal.vprop import Scaling
-from lightning_bayes.optim.steps.base_optimizer import CAUTIOUS_NOISE
 
 
 @final
@@ -26,7 +25,6 @@ class VpropCallback(VariationalCallback):
     """
 
     optimizer_class = Vprop
-    noise_bounds = CAUTIOUS_NOISE
 
     def __init__(self, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
         super().__init__(**fields)
@@ -43,7 +41,6 @@ class Vprop0Callback(VariationalCallback):
     """
 
     optimizer_class = Vprop0
-    noise_bounds = CAUTIOUS_NOISE
 
     def __init__(self, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
         super().__init__(**fields)
