@@ -1,0 +1,109 @@
+"""The picture that everyone knows: bands of four posteriors over data with a gap.
+
+    python -m benchmarks.gap_regression [--plot FILE.png] [--json FILE] [--from FILE]
+
+A network of 50 tanh units is trained on 80 points in two clusters; 40 more serve `PosteriorScale`. Printed are, for every
+method, the epistemic standard deviation of f on the data and in the middle half of the gap, and their ratio. NUTS (numpyro,
+extra `bench`) samples the posterior of the same network, noise and prior; its two numbers in brackets are those of the two
+halves of its chains. ``--from`` prints and draws kept results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from benchmarks.gap_regression.data import Band, draw_points, grid, in_gap, on_data
+from benchmarks.gap_regression.figure import draw
+from benchmarks.gap_regression.methods import HIDDEN, METHODS, PRIOR_PRECISION, train
+from benchmarks.gap_regression.nuts import nuts
+from benchmarks.provenance import provenance
+from benchmarks.quiet import quiet
+
+NUM_TRAIN, NUM_VALIDATION = 80, 40
+REFERENCE = "NUTS"
+
+
+def table(bands: Mapping[str, Band]) -> str:
+    """Spreads of all methods, in Markdown.
+
+    Args:
+        bands: By title.
+
+    Returns:
+        A table.
+
+    Example:
+        >>> print(table({"flat": Band([0.0] * 193, [0.1] * 193)}).splitlines()[-1])
+        | flat | 0.100 | 0.100 | 1.0 |
+    """
+    lines = ["| posterior | std of f on the data | in the gap | ratio |", "| --- | ---: | ---: | ---: |"]
+    for title, band in bands.items():
+        near, far = band.spread(on_data(grid())), band.spread(in_gap(grid()))
+        lines.append(f"| {title} | {near:.3f} | {far:.3f} | {far / near:.1f} |")
+    return "\n".join(lines)
+
+
+def measure(epochs: int, seed: int, chains: int, steps: int) -> tuple[dict[str, Band], list[Band]]:
+    """Train all methods, and sample the reference.
+
+    Args:
+        epochs: Passes over the training data.
+        seed: Of data, network and shuffling.
+        chains: Of NUTS; 0 leaves it out.
+        steps: Of each chain, to adapt and again to keep.
+
+    Returns:
+        Bands by title, and those of two halves of the reference's chains.
+    """
+    points, validation = draw_points(NUM_TRAIN, seed), draw_points(NUM_VALIDATION, seed + 1000)
+    bands: dict[str, Band] = {}
+    with quiet():
+        for method in METHODS:
+            bands[method.title] = train(method, points, validation, grid(), epochs, seed)
+            print(f"{method.title}: {method.lines}", flush=True)
+    halves: list[Band] = []
+    if chains:
+        bands[REFERENCE], halves = nuts(points, grid(), HIDDEN, PRIOR_PRECISION, chains, steps)
+    return bands, halves
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chains", type=int, default=4, help="of NUTS; 0 leaves it out")
+    parser.add_argument("--steps", type=int, default=200, help="of each chain, to adapt and again to keep")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--from", dest="kept", type=Path, help="kept results")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if options.kept:
+        kept = json.loads(options.kept.read_text("utf-8"))
+    else:
+        bands, halves = measure(options.epochs, options.seed, options.chains, options.steps)
+        kept = {**provenance(), **{key: getattr(options, key) for key in ("epochs", "seed", "chains", "steps")}}
+        kept |= {"bands": {title: band._asdict() for title, band in bands.items()}}
+        kept |= {"halves": [band._asdict() for band in halves]}
+    bands = {title: Band(**band) for title, band in kept["bands"].items()}
+    print(table(bands))
+    for title, band in bands.items():
+        if band.scale is not None:
+            print(f"{title}: c = {band.scale:.3g}")
+    halves = [Band(**band) for band in kept["halves"]]
+    ratios = [half.spread(in_gap(grid())) / half.spread(on_data(grid())) for half in halves]
+    print(f"ratio of each half of the chains: {', '.join(f'{ratio:.1f}' for ratio in ratios)}" if ratios else "no NUTS")
+    if options.plot:
+        draw(bands, draw_points(NUM_TRAIN, kept["seed"]), options.plot)
+    if options.json:
+        options.json.write_text(json.dumps(kept) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
