@@ -38,7 +38,9 @@ def ood_auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
         tensor(0.7500)
     """
     ranks, labels = _ranked(scores, is_ood)
-    return binary_auroc(ranks, labels, validate_args=False) if _has_both(labels) else _undefined(ranks)
+    if not _has_both(labels):
+        return _undefined(ranks)
+    return binary_auroc(ranks, labels, validate_args=False).clamp(max=1)  # torchmetrics adds rates in float32
 
 
 def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:

@@ -57,6 +57,13 @@ def test_infinite_scores_are_the_largest():
     assert ood_auroc(scores, is_ood).item() == pytest.approx(roc_auc_score(is_ood, finite))
 
 
+@pytest.mark.parametrize("ood", [3, 12])
+def test_perfect_detection_is_one_and_not_more(ood):
+    """Ten equal shares of a false-positive rate add up to more than 1 in float32."""
+    scores = torch.arange(10 + ood).float()
+    assert ood_auroc(scores, scores >= 10) == 1
+
+
 def test_a_higher_score_means_more_ood():
     is_ood = torch.tensor([False, False, True, True])
     scores = torch.tensor([-4.0, -3.0, 20.0, 30.0])
