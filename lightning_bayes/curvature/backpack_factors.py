@@ -49,7 +49,18 @@ _FRESH = (  # what `AsModules` makes of functions that BackPACK's table of facto
 )
 _OTHERWISE = "measure by engine='fused'"
 _ADVICE = "Measure by engine='fused', or freeze the layer with requires_grad_(False)."
-_EXTENSIONS = {"kflr": extensions.KFLR, "kfra": extensions.KFRA}
+
+
+@final
+class _KFLR(extensions.KFLR):  # type: ignore[misc]  # BackPACK ships no types
+    """KFLR through branches: columns of a square root of the Hessian add up over paths, as those of KFAC do."""
+
+    def accumulate_backpropagated_quantities(self, existing: Tensor, other: Tensor) -> Tensor:
+        """The sum of both paths' columns."""
+        return existing + other
+
+
+_EXTENSIONS = {"kflr": _KFLR, "kfra": extensions.KFRA}
 
 
 def has_backpack_factors(layer: nn.Module) -> bool:

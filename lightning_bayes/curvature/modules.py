@@ -77,6 +77,11 @@ class AsModules(TorchFunctionMode):
                 return self._loss(func, args, kwargs)
             module = _as_module(func, args, kwargs) if _has_grad(args) else None
             if module is not None:
+                if isinstance(module, SumModule) and self.quantity == "kfra":
+                    raise UnsupportedLayerError(
+                        "BackPACK's kfra does not follow branches such as x + f(x). Use 'kfac' or 'kflr', or "
+                        f"{self.otherwise}."
+                    )
                 return self._run(module, *args[: 2 if isinstance(module, SumModule) else 1])
         return func(*args, **kwargs)
 

@@ -130,6 +130,31 @@ def test_one_example_of_a_linear_network_is_the_dense_block(quantity, sides):
         torch.testing.assert_close(block, jacobian.T @ hessian @ jacobian)
 
 
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        hidden = self.first(x).tanh()
+        return self.last(hidden + self.inner(hidden))
+
+
+def test_kflr_follows_branches_and_kfra_refuses_them():
+    model, x, y = Residual().double(), normal(1, 3, generator=seeded(0)), torch.tensor([1])
+    found = measure(model, lambda: F.cross_entropy(model(x), y), "kflr", engine="backpack").curvature
+    out = model(x)[0]
+    probs = out.detach().softmax(0)
+    for name, param in model.named_parameters():
+        jacobian = torch.stack([torch.autograd.grad(f, param, retain_graph=True)[0].flatten() for f in out])
+        block = torch.kron(*found[name].factors) if name.endswith("weight") else found[name].factors[0]
+        torch.testing.assert_close(block, jacobian.T @ (torch.diag(probs) - torch.outer(probs, probs)) @ jacobian)
+    with pytest.raises(
+        UnsupportedLayerError, match=r"kfra does not follow branches such as x \+ f\(x\)\. Use 'kfac' or 'kflr'"
+    ):
+        measure(model, lambda: F.cross_entropy(model(x), y), "kfra", engine="backpack")
+
+
 LOSSES = {
     "cross_entropy": (F.cross_entropy, lambda g: torch.randint(0, 3, (4,), generator=g), 3),
     "sum": (lambda f, t: F.cross_entropy(f, t, reduction="sum"), lambda g: torch.randint(0, 3, (4,), generator=g), 3),
