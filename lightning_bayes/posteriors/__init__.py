@@ -21,6 +21,7 @@ from lightning_bayes.posteriors.scaled import FAMILIES, ScaledPosterior
 from lightning_bayes.posteriors.shaped_noise import (
     Shape,
     noise_damping,
+    noise_moments,
     noise_scale,
     noise_shape,
     prior_centre,
@@ -47,6 +48,7 @@ __all__ = [
     "linear_chain",
     "named_if_unreadable",
     "noise_damping",
+    "noise_moments",
     "noise_scale",
     "noise_shape",
     "precision",

@@ -75,12 +75,26 @@ def noise_shape(
         >>> 1 / shaped_precision(s, *shape)  # their mean is nearly 0.3² = 0.09
         tensor([0.1741, 0.0026])
     """
+    inverse_means, strengths = noise_moments(curvatures, prior_precision * kl_weight / num_data + damping)
+    return Shape(noise_scale(inverse_means, sizes, relative_noise, num_data / kl_weight), strengths)
+
+
+def noise_moments(curvatures: Sequence[Tensor], stated: float) -> tuple[Tensor, Tensor]:
+    """What the shape takes from the curvature, which changes only with it.
+
+    Args:
+        curvatures: s of each tensor.
+        stated: p, of a stated prior and of damping in the noise.
+
+    Returns:
+        mean_j [1 / (s_j + γ_t)] and γ_t, ``[tensors]`` each.
+    """
     positive = [curvature.clamp_min(0) for curvature in curvatures]
-    strengths = noise_damping(_means(positive), prior_precision * kl_weight / num_data + damping)
+    strengths = noise_damping(_means(positive), stated)
     for curvature, strength in zip(positive, strengths.unbind(), strict=True):
         curvature.add_(strength)
     torch._foreach_reciprocal_(positive)
-    return Shape(noise_scale(_means(positive), sizes, relative_noise, num_data / kl_weight), strengths)
+    return _means(positive), strengths
 
 
 def noise_damping(curvature_means: Tensor, stated: float) -> Tensor:

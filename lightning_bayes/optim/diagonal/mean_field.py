@@ -30,7 +30,7 @@ from lightning_bayes.optim.hyperparameters import (
     effective,
     take_functions,
 )
-from lightning_bayes.optim.readout.shape import damping_of, determined, shape_of
+from lightning_bayes.optim.readout.shape import KeptMoments, damping_of, determined
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of, state_precision
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.blocks import blocks
@@ -111,6 +111,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in taken]
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
         self._scratch: dict[nn.Parameter, Tensor] = {}
+        self._moments = KeptMoments()
         self._check_batch_size = BatchSizeCheck(self.estimator, type(self).__name__)
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
@@ -216,7 +217,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         curvature = self.estimator.read(finished, params, self._noise_precision) if self._measures_now() else {}
         if self.prior_at_sample:
             for group, param in self._trained():
-                finished.add_prior_of_noise_(param, effective(group).prior)
+                finished.add_prior_of_noise_(param, effective(group).stated_prior / effective(group).scale)
         return curvature
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
@@ -240,7 +241,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 noise.fill_(drawn)
                 curvatures = [self.state[param]["curvature"] for param in params]
                 means = [param.detach() for param in params]
-                shape = shape_of(group, [self.state[param] for param in params], means)
+                shape = self._moments.shape_of(group, [self.state[param] for param in params], params)
                 numbers = effective(group).precision_arguments
                 for block in blocks(params):
                     if shape is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from lightning_bayes.errors import HyperparameterError, NoMeasurementError, NonF
 from lightning_bayes.optim import OGN, VOGN
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.diagonal.vogn import update
+from lightning_bayes.optim.runtime.noise import CounterNoise
 
 F64 = torch.float64
 
@@ -495,6 +497,28 @@ def test_relative_noise_sets_the_scale_and_the_curvature_the_places(generator):
     assert q.variance()["weight"].mean().sqrt() == pytest.approx(0.01 * size.item(), rel=1e-3)
     assert opt.effective_parameters().item() == pytest.approx(float((s / strength).sum()))
     torch.testing.assert_close(1 - q.prior_precision["weight"] / q.precision["weight"], s / strength)
+
+
+@pytest.mark.parametrize("change", ["step", "load", "prior"])
+def test_the_noise_of_a_pass_is_always_that_of_the_posterior(generator, change):
+    """What is kept between passes is never stale: draws of one ε, in units of each posterior's width, are that ε."""
+    x, y = regression(generator)
+    model = linear()
+    opt = VOGN(model, lr=1e-3, num_data=40, relative_noise=0.1)
+    standard = []
+    for _ in range(3):
+        with opt.sampled_params():
+            half_squared_error(model, x, y).backward()
+        opt.step()
+        if change == "load":
+            opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        if change == "prior":
+            opt.param_groups[0]["prior_precision"] *= 100
+        with torch.no_grad():
+            (drawn,) = opt._sample(CounterNoise(0)).values()
+        standard.append((drawn - model.weight.detach()) * opt.posterior().precision["weight"].sqrt())
+    for other in standard[1:]:
+        torch.testing.assert_close(other, standard[0])
 
 
 def test_bad_hyperparameters_are_all_named():
