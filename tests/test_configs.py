@@ -162,7 +162,14 @@ def run_for_one_batch(name, *options):
     return results
 
 
-@pytest.mark.parametrize("name", covering())
+def light(names):
+    """Leaves the large networks to the slow tests, but for one recipe."""
+    heavy = re.compile(r"resnet18|imagenet|alexnet\+|\+vgg16|alexnet_k|alexnet_n")
+    slow = [name for name in names if heavy.search(name) and name != "osawa2019_cifar10_resnet18_vogn"]
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
+
+
+@pytest.mark.parametrize("name", light(covering()))
 def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train_what_it_reads(name, data_options)

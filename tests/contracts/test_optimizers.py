@@ -70,11 +70,14 @@ def test_the_default_or_its_entry_in_needs_builds_it(optimizer, step_rule):
 
 
 @every_step
-def test_it_learns(optimizer, step_rule, problem):
+def test_it_learns_within_a_hundred_updates(optimizer, step_rule, problem):
     model, opt = build(optimizer, step_rule)
     before = loss_of(copy.deepcopy(model), problem)
-    train(model, opt, problem, 100)
-    assert loss_of(model, problem) < 0.5 * before
+    for _ in range(5):
+        train(model, opt, problem, 20)
+        if loss_of(model, problem) < 0.5 * before:
+            return
+    pytest.fail(f"The loss fell from {before:.3g} to {loss_of(model, problem):.3g} only.")
 
 
 @every_step

@@ -79,7 +79,7 @@ def test_mlp_with_layer_norm_and_embedding_equals_the_loop(dtype, generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("name", "size"), [("resnet18", 32), ("alexnet", 64)])
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 32), pytest.param("alexnet", 64, marks=pytest.mark.slow)])
 def test_torchvision_model_equals_the_loop_in_eval_mode(name, size, dtype, generator):
     model = torchvision.models.get_model(name, num_classes=10).to(dtype).eval()
     assert_equals_loop(model, images(3, size, dtype, generator), labels(3, 10, generator))
