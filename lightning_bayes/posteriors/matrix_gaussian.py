@@ -24,27 +24,19 @@ from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 
 
 def kronecker_precision(
-    curvature: KroneckerProduct,
-    *,
-    num_data: float | Tensor,
-    prior_precision: float,
-    kl_weight: float = 1.0,
-    damping: float | Tensor = 0.0,
+    curvature: KroneckerProduct, scale: float | Tensor, damping: float | Tensor
 ) -> KroneckerProduct:
     """Posterior precision of a layer's matrix.
 
     Args:
         curvature: S ⊗ A of the mean negative log-likelihood.
-        num_data: Ñ = ρN.
-        prior_precision: δ.
-        kl_weight: τ.
-        damping: γ, where it is part of the noise.
+        scale: Ñ/τ.
+        damping: δ̃ + γ: the prior, and the damping where it is part of the noise.
 
     Returns:
-        (Ñ/τ) (S + √(δ̃+γ)/π I) ⊗ (A + π√(δ̃+γ) I) with δ̃ = τδ/Ñ: with zero curvature, the prior's precision.
+        (Ñ/τ) (S + √(δ̃+γ)/π I) ⊗ (A + π√(δ̃+γ) I): with zero curvature and δ̃ = τδ/Ñ, the prior's precision δ.
     """
-    scale = num_data / kl_weight
-    damped = pi_damped(curvature, prior_precision / scale + damping)
+    damped = pi_damped(curvature, damping)
     return KroneckerProduct(damped.left * scale, damped.right)
 
 

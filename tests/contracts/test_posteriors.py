@@ -299,14 +299,14 @@ def test_layer_tensors_undo_layer_matrix(generator, groups, has_bias):
 def test_the_precision_without_curvature_is_the_priors():
     """τ does not temper the prior: (Ñ/τ) √δ̃ √δ̃ = δ."""
     nothing = KroneckerProduct(torch.zeros(2, 2, dtype=F64), torch.zeros(3, 3, dtype=F64))
-    found = kronecker_precision(nothing, num_data=40, prior_precision=3.0, kl_weight=0.1)
+    found = kronecker_precision(nothing, scale=40 / 0.1, damping=3.0 * 0.1 / 40)
     torch.testing.assert_close(found.dense(), 3 * torch.eye(6, dtype=F64))
 
 
 def test_the_precision_by_hand():
     """1 × 1, S = 4, A = 1, Ñ/τ = 200, δ̃ + γ = 4/200 + 0.02 = 0.04, π = ½: 200 (4 + 0.4)(1 + 0.1) = 968."""
     curvature = KroneckerProduct(torch.tensor([[4.0]]), torch.tensor([[1.0]]))
-    found = kronecker_precision(curvature, num_data=100, prior_precision=4.0, kl_weight=0.5, damping=0.02)
+    found = kronecker_precision(curvature, scale=200, damping=0.04)
     torch.testing.assert_close(found.dense(), torch.tensor([[968.0]]))
 
 

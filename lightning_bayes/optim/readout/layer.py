@@ -27,4 +27,4 @@ def layer_precision(group: Mapping[str, Any], state: Mapping[str, Any], weight: 
         return None
     scale, damping = layer_shape(group, state, weight)
     curvature = KroneckerProduct(state["output_factor"], state["input_factor"])
-    return kronecker_precision(curvature, num_data=scale, prior_precision=0.0, damping=damping)
+    return kronecker_precision(curvature, scale, damping)

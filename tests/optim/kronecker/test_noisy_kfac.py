@@ -63,7 +63,7 @@ def test_the_preconditioner_has_both_dampings(in_noise):
 
 def test_the_posterior_of_checkpoints_is_the_one_sampled_from():
     at = state()
-    precision = kronecker_precision(at.curvature, num_data=N, prior_precision=DELTA, kl_weight=TAU)
+    precision = kronecker_precision(at.curvature, N / TAU, PRIOR)
     root = at.root.dense() * (TAU / N) ** 0.5
     torch.testing.assert_close(torch.linalg.inv(root @ root.T), precision.dense())
 
