@@ -38,7 +38,10 @@ SOURCES: Mapping[str, Mapping[str, Any]] = {  # arguments of the callback
     "backpack kfac": {"engine": "backpack", "factors": "kfac"},
     "backpack kflr": {"engine": "backpack", "factors": "kflr"},
 }
-STEPS: Mapping[str, Mapping[str, Any]] = {"default": {}, "natural": {"lr": 0.01, "damping": 0.1}}
+STEPS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "natural": {"lr": 0.05, "kl_clip": 1e-3, "relative_noise": 0.3},
+}
 EVAL_SAMPLES = 20
 
 

@@ -276,7 +276,12 @@ def test_factors_of_backpack_train_an_unmodified_module(callback, factors, caplo
     x, y = data.tensors
     before = F.cross_entropy(module(x), y).item()
     with caplog.at_level(logging.INFO):
-        fit(module, callback(engine="backpack", factors=factors, stats_interval=1), max_epochs=4)
+        fit(
+            module,
+            callback(engine="backpack", factors=factors, stats_interval=1),
+            max_epochs=4,
+            accumulate_grad_batches=2,
+        )
     assert F.cross_entropy(module(x), y) < before
     assert f"({factors} by BackPACK)" in caplog.text
 
