@@ -32,6 +32,7 @@ from lightning_bayes.zoo import (
     LeNet5,
     MNISTDataModule,
 )
+from lightning_bayes.zoo.data.ood import ood_set
 from lightning_bayes.zoo.data.uci import Standardiser, read_uci
 
 TEST_IMAGES = 5000  # of the test sets of ten thousand
@@ -100,23 +101,23 @@ def _images(
     module_class: Any, train_size: int | None, outside: str | None = None, size: int | None = None
 ) -> Callable[[Path, int], Data]:
     def load(root: Path, seed: int) -> Data:
-        ood = () if outside is None else (outside,)
-        module = module_class(root=str(root), val_size=0, train_size=train_size, ood=ood)
+        module = module_class(root=str(root), val_size=0, train_size=train_size)
         module.setup("fit")
         module.setup("test")
         train_x, train_y = _tensors(module.train_set)
         test_x, test_y = _tensors(module.test_set, TEST_IMAGES)
-        ood_x = _tensors(module.ood_sets[0], TEST_IMAGES)[0] if ood else None
-        if size is not None:
-            train_x, test_x, ood_x = (_pooled(x, size) for x in (train_x, test_x, ood_x))
-        return Data(train_x, train_y, test_x, test_y, ood_x)
+        others = [] if outside is None else [ood_set(outside, str(root), module.transform)]
+        images = [train_x, test_x, *(_tensors(other, TEST_IMAGES)[0] for other in others)]
+        train_x, test_x, *ood_x = images if size is None else [_pooled(x, size) for x in images]
+        return Data(train_x, train_y, test_x, test_y, *ood_x)
 
     return load
 
 
 def _tensors(dataset: Any, limit: int | None = None) -> tuple[Tensor, Tensor]:
-    pairs = dataset.__getitems__(list(range(min(limit or len(dataset), len(dataset)))))
-    return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+    rows = range(min(limit or len(dataset), len(dataset)))
+    pairs = dataset.__getitems__(list(rows)) if hasattr(dataset, "__getitems__") else [dataset[row] for row in rows]
+    return torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
 
 
 def _uci(name: str) -> Callable[[Path, int], Data]:
