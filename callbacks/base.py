@@ -35,6 +35,7 @@ from lightning_bayes.callbacks.resume import ResumeGuard
 from lightning_bayes.callbacks.schedulers import cycles_momentum
 from lightning_bayes.callbacks.seam import LightningSeam
 from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
+from lightning_bayes.callbacks.validation_samples import fit_samples
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.runtime.measuring import require_interval
@@ -64,8 +65,8 @@ class VariationalCallback(EvaluationCallback, ABC):
     def __init__(self, **fields: Unpack[CallbackFields]) -> None:
         found = complete_arguments(type(self).__name__, self.optimizer_class, fields, self.field_defaults)
         super().__init__(found.link)
-        self.lr, self.num_data, self.eval_samples = found.lr, found.num_data, found.eval_samples
-        self.linearized = found.linearized
+        self.lr, self.num_data, self.linearized = found.lr, found.num_data, found.linearized
+        self.eval_samples, self.val_samples = found.eval_samples, found.val_samples
         self.group_defaults, self.optimizer_kwargs = found.group_defaults, found.optimizer_kwargs
         self.mc_samples: int = found.optimizer_kwargs["mc_samples"]
         self.seed: int = found.optimizer_kwargs["seed"]
@@ -200,6 +201,8 @@ class VariationalCallback(EvaluationCallback, ABC):
             wanted["prior_precision"] = self.prior.precision
         if not self._states_interval:
             del wanted["curvature_interval"]
+        if wanted["antithetic"] is None:
+            del wanted["antithetic"]
         if self.default_noise is not None:
             del wanted["relative_noise"]  # set once the loss is known
         if "lr" in self._resume.saved and not callable(self.lr):
@@ -271,7 +274,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def _has_samples(self) -> bool:
-        return self.eval_samples > 0 and self.optimizer_class.noisy
+        return max(self.eval_samples, self.val_samples or 0) > 0 and self.optimizer_class.noisy
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """Find the posterior to evaluate under.
@@ -283,12 +286,15 @@ class VariationalCallback(EvaluationCallback, ABC):
         Returns:
             Weight samples; None where there is no posterior.
         """
-        if not self._has_samples():
+        count = self.eval_samples
+        if trainer.state.fn == "fit":
+            count = fit_samples(trainer, self.eval_samples, self.val_samples)
+        if not count or not self.optimizer_class.noisy:
             return None
         posterior = self._posterior.find(trainer, pl_module, self.optimizer, type(self).__name__)
         if posterior is None:
             return None
-        samples = PosteriorSamples(posterior.to(pl_module.device), self.eval_samples, self.seed)
+        samples = PosteriorSamples(posterior.to(pl_module.device), count, self.seed)
         return LinearizedSamples(samples) if self.linearized else samples
 
     # -- checkpoints --------------------------------------------------------------------------------------------------

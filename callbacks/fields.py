@@ -30,6 +30,8 @@ class CallbackFields(HyperparameterFields, total=False):
         linearized: Whether validation, test and prediction use the model's first-order expansion around the mean,
             f(x, μ) + J (θ - μ), which stays sensible under wide posteriors; default False. See
             `lightning_bayes.predictive.LinearizedSamples`.
+        val_samples: Weight samples in validation inside a fit, which costs that many forwards of each batch; 0 validates at
+            the posterior mean. None: 3, or S if that is smaller or `TemperatureScaling` fits a temperature for S samples.
         prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 1 with
             an explicit `lr` and none in the default step: its prior is centred at the mean, with a precision that the
             curvature gives (`posteriors.shaped_noise`), so that the mean is unregularised.
@@ -56,6 +58,7 @@ class CallbackFields(HyperparameterFields, total=False):
     lr: float | Schedule | None
     eval_samples: int
     linearized: bool
+    val_samples: int | None
     prior_precision: float | Schedule | None
     data_augmentation_factor: float | Schedule | None
     curvature_interval: int | None
@@ -99,7 +102,7 @@ def _merge_docstrings(*records: Any) -> None:
 
 _merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
 
-_OF_CALLBACK = ("lr", "num_data", "prior_precision", "eval_samples", "linearized", "link")
+_OF_CALLBACK = ("lr", "num_data", "prior_precision", "eval_samples", "val_samples", "linearized", "link")
 _OPEN = dict.fromkeys(
     ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")
 )  # decided by the callback or at the fit
@@ -114,6 +117,7 @@ class CallbackArguments(NamedTuple):
     prior_precision: float | Schedule | None
     eval_samples: int
     linearized: bool
+    val_samples: int | None
     link: Link | None
     group_defaults: dict[str, Any]  # hyperparameters of every parameter group
     optimizer_kwargs: dict[str, Any]  # the other arguments of the optimizer

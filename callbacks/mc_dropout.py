@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.validation_samples import fit_samples
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.predictive import DropoutSamples, Link, dropout_layers
 
@@ -26,6 +27,8 @@ class MCDropoutCallback(EvaluationCallback):
 
     Args:
         eval_samples: S, passes in validation, test and prediction; 0 evaluates without dropout.
+        val_samples: Passes in validation inside a fit. None: 3, or S if that is smaller or `TemperatureScaling` fits a
+            temperature for S passes.
         p: Probability with which the dropout put in sets an output to zero; None puts none in.
         layers: Regular expression that matches the whole names of the layers to put it behind.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what the training
@@ -46,9 +49,11 @@ class MCDropoutCallback(EvaluationCallback):
         layers: str | None = None,
         link: Link | None = None,
         seed: int = 0,
+        val_samples: int | None = None,
     ) -> None:
-        if eval_samples < 0 or eval_samples != int(eval_samples):
-            raise HyperparameterError(f"eval_samples={eval_samples!r} must be a whole number of at least 0.")
+        for name, count in (("eval_samples", eval_samples), ("val_samples", val_samples or 0)):
+            if count < 0 or count != int(count):
+                raise HyperparameterError(f"{name}={count!r} must be a whole number of at least 0.")
         if p is not None and not 0 <= p < 1:
             raise HyperparameterError(f"p={p!r} must be at least 0 and below 1.")
         if (p is None) != (layers is None):
@@ -59,6 +64,7 @@ class MCDropoutCallback(EvaluationCallback):
         if layers is not None:
             _require_pattern(layers)
         super().__init__(link)
+        self.val_samples = val_samples
         self.eval_samples, self.p, self.layers, self.seed = eval_samples, p, layers, seed
         # One module stands for every inserted dropout; sampled passes switch it on.
         self._inserted = nn.Dropout(0.0 if p is None else p).eval()
@@ -98,7 +104,10 @@ class MCDropoutCallback(EvaluationCallback):
             Passes with dropout; None if none were asked for.
         """
         layers = self._layers_of(pl_module)
-        return DropoutSamples(layers, self.eval_samples, self.seed) if self.eval_samples else None
+        count = self.eval_samples
+        if trainer.state.fn == "fit":
+            count = fit_samples(trainer, self.eval_samples, self.val_samples)
+        return DropoutSamples(layers, count, self.seed) if count else None
 
     def _layers_of(self, module: LightningModule) -> list[nn.Module]:
         if self.p is not None and self.layers is not None:

@@ -41,7 +41,7 @@ def main() -> None:
             and the message for an error of this package.
     """
     if sys.argv[1:2] == ["report"]:
-        _report(sys.argv[2:])
+        report.command.run(sys.argv[2:])
         return
     try:
         sys.argv[1:] = with_configs(sys.argv[1:])  # not args=...: DDP starts its processes from sys.argv
@@ -57,13 +57,6 @@ def main() -> None:
         if own is None:
             raise
         raise SystemExit(_message(own)) from error  # it says how to go on; a traceback would hide it
-
-
-def _report(arguments: list[str]) -> None:
-    try:
-        report.main(arguments)
-    except BayesError as error:
-        raise SystemExit(_message(error)) from error
 
 
 def _message(error: BayesError) -> str:

@@ -115,6 +115,11 @@ def is_view(tensor: Tensor) -> bool:
     return tensor._is_view()
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return tensor._version
+
+
 def is_in_functorch() -> bool:
     """Whether a transform of torch.func runs."""
     return bool(torch._C._are_functorch_transforms_active())

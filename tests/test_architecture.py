@@ -44,11 +44,12 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "zoo": CORE,
     "configs": set(),
     "report": {"metrics", "errors"},
-    PACKAGE: EVERYTHING,  # lightning_bayes/__init__.py, which gathers the public names
+    PACKAGE: {*EVERYTHING, "public"},  # lightning_bayes/__init__.py, which gathers the public names
     "cli": EVERYTHING,
     "composition": {"zoo", "configs", "errors"},
     "config_lookup": {"composition", "errors"},
     "metric_table": set(),
+    "public": EVERYTHING,  # the names of lightning_bayes/__init__.py
     "demo": EVERYTHING,
     "__main__": EVERYTHING,
 }

@@ -18,14 +18,16 @@ from torch import Tensor, nn
 from benchmarks.speed.cycle import kronecker_cycle
 from benchmarks.speed.memory import available_bytes
 from benchmarks.speed.models import Task
-from lightning_bayes import KFAC, VOGN, NoisyKFAC
+from benchmarks.speed.rounds import MeanOfUpdates
+from lightning_bayes import IVON, KFAC, VOGN, NoisyKFAC, Vadam
 from lightning_bayes.curvature import Softmax
-from lightning_bayes.optim import KroneckerOptimizer
+from lightning_bayes.optim import KroneckerOptimizer, MeanFieldOptimizer
 
 Step: TypeAlias = Callable[[], None]
 Build: TypeAlias = Callable[[Task], Step]
 LR = 1e-4
 NUM_DATA = 50_000
+CYCLE = 10  # T of the callbacks' default step
 GIB = 2**30
 
 
@@ -42,8 +44,40 @@ def adam(task: Task) -> Step:
 
 
 def default_vogn(task: Task, **arguments: Any) -> VOGN:
-    """VOGN as its callback without arguments sets it up: torch's Adam moves the mean."""
+    """VOGN whose mean torch's Adam moves, as the callback sets it up, but measured in every update."""
     return VOGN(task.model, base=torch.optim.Adam(task.model.parameters(), lr=LR), relative_noise=0.3, **arguments)
+
+
+def in_training(method: type[MeanFieldOptimizer], interval: int) -> Build:
+    """A method as its callback without arguments runs it: the mean step of a cycle of T updates, of which one measures.
+
+    Args:
+        method: Its optimizer.
+        interval: T.
+
+    Returns:
+        What builds its cycle; the first ten updates, which all measure, belong to the warm-up.
+    """
+
+    def build(task: Task) -> Step:
+        base = torch.optim.Adam(task.model.parameters(), lr=LR)
+        bound: dict[str, Any] = {"relative_noise": 0.3, **task.setting.workspace()}
+        if interval > 1:
+            bound["curvature_interval"] = interval
+        optimizer = method(task.model, base=base, num_data=NUM_DATA, **bound)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = task.loss()
+            loss.backward()
+            return loss
+
+        def update() -> None:
+            optimizer.step(closure)
+
+        return MeanOfUpdates(update, CYCLE)
+
+    return build
 
 
 def natural_vogn(task: Task, **arguments: Any) -> VOGN:
@@ -186,6 +220,9 @@ BACKPACK = ("backpack", "backpack-for-pytorch")
 METHODS: dict[str, Method] = {
     "adam": Method("Adam", adam),
     "vogn-fused": Method("VOGN fused", vogn("fused")),
+    "vogn-default": Method("VOGN, default step", in_training(VOGN, CYCLE)),
+    "vadam-default": Method("Vadam, default step", in_training(Vadam, CYCLE)),
+    "ivon-default": Method("IVON, default step", in_training(IVON, 1)),
     "vogn-natural": Method("VOGN fused, natural step", vogn("fused", natural_vogn)),
     "vogn-backpack": Method("VOGN backpack", vogn("backpack"), *BACKPACK),
     "kfac": Method("K-FAC", kronecker(KFAC)),

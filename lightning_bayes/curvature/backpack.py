@@ -38,7 +38,6 @@ from lightning_bayes.curvature.hooks import (
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
-    find_measured_modules,
     refuse,
     refuse_scripted,
     tied_parameters,
@@ -83,7 +82,7 @@ class BackpackEngine(AbstractEngine):
         Yields:
             The capture; its squares are complete on exit.
         """
-        units = find_measured_modules(self.model)
+        units = self.units()
         self._check_supported(units)
         captured, extension = Capture(self.loss_reduction), self._extension(units)
         try:

@@ -158,6 +158,7 @@ class AbstractEngine(ABC):
         self.model = model
         self.loss_reduction = loss_reduction
         self.workspace = Workspace(workspace_mib)
+        self.left_out: set[nn.Parameter] = set()  # parameters whose squares nobody asks for
         require_real_and_separate(model)
 
     @abstractmethod
@@ -174,7 +175,8 @@ class AbstractEngine(ABC):
             UnsupportedLayerError: Listing every parameter that backward reached but no rule did.
             NoMeasurementError: If no layer was called at all.
         """
-        trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        named = self.model.named_parameters()
+        trainable = {name: p for name, p in named if p.requires_grad and p not in self.left_out}
         reached = captured.reached
         if reached or any(p.grad is not None for p in trainable.values()):
             captured.require_loss()
@@ -192,6 +194,14 @@ class AbstractEngine(ABC):
                 "backward inside the pass, on the model the engine was built for."
             )
 
+    def units(self) -> list[MeasuredModule]:
+        """The modules whose calls are measured: those with a trainable parameter that is not left out."""
+        units = find_measured_modules(self.model)
+        if not self.left_out:
+            return units
+        trained = ((unit, {p for _, p in unit.named_parameters() if p.requires_grad}) for unit in units)
+        return [unit for unit, params in trained if params - self.left_out]
+
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
         """Whether calls of `unit` run on detached weights and so are no uses in the loss's graph."""
         return False
@@ -201,7 +211,7 @@ class AbstractEngine(ABC):
         if not captured.uses:
             return set()
         calls: Counter[Tensor] = Counter()
-        for unit in find_measured_modules(self.model):
+        for unit in self.units():
             if not self.detaches(unit, captured):
                 calls.update(dict.fromkeys(unit.module.parameters(), captured.calls_of[unit.label]))
         return {param for param, count in captured.uses.items() if count > calls[param]}

@@ -27,7 +27,6 @@ from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
-    find_measured_modules,
     refuse_scripted,
     refuse_sequence_first,
 )
@@ -75,7 +74,7 @@ class FusedEngine(AbstractEngine):
         Yields:
             The capture; its squares are complete on exit.
         """
-        units = find_measured_modules(self.model)
+        units = self.units()
         # A compiler must not trace into the identity below: it would compile away what its backward does.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
         wrapped: list[nn.Module] = []

@@ -69,6 +69,9 @@ class HyperparameterFields(TypedDict, total=False):
             `posteriors.shaped_noise` (a heuristic). None: the noise of the bound, as wide as it is.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
             same step, without noise. None for all, but for normalisation layers where the step is not natural.
+        antithetic: Whether the updates 2j and 2j+1 share their noise, with opposite signs, so that each draw serves twice
+            and the first order of what it does to the gradient cancels. None: no for the papers' natural step, yes for
+            others.
         mc_samples: K, weight samples per batch and process.
         engine: Curvature engine: ``"fused"`` measures any layer, ``"backpack"`` the layers that BackPACK knows.
             Default: ``"fused"``.
@@ -90,6 +93,7 @@ class HyperparameterFields(TypedDict, total=False):
     init_precision: float | None
     relative_noise: float | Schedule | None
     bayesian: str | None
+    antithetic: bool | None
     mc_samples: int
     engine: EngineName
     loss_reduction: LossReduction
@@ -237,9 +241,11 @@ class Hyperparameters(Record):
     relative_noise: float | None = setting(POSITIVE, default=None, upper_limit=1e12, schedulable=True, optional=True)
     weight_decay: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
     curvature_interval: int = setting(POSITIVE_COUNT, default=1, open_until_fit=True)
+    antithetic: bool | None = setting(default=None)
     step: int = setting(COUNT, default=0)  # number of updates so far
     mc_samples: int = setting(POSITIVE_COUNT, default=1, in_group=False)
     eval_samples: int = setting(COUNT, default=10, in_group=False)  # of callbacks
+    val_samples: int | None = setting(COUNT, default=None, optional=True, in_group=False)  # of callbacks
     max_nonfinite_steps: int = setting(POSITIVE_COUNT, default=10, in_group=False)
     seed: int = setting(WHOLE, default=0, in_group=False)  # groups hold it as noise_seed
     bayesian: str | None = setting(default=None, in_group=False)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lightning_bayes.report.page import render
+from lightning_bayes.errors import BayesError
 from lightning_bayes.report.runs import read_runs
 
 
@@ -20,6 +20,8 @@ def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
     Returns:
         The file's path.
     """
+    from lightning_bayes.report.page import render  # draws, so it loads matplotlib and torch
+
     page = render(read_runs(folders))
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,6 +37,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     options = parser().parse_args(arguments)
     print(f"wrote {write_report(options.runs, options.output)}")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run the command, and end the process where a folder cannot be read.
+
+    Args:
+        arguments: The command line after ``lightning-bayes report``.
+
+    Raises:
+        SystemExit: With the message of an error of this package.
+    """
+    try:
+        main(arguments)
+    except BayesError as error:
+        raise SystemExit(f"lightning-bayes: {type(error).__name__}: {error}") from error
 
 
 def parser() -> argparse.ArgumentParser:

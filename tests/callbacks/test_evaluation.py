@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import OGNCallback, VOGNCallback, load_posterior
+from lightning_bayes import OGNCallback, TemperatureScaling, VOGNCallback, load_posterior
+from lightning_bayes.callbacks.validation_samples import fit_samples
 from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples
 
@@ -136,19 +137,20 @@ def test_every_way_to_evaluate_gives_the_same_value(tmp_path):
     torch.testing.assert_close(probs[2], probs[0], rtol=0, atol=0)
 
 
-def test_validation_during_fit_is_averaged_over_the_posterior_of_the_moment():
+@pytest.mark.parametrize(("arguments", "count"), [({}, 3), ({"val_samples": S}, S), ({"eval_samples": 2}, 2)])
+def test_validation_during_fit_is_averaged_over_a_few_samples_of_the_posterior_of_the_moment(arguments, count):
     class Check(Callback):
         checked = 0
 
         def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             found = pl_module.seen[-1].softmax(-1)
             forward = pl_module.__dict__.pop("forward")  # the module as it is without the evaluation
-            probs = by_hand(pl_module, callback.optimizer.posterior(), batch[0]).softmax(-1).mean(0)
+            probs = by_hand(pl_module, callback.optimizer.posterior(), batch[0], count).softmax(-1).mean(0)
             pl_module.forward = forward
             torch.testing.assert_close(found, probs)
             self.checked += 1
 
-    callback, check = vogn(), Check()
+    callback, check = vogn(**arguments), Check()
     trainer(callback, check).fit(Net(), loader(), loader())
     assert check.checked == 6
 
@@ -163,7 +165,15 @@ def test_the_sanity_check_runs_the_module_alone():
 
     trainer(vogn(), num_sanity_val_steps=2, max_epochs=1).fit(Counting(), loader(), loader())
     assert calls.count(True) == 2  # one forward for each of the two batches
-    assert calls.count(False) == 3 + 3 * S
+    assert calls.count(False) == 3 + 3 * 3
+
+
+@pytest.mark.parametrize(("others", "forwards"), [([], 0), ([TemperatureScaling()], 4)])
+def test_a_temperature_is_fitted_under_as_many_samples_as_a_test_takes(others, forwards):
+    """Without one, ``val_samples=0`` and the default differ: the mean, and three samples."""
+    host = trainer(*others)
+    assert fit_samples(host, eval_samples=4, stated=0) == 0
+    assert fit_samples(host, eval_samples=4, stated=None) == (forwards or 3)
 
 
 def test_prediction_without_a_predict_step_tells_probabilities_and_uncertainty():

@@ -7,7 +7,7 @@ one of `optim.steps.trust_region`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from inspect import signature
@@ -20,6 +20,8 @@ from typing_extensions import Unpack
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
+from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, start_state
+from lightning_bayes.optim.diagonal.sampling import CohortSampler
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.hyperparameters import (
@@ -30,10 +32,9 @@ from lightning_bayes.optim.hyperparameters import (
     effective,
     take_functions,
 )
-from lightning_bayes.optim.readout.shape import KeptMoments, damping_of, determined
-from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of, state_precision
+from lightning_bayes.optim.readout.shape import damping_of, determined
+from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
-from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.measuring import require_interval, updates_since
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
@@ -47,7 +48,7 @@ from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measur
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
-from lightning_bayes.posteriors import initial_curvature, precision, root_mean_squares, shaped_precision
+from lightning_bayes.posteriors import initial_curvature
 
 
 class MeanFieldOptimizer(NoisyOptimizer, ABC):
@@ -111,7 +112,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in taken]
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
         self._scratch: dict[nn.Parameter, Tensor] = {}
-        self._moments = KeptMoments()
+        self._sampler = CohortSampler()
         self._check_batch_size = BatchSizeCheck(self.estimator, type(self).__name__)
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
@@ -141,6 +142,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._functions.append(take_functions(group, self.hyperparameters))
         group.update(plain(group))
         self.hyperparameters.check(group, complete=True)
+        if group["antithetic"] is None:
+            group["antithetic"] = not self.step_of(group).is_published
         require_interval(type(self).__name__, group["curvature_interval"], amortises=self.amortises)
         step_for(group["step_rule"], self.steps).add_group(group, len(self.param_groups))
         require_full_precision(group["params"])
@@ -171,7 +174,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            group.setdefault("curvature_interval", 1)  # files of version 0.1.0.dev0 have none
+            for name, before in (("curvature_interval", 1), ("antithetic", False)):
+                group.setdefault(name, before)  # which files of version 0.1.0.dev0 lack
+        forget([self.state[param] for param in self.engine.left_out], self.state_type._fields[1:])
         rules = {group["step_rule"] for group in self.param_groups}
         if self.base_step is not None and "user" not in rules:
             self.steps = make_steps(None)
@@ -183,16 +188,19 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
         if not state:
-            size = root_mean_squares([self._reference.get(param, param).detach()])[0]
-            state["step"] = 0
-            is_needed = self.step_of(group).uses_update or not self.averages_curvature
-            for name in self.state_type._fields[1:] if is_needed else ("curvature",):
-                state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            state["scale"] = torch.where(size > 0, size, torch.ones_like(size))
-            state["noisy"] = param not in self._points
-            if group["prior_mean"] == "initial":
-                state["prior_mean"] = param.detach().clone()
+            kept, reference = self._kept(param, group), self._reference.get(param, param)
+            state |= start_state(param, kept, reference, group["prior_mean"], noisy=param not in self._points)
+            if not kept and self.estimator.quantity == "squared_gradients":
+                self.engine.left_out.add(param)
         return state
+
+    def _kept(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
+        """What the state of a parameter holds: nothing where it has no posterior and another optimizer moves it."""
+        uses_update = self.step_of(group).uses_update
+        every: Sequence[str] = self.state_type._fields[1:]
+        if param in self._points and not uses_update:
+            return ()
+        return every if uses_update or not self.averages_curvature else ("curvature",)
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -204,16 +212,20 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _measures_now(self) -> bool:
         """Whether the passes of the open update measure the curvature of any parameter, as the first of them decides."""
         if self._open.measures is None:
-            is_due = any(self._since(self._state(param, group), group) for group, param in self._trained())
+            states = ((self._state(param, group), group) for group, param in self._trained())
+            is_due = any(self._since(state, group) for state, group in states if "curvature" in state)
             self._open.measures = is_due or self.measures_always
         return self._open.measures
+
+    def _measured_params(self) -> list[nn.Parameter]:
+        return [param for group, param in self._trained() if "curvature" in self._state(param, group)]
 
     def _since(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> int:
         """For how many updates a measurement of this one stands; 0 where the parameter is not due."""
         return updates_since(state["step"] + 1, self.num_updates + 1, group["curvature_interval"])
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
-        params = [param for _, param in self._trained()]
+        params = self._measured_params()
         curvature = self.estimator.read(finished, params, self._noise_precision) if self._measures_now() else {}
         if self.prior_at_sample:
             for group, param in self._trained():
@@ -221,37 +233,26 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return curvature
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        self.estimator.join_ranks(curvature, num_examples, [param for _, param in self._trained()], add_ranks)
+        self.estimator.join_ranks(curvature, num_examples, self._measured_params(), add_ranks)
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         return super()._finalise_curvature(self.estimator.finalise(curvature)) if self._measures_now() else {}
 
     def _noise_precision(self, param: nn.Parameter) -> Tensor:
         """1/Σ that the sample of the open pass was drawn with."""
-        group = next(group for group, other in self._trained() if other is param)
-        found = state_precision(group, self.state[param], self.sampled_mean()[param])
-        assert found is not None
-        return found
+        return self._sampler.precision(param, self.state[param]["curvature"])
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         sample: dict[nn.Parameter, Tensor] = {}
+        runs_engine = self._open.measures is not False and self.estimator.quantity != "gradient"
+        keep = self.mc_samples == 1 and not runs_engine
         for group in self.param_groups:
             for params in self._noisy_cohorts(group):
-                drawn = [self._buffer(param) for param in params]
-                noise.fill_(drawn)
-                curvatures = [self.state[param]["curvature"] for param in params]
-                means = [param.detach() for param in params]
-                shape = self._moments.shape_of(group, [self.state[param] for param in params], params)
-                numbers = effective(group).precision_arguments
-                for block in blocks(params):
-                    if shape is None:
-                        inverse_variance = precision(block.join(curvatures), **numbers)
-                    else:
-                        spread = [block.spread(values, params) for values in shape]
-                        inverse_variance = shaped_precision(block.join(curvatures), *spread)
-                    std, draws = inverse_variance.rsqrt_(), block.join(drawn)
-                    block.write_(drawn, torch.addcmul(block.join(means), draws, std, out=draws))
+                states = [self.state[param] for param in params]
+                drawn = self._sampler.sample(params, states, group, noise, self._buffer, keep=keep)
                 sample.update(zip(params, drawn, strict=True))
+        if not keep:
+            self._sampler.forget_draws()  # where the engine needs the memory
         return sample
 
     def _noisy_cohorts(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
@@ -264,12 +265,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                     yield params
 
     def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
-        """The group's trainable parameters, alike in device, dtype and number of updates."""
-        alike: dict[Any, list[nn.Parameter]] = {}
-        for param in group["params"]:
-            if param.requires_grad:
-                alike.setdefault((param.device, param.dtype, self._state(param, group)["step"]), []).append(param)
-        return list(alike.values())
+        """The group's trainable parameters that are updated together."""
+        return cohorts_of(group["params"], lambda param: self._state(param, group))
 
     def _buffer(self, param: nn.Parameter) -> Tensor:
         """Memory for one value of `param`: its sample during a pass, its step during an update."""
@@ -306,16 +303,17 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             apply_functions(group, functions, self.hyperparameters)
             now = effective(group).prior
             if self.signed_curvature and now < before:
-                curvatures = [self.state[param]["curvature"] for param in group["params"]]
+                states = [self.state[param] for param in group["params"]]
+                curvatures = [state["curvature"] for state in states if "curvature" in state]
                 torch._foreach_copy_(curvatures, [keep_positive(curvature, now) for curvature in curvatures])
 
     def _cohort(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> DiagonalCohort:
         """Parameters that are updated together, this update counted."""
         states = [self.state[param] for param in params]
-        curvatures = [state["curvature"] for state in states]
-        since = self._since(states[0], group) if measurement.has_curvature else 0
+        curvatures = [state["curvature"] for state in states if "curvature" in state]
+        since = self._since(states[0], group) if measurement.has_curvature and curvatures else 0
         measured = self._measured_curvature(params, group, measurement) if since else curvatures
-        if not self._start_curvature(params, group):
+        if curvatures and not self._start_curvature(params, group):
             torch._foreach_copy_(curvatures, measured)
         for state in states:
             state["step"] += 1
@@ -359,8 +357,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _start_noise(self) -> None:
         """Start the curvature where `init_precision` says it."""
         for group in self.param_groups:
-            for _ in self._noisy_cohorts(group):
-                pass
+            list(self._noisy_cohorts(group))
 
     @torch.no_grad()
     def posterior(self) -> WeightPosterior:

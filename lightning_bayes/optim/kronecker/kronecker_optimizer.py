@@ -10,7 +10,7 @@ that of the user's optimizer (`optim.steps.base_optimizer`), for which only the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -199,6 +199,10 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         state = super()._state(param, group)
         state.setdefault("measurements", 0)
         return state
+
+    def _kept(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
+        uses_update = self.step_of(group).uses_update
+        return self.state_type._fields[1:] if uses_update else ("curvature",)
 
     def _measures_now(self) -> bool:
         """Whether the passes of the open update measure the curvature."""

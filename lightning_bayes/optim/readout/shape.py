@@ -13,7 +13,6 @@ from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.posteriors import (
     Shape,
     noise_damping,
-    noise_moments,
     noise_scale,
     noise_shape,
     tensor_sizes,
@@ -39,30 +38,6 @@ def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], mean
     sizes = tensor_sizes(means, [state["scale"] for state in states])
     curvatures = [state["curvature"] for state in states]
     return noise_shape(curvatures, sizes, relative_noise=now.relative_noise, **now.shape_arguments)
-
-
-class KeptMoments:
-    """The moments of curvatures, computed anew when the curvatures or the prior have changed."""
-
-    def __init__(self) -> None:
-        self._kept: dict[Tensor, tuple[list[Tensor], tuple[float, ...], tuple[Tensor, Tensor]]] = {}
-
-    def shape_of(
-        self, group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], params: Sequence[Tensor]
-    ) -> Shape | None:
-        """As `shape_of`, of the parameters themselves."""
-        now = effective(group)
-        if now.relative_noise is None:
-            return None
-        curvatures = [state["curvature"] for state in states]
-        numbers = (now.stated_prior / now.scale + now.noise_damping, *(curvature._version for curvature in curvatures))
-        kept = self._kept.get(params[0])
-        # `is`, because tensors that a loaded state replaces may have the versions of the old ones.
-        if kept is None or kept[1] != numbers or any(a is not b for a, b in zip(kept[0], curvatures, strict=False)):
-            kept = self._kept[params[0]] = curvatures, numbers, noise_moments(curvatures, numbers[0])
-        inverse_means, strengths = kept[2]
-        sizes = tensor_sizes([param.detach() for param in params], [state["scale"] for state in states])
-        return Shape(noise_scale(inverse_means, sizes, now.relative_noise, now.scale), strengths)
 
 
 def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | float:

@@ -78,7 +78,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         """ĥ of the update from the means over its passes, complete and in an order that all processes share."""
-        return zeros_where_missing(curvature, {param: param for _, param in self._trained()})
+        return zeros_where_missing(curvature, {param: param for param in self._measured_params()})
+
+    def _measured_params(self) -> list[nn.Parameter]:
+        """The parameters whose curvature an update measures."""
+        return [param for _, param in self._trained()]
 
     @property
     def num_updates(self) -> int:
@@ -177,8 +181,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._mean = mean
         try:
             with torch.no_grad():
-                key = int(self.param_groups[0]["noise_seed"]), self.num_updates, index
-                sample = self._sample(CounterNoise(*key))
+                group = self.param_groups[0]
+                is_paired = bool(group.get("antithetic"))
+                sample = self._sample(
+                    CounterNoise.of_pass(int(group["noise_seed"]), self.num_updates, index, antithetic=is_paired)
+                )
             mean.update((param, param.data) for param in sample)
             for param, values in sample.items():
                 param.data = values  # a copy would read and write every weight twice more

@@ -1,5 +1,8 @@
 """Counter-based noise: the noise of a pass is a function of (base seed, update, sample), not of generator state.
 
+Antithetic pairs: the updates 2j and 2j+1 share their draws, with opposite signs, so what noise does to a gradient in the
+first order cancels over two updates, and each draw serves twice. Every update's noise is still N(0, I).
+
 Nothing has to be saved for an exact resume, ranks draw different noise by taking different sample numbers, and the
 global random number generator is never touched.
 """
@@ -53,14 +56,57 @@ class CounterNoise:
 
     Args:
         *key: The pass's counter.
+        sign: What the draws are multiplied by.
+        serves_twice: Whether the next update has the same draws.
+
+    Attributes:
+        sign: As above.
+        serves_twice: As above.
     """
 
-    def __init__(self, *key: int) -> None:
-        self._key = key
+    def __init__(self, *key: int, sign: int = 1, serves_twice: bool = False) -> None:
+        self._key, self.sign, self.serves_twice = key, sign, serves_twice
         self._filled = 0
+
+    @classmethod
+    def of_pass(cls, seed: int, update: int, sample: int, *, antithetic: bool) -> CounterNoise:
+        """The noise of one pass.
+
+        Args:
+            seed: Base seed.
+            update: Number of updates before it.
+            sample: Number of its weight sample.
+            antithetic: Whether two updates share their draws.
+
+        Returns:
+            The noise.
+        """
+        if not antithetic:
+            return cls(seed, update, sample)
+        is_second = update % 2
+        return cls(seed, update // 2, sample, sign=-1 if is_second else 1, serves_twice=not is_second)
+
+    @property
+    def counter(self) -> tuple[int, ...]:
+        """The counter of the next draws."""
+        return *self._key, self._filled
+
+    def skip(self) -> None:
+        """Go on as if the next draws had been taken."""
+        self._filled += 1
 
     def fill_(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with draws of ε ~ N(0, I), other ones at every call.
+
+        Args:
+            tensors: Tensors of one device, which share no memory.
+        """
+        self.draw_(tensors)
+        if self.sign < 0:
+            torch._foreach_neg_(list(tensors))
+
+    def draw_(self, tensors: Sequence[Tensor]) -> None:
+        """As `fill_`, without the sign.
 
         Large tensors are drawn in parts, each with a counter of its own: a generator draws one number after the other, so
         several of them use several cores, and the draws do not depend on how many.

@@ -107,3 +107,43 @@ def test_normalisation_layers_that_are_all_there_is_keep_their_noise():
     model = nn.Sequential(nn.Linear(2, 3).requires_grad_(False), nn.BatchNorm1d(3))
     opt = VOGN(model, num_data=10, init_precision=20.0, step_rule="trust_region")
     assert opt.posterior().mean.keys() == {"1.weight", "1.bias"}
+
+
+@pytest.mark.parametrize("engine", ["fused", "backpack"])
+def test_parameters_without_a_posterior_are_neither_measured_nor_stored(engine, generator):
+    """The user's optimizer moves them; of the last layer the squares are those of a model that is measured whole."""
+    x, y = torch.randn(20, 3, generator=generator), torch.randint(2, (20,), generator=generator)
+    found = []
+    for arguments in ({"bayesian": r"^2\."}, {}):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        base = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt = VOGN(model, base=base, num_data=100, engine=engine, **arguments)
+        touched = []
+        with opt.sampled_params():
+            touched += [bool(m._forward_pre_hooks or "forward" in vars(m)) for m in (model[0], model[2])]
+            F.cross_entropy(model(x), y).backward()
+        opt.step()
+        found.append((touched, {name: dict(opt.state[p]) for name, p in model.named_parameters()}, opt.posterior()))
+    (part, states, posterior), (whole, every, _) = found
+    assert (part, whole) == ([False, True], [True, True])
+    assert sorted(posterior.mean) == ["2.bias", "2.weight"]
+    assert "curvature" not in states["0.weight"]
+    assert sum(value.numel() for value in states["0.weight"].values() if isinstance(value, torch.Tensor)) == 1
+    torch.testing.assert_close(states["2.weight"]["curvature"], every["2.weight"]["curvature"])
+
+
+def test_a_file_that_stores_more_resumes_without_it(generator):
+    x, y = torch.randn(20, 3, generator=generator), torch.randint(2, (20,), generator=generator)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    make = {"num_data": 100, "bayesian": r"^2\."}
+    opt = VOGN(model, base=torch.optim.Adam(model.parameters(), lr=0.1), **make)
+    saved = opt.state_dict()
+    saved["state"][0]["curvature"] = torch.ones_like(model[0].weight)
+    opt.load_state_dict(saved)
+    for _ in range(2):
+        with opt.sampled_params():
+            F.cross_entropy(model(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    assert "curvature" not in opt.state[model[0].weight]

@@ -1,0 +1,85 @@
+"""How many operations of torch a training step is made of, beside those of torch's Adam.
+
+    python -m benchmarks.speed.operations [--models lenet] [--batch 32]
+
+A small model's step is not arithmetic but the time that each operation takes to start, a few microseconds. An update is
+forward, backward and optimizer together; for methods that do not measure their curvature in each, every kind is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.speed.methods import CYCLE, METHODS, silence_known_warnings
+from benchmarks.speed.models import MODELS, make_task
+from benchmarks.speed.rounds import MeanOfUpdates, Step
+from benchmarks.speed.setting import Setting
+
+METHODS_COUNTED = ("adam", "vogn-default", "vadam-default", "ivon-default")
+
+
+class OperationCount(TorchDispatchMode):
+    """Counts the operations that reach the dispatcher below autograd, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count(step: Step) -> Counter[str]:
+    """Count the operations of one call."""
+    with OperationCount() as counted:
+        step()
+    return counted.found
+
+
+def count_kinds(model: str, batch: int, method: str) -> Iterator[tuple[str, Counter[str]]]:
+    """Count the updates of one method.
+
+    Args:
+        model: Key of `MODELS`.
+        batch: Number of examples.
+        method: Key of `METHODS`.
+
+    Yields:
+        What an update does, and its operations by name.
+    """
+    step = METHODS[method].build(make_task(MODELS[model], batch, Setting()))
+    for _ in range(2):
+        step()
+    if not isinstance(step, MeanOfUpdates):
+        yield "each update", count(step)
+        return
+    kinds = [count(step.update) for _ in range(CYCLE)]
+    yield "no measurement, draws noise", kinds[2]
+    yield "no measurement, uses noise again", kinds[3]
+    yield "measures", kinds[-1]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["lenet"], choices=MODELS)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--most", type=int, default=0, help="also list so many of the most frequent operations")
+    options = parser.parse_args(arguments)
+    silence_known_warnings()
+    for model in options.models:
+        for method in METHODS_COUNTED:
+            for kind, found in count_kinds(model, options.batch, method):
+                print(f"{MODELS[model].title:10} {METHODS[method].title:22} {kind:32} {found.total():5} operations")
+                for name, times in found.most_common(options.most):
+                    print(f"{'':12}{times:5} {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The optimizer state of single parameters: how it starts, and which of them are updated together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.posteriors import root_mean_squares
+
+
+def start_state(
+    param: nn.Parameter, kept: Sequence[str], reference: Tensor, prior_mean: str, *, noisy: bool
+) -> dict[str, Any]:
+    """The state before the first update.
+
+    Args:
+        param: The parameter.
+        kept: Names of the tensors that are shaped like it; they start at zero.
+        reference: The tensor that tells its size; 1 where that is zero.
+        prior_mean: ``"zero"``, or ``"initial"`` for the parameter as it is.
+        noisy: Whether it has a posterior.
+
+    Returns:
+        The state by name.
+    """
+    size = root_mean_squares([reference.detach()])[0]
+    state: dict[str, Any] = {"step": 0, "noisy": noisy, "scale": torch.where(size > 0, size, torch.ones_like(size))}
+    state |= {name: torch.zeros_like(param, memory_format=torch.preserve_format) for name in kept}
+    if prior_mean == "initial":
+        state["prior_mean"] = param.detach().clone()
+    return state
+
+
+def cohorts_of(
+    params: Iterable[nn.Parameter], state_of: Callable[[nn.Parameter], Mapping[str, Any]]
+) -> list[list[nn.Parameter]]:
+    """Trainable parameters, alike in device, dtype, number of updates, and whether they have a curvature.
+
+    Args:
+        params: The parameters.
+        state_of: The state of each.
+
+    Returns:
+        The cohorts.
+    """
+    alike: dict[Any, list[nn.Parameter]] = {}
+    for param in params:
+        if param.requires_grad:
+            state = state_of(param)
+            alike.setdefault((param.device, param.dtype, state["step"], "curvature" in state), []).append(param)
+    return list(alike.values())
+
+
+def forget(states: Iterable[dict[str, Any]], names: Sequence[str]) -> None:
+    """Drop what older files hold of parameters without a posterior.
+
+    Args:
+        states: Their states, changed in place.
+        names: What is dropped.
+    """
+    for state in states:
+        for name in names:
+            state.pop(name, None)

@@ -1,0 +1,181 @@
+"""Antithetic noise and what is kept of it between updates, against draws and shapes computed anew."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lightning_bayes.optim import IVON, VOGN
+from lightning_bayes.optim.diagonal.estimators.reparameterised import reparameterised
+from lightning_bayes.optim.diagonal.sampling import CohortSampler
+from lightning_bayes.optim.runtime.noise import CounterNoise
+
+
+def network():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def data(generator):
+    return torch.randn(6, 3, generator=generator), torch.randint(2, (6,), generator=generator)
+
+
+def optimizer(model, lr=0.0, **arguments):
+    base = torch.optim.SGD(model.parameters(), lr=lr)
+    return VOGN(model, base=base, num_data=50, **{"relative_noise": 0.3, "curvature_interval": 100, **arguments})
+
+
+def updates(opt, model, batch, count):
+    """θ - μ of the first weight in each update."""
+    found = []
+    for _ in range(count):
+
+        def closure():
+            opt.zero_grad()
+            found.append(model[0].weight.detach() - opt.sampled_mean().get(model[0].weight, model[0].weight).detach())
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+    return found
+
+
+def test_two_updates_share_a_draw_with_opposite_signs(generator):
+    """The curvature is not measured after the tenth update and lr is 0, so all that changes is the noise."""
+    model = network()
+    found = updates(optimizer(model), model, data(generator), 18)
+    for first in (10, 12, 14, 16):
+        torch.testing.assert_close(found[first + 1], -found[first], rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(found[12].abs(), found[10].abs(), rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"lr": 0.0, "init_precision": 80.0}, {"lr": 0.0, "init_precision": 80.0, "antithetic": False}]
+)
+def test_the_papers_step_draws_for_every_update(arguments, generator):
+    model = network()
+    opt = VOGN(model, num_data=50, betas=(0.9, 0.999), **arguments)
+    found = updates(opt, model, data(generator), 4)
+    assert not any(torch.allclose(found[i + 1], -found[i], rtol=0.1) for i in range(3))
+
+
+def test_the_papers_step_shares_draws_where_it_is_asked(generator):
+    model = network()
+    opt = VOGN(
+        model, lr=0.0, num_data=50, init_precision=80.0, antithetic=True, betas=(0.9, 0.9999), prior_precision=40.0
+    )
+    found = updates(opt, model, data(generator), 4)
+    assert [torch.equal(a.sign(), -b.sign()) for a, b in pairwise(found)] == [True, False, True]
+
+
+def test_draws_that_were_kept_are_those_drawn_again(generator, monkeypatch):
+    batch, results, drawn = data(generator), [], []
+    draw_, sample = CounterNoise.draw_, CohortSampler.sample
+    monkeypatch.setattr(CounterNoise, "draw_", lambda self, tensors: (drawn.append(1), draw_(self, tensors)))
+    for keeps in (True, False):
+        if not keeps:
+            monkeypatch.setattr(CohortSampler, "sample", lambda *a, keep, **k: sample(*a, keep=False, **k))
+        model = network()
+        drawn.clear()
+        updates(optimizer(model, lr=0.1), model, batch, 18)
+        results.append(([p.detach().clone() for p in model.parameters()], len(drawn)))
+    (kept, few), (anew, many) = results
+    assert all(torch.equal(a, b) for a, b in zip(kept, anew, strict=True))
+    assert (few, many) == (9 + 4, 17)  # the first update has no noise, the first ten keep nothing
+
+
+def test_a_pair_takes_no_new_memory(generator):
+    model = network()
+    opt = optimizer(model, lr=0.1)
+    batch, places = data(generator), []
+    for _ in range(4):
+        updates(opt, model, batch, 6)
+        places.append([(c.flat.data_ptr(), *(t.data_ptr() for t in c.kept[1])) for c in opt._sampler._cohorts.values()])
+    assert places[1] == places[2] == places[3]
+    assert [len(each) for each in places[1]] == [2]  # samples and ε, each in one flat buffer
+
+
+def test_updates_that_measure_keep_no_draws(generator):
+    model = network()
+    opt = optimizer(model, lr=0.1, curvature_interval=10)
+    batch = data(generator)
+    updates(opt, model, batch, 19)
+    (cohort,) = opt._sampler._cohorts.values()
+    assert cohort.kept[1]
+    updates(opt, model, batch, 1)
+    assert not cohort.kept[1]
+
+
+def test_the_shape_follows_a_curvature_that_changes(generator):
+    model = network()
+    opt = optimizer(model, lr=0.1)
+    batch = data(generator)
+    updates(opt, model, batch, 12)
+    for _ in range(2):
+        precisions = opt.posterior().precision
+        noise = CounterNoise(7)
+        sample = opt._sample(noise)
+        names = dict(model.named_parameters())
+        flat = torch.empty(sum(p.numel() for p in names.values()))
+        CounterNoise(7).fill_([flat])
+        for (name, param), part in zip(names.items(), flat.split([p.numel() for p in names.values()]), strict=True):
+            epsilon = part.view(param.shape)
+            torch.testing.assert_close(sample[param], param.detach() + epsilon * precisions[name].rsqrt())
+        opt.state[model[0].weight]["curvature"].mul_(3.0)
+        opt.state[model[2].weight]["curvature"] = opt.state[model[2].weight]["curvature"].flip(0)
+
+
+def test_a_pair_measures_the_curvature_of_a_quadratic_without_its_gradient():
+    """ĥ = ĝ ε / σ with g = a + b (θ - μ): of ±ε the mean is b ε², and over many pairs b, in standard errors."""
+    a, b, std, count = 5.0, 2.0, 0.1, 4000
+    estimates = []
+    for update in range(2 * count):
+        epsilon = torch.empty(1, dtype=torch.float64)
+        CounterNoise.of_pass(0, update, 0, antithetic=True).fill_([epsilon])
+        sample = std * epsilon
+        grad = a + b * sample
+        estimates.append(reparameterised(grad, sample, torch.zeros_like(sample), torch.tensor(1 / std**2)))
+    pairs = torch.stack(estimates).view(count, 2).mean(1)
+    first = torch.empty(1, dtype=torch.float64)
+    CounterNoise(0, 0, 0).fill_([first])
+    assert pairs[0].item() == pytest.approx(b * first.item() ** 2)
+    z = (pairs.mean() - b) / (pairs.std() / count**0.5)
+    assert abs(z) < 4
+    alone = torch.stack(estimates)[::2].std()
+    assert pairs.std() < 0.1 * alone  # the gradient's part, a ε / σ, is gone
+
+
+def test_the_default_step_of_ivon_shares_draws_and_rests_at_the_hessian(generator):
+    """Linear regression with unit Hessian: s settles at 1, in standard errors of a long average."""
+    x = torch.randn(200, 2, generator=generator)
+    x = torch.linalg.qr(x - x.mean(0))[0] * 200**0.5
+    model = nn.Linear(2, 1, bias=False)
+    opt = IVON(
+        model, base=torch.optim.SGD(model.parameters(), lr=0.0), num_data=200, betas=(0.9, 0.999), init_precision=200.0
+    )
+    assert opt.param_groups[0]["antithetic"] is True
+    for _ in range(1500):
+        with opt.sampled_params():
+            (0.5 * F.mse_loss(model(x), torch.zeros(200, 1))).backward()
+        opt.step()
+        opt.zero_grad()
+    torch.testing.assert_close(opt.state[model.weight]["curvature"], torch.ones(1, 2), rtol=0.25, atol=0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_large_tensors_have_memory_of_their_own_and_the_same_law(bias, generator):
+    """θ = μ ± σ ε, drawn in the memory of the sample, or kept beside it."""
+    model = nn.Sequential(nn.Linear(300, 300, bias=bias))
+    opt = optimizer(model)
+    batch = torch.randn(4, 300, generator=generator), torch.randint(300, (4,), generator=generator)
+    found = updates(opt, model, batch, 13)
+    torch.testing.assert_close(found[11], -found[10], rtol=1e-4, atol=1e-7)
+    weight = model[0].weight
+    ratio = found[12] * opt.posterior().precision["0.weight"].sqrt()
+    assert abs(float(ratio.square().mean()) - 1) < 5 * (2 / weight.numel()) ** 0.5
