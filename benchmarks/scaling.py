@@ -91,7 +91,9 @@ def measure_on_rank(rank: int, ranks: int, rounds: int, steps: int) -> Row:
     found: dict[str, int | None] = {}
     for _ in range(rounds):
         for method, values in seconds.items():
-            callbacks = {"adam": [], "vogn": [VOGNCallback()], "noisy-kfac": [NoisyKFACCallback()]}[method]
+            callbacks = {"adam": [], "vogn": [VOGNCallback(curvature_interval=1)], "noisy-kfac": [NoisyKFACCallback()]}[
+                method
+            ]
             strategy = BayesDDPStrategy() if callbacks else "ddp"
             watch = Steps()
             trainer = Trainer(

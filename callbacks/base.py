@@ -35,7 +35,7 @@ from lightning_bayes.callbacks.resume import ResumeGuard
 from lightning_bayes.callbacks.schedulers import cycles_momentum
 from lightning_bayes.callbacks.seam import LightningSeam
 from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
-from lightning_bayes.callbacks.validation_samples import fit_samples
+from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.runtime.measuring import require_interval
@@ -286,9 +286,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         Returns:
             Weight samples; None where there is no posterior.
         """
-        count = self.eval_samples
-        if trainer.state.fn == "fit":
-            count = fit_samples(trainer, self.eval_samples, self.val_samples)
+        count = sample_count(trainer, self.eval_samples, self.val_samples)
         if not count or not self.optimizer_class.noisy:
             return None
         posterior = self._posterior.find(trainer, pl_module, self.optimizer, type(self).__name__)

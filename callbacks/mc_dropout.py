@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
-from lightning_bayes.callbacks.validation_samples import fit_samples
+from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.predictive import DropoutSamples, Link, dropout_layers
 
@@ -104,9 +104,7 @@ class MCDropoutCallback(EvaluationCallback):
             Passes with dropout; None if none were asked for.
         """
         layers = self._layers_of(pl_module)
-        count = self.eval_samples
-        if trainer.state.fn == "fit":
-            count = fit_samples(trainer, self.eval_samples, self.val_samples)
+        count = sample_count(trainer, self.eval_samples, self.val_samples)
         return DropoutSamples(layers, count, self.seed) if count else None
 
     def _layers_of(self, module: LightningModule) -> list[nn.Module]:

@@ -143,7 +143,8 @@ def test_report_of_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_validate_repeats_the_last_validation_of_the_fit(fitted, capsys):
-    evaluated("validate", fitted)
+    """Under as many samples."""
+    evaluated("validate", fitted, "--trainer.callbacks.eval_samples=3")
     assert f"{logged(fitted)['val/cls/NLL']:.4f}" in capsys.readouterr().out
 
 

@@ -46,7 +46,7 @@ def entropy_histogram(
     panels = figure.subplots(1, len(entropies), squeeze=False, sharex=True, sharey=True)[0]
     for axes, (name, sets) in zip(panels, entropies.items(), strict=True):
         draw_histograms(axes, sets, edges)  # the entropy of a certain prediction can be -1e-8
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper right")
         axes.set(title=name, xlabel="Entropy [nats]", xlim=(0, 1.03 * edges[-1].item()))
     panels[0].set_ylabel("Share of the set [%]")
     return figure

@@ -53,7 +53,7 @@ def score_histograms(
         check_not_empty(sets, f"set of inputs for {score}")
         values = {name: checked_values(each, "Scores", f"{score}, {name}") for name, each in sets.items()}
         draw_histograms(axes, _labelled(values), _edges(torch.cat(list(values.values())), bins))
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper right")
         axes.set(title=score.replace("_", " "), xlabel="Score (higher means more OOD)")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))  # labels such as -0.998 need room
         if position % columns == 0:

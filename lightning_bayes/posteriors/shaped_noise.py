@@ -73,7 +73,7 @@ def noise_shape(
         >>> s = torch.tensor([0.0, 1.0])
         >>> shape = noise_shape([s], torch.ones(1), relative_noise=0.3, num_data=1)
         >>> 1 / shaped_precision(s, *shape)  # their mean is nearly 0.3² = 0.09
-        tensor([0.1741, 0.0026])
+        tensor([0.1769, 0.0026])
     """
     inverse_means, strengths = noise_moments(curvatures, prior_precision * kl_weight / num_data + damping)
     return Shape(noise_scale(inverse_means, sizes, relative_noise, num_data / kl_weight), strengths)

@@ -41,6 +41,7 @@ def fit_temperature(
         NonFiniteError: If a logit is not finite.
 
     Example:
+        >>> import torch
         >>> logits, targets = torch.tensor([[4.0, 0.0]]).expand(4, 2), torch.tensor([0, 0, 0, 1])
         >>> round(fit_temperature(logits, targets), 3)  # 4 / log 3: the scaled probability is that of being right
         3.641
@@ -74,6 +75,7 @@ def nll_sum(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
         A scalar in nats, in float64.
 
     Example:
+        >>> import torch
         >>> nll_sum(torch.zeros(3, 2, 10), torch.tensor([0, 1]), temperature=2.0)
         tensor(4.6052, dtype=torch.float64)
     """
@@ -90,6 +92,7 @@ def minimise_over_temperature(loss: Callable[[float], float]) -> float:
         T between `SMALLEST` and `LARGEST`, to a relative 1e-6.
 
     Example:
+        >>> import math
         >>> round(minimise_over_temperature(lambda t: math.log(t / 3) ** 2), 5)
         3.0
     """

@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import OGNCallback, TemperatureScaling, VOGNCallback, load_posterior
-from lightning_bayes.callbacks.validation_samples import fit_samples
+from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples
 
@@ -172,8 +172,12 @@ def test_the_sanity_check_runs_the_module_alone():
 def test_a_temperature_is_fitted_under_as_many_samples_as_a_test_takes(others, forwards):
     """Without one, ``val_samples=0`` and the default differ: the mean, and three samples."""
     host = trainer(*others)
-    assert fit_samples(host, eval_samples=4, stated=0) == 0
-    assert fit_samples(host, eval_samples=4, stated=None) == (forwards or 3)
+    assert sample_count(host, eval_samples=4, stated=0) == 4
+    host.state.fn, host.validating = "fit", True
+    assert sample_count(host, eval_samples=4, stated=0) == 0
+    assert sample_count(host, eval_samples=4, stated=None) == (forwards or 3)
+    host.training = True  # the end of a training epoch, where a fit chooses the width of its posterior
+    assert sample_count(host, eval_samples=4, stated=0) == 4
 
 
 def test_prediction_without_a_predict_step_tells_probabilities_and_uncertainty():

@@ -63,7 +63,7 @@ def test_a_test_measures_recalibrated_samples_and_the_recalibrated_mean(task, vo
     assert found["test/cls/NLL"] == pytest.approx(
         nll(mc_predict(task.model, posterior, inputs, S, recalibrate_on=first), targets), rel=1e-5
     )
-    assert found["test/cls/NLL"] != pytest.approx(nll(mc_predict(task.model, posterior, inputs, S), targets), rel=1e-3)
+    assert found["test/cls/NLL"] != pytest.approx(nll(mc_predict(task.model, posterior, inputs, S), targets), rel=1e-4)
     torch.optim.swa_utils.update_bn(first, task.model)
     task.eval()
     assert found["test_mean/cls/NLL"] == pytest.approx(F.cross_entropy(task(inputs), targets).item(), rel=1e-5)

@@ -38,7 +38,7 @@ def cross_entropy(module, example):
 
 def curvature(callback):
     names = {param: name for name, param in callback.optimizer.model.named_parameters()}
-    return {names[param]: state["curvature"] for param, state in callback.optimizer.state.items()}
+    return {names[p]: state["curvature"] for p, state in callback.optimizer.state.items() if "curvature" in state}
 
 
 def assert_right(module, x, y, engine="fused", loss=cross_entropy):
@@ -48,7 +48,9 @@ def assert_right(module, x, y, engine="fused", loss=cross_entropy):
     fit(module, callback, data=one_batch(x, y), max_epochs=None, max_steps=1)
     _, square = one_example_at_a_time(twin, list(zip(x, y, strict=True)), loss)
     assert callback.optimizer.num_updates == 1
-    assert relative_error(curvature(callback), square) < 1e-5
+    found = curvature(callback)  # points, such as those of BatchNorm, have none
+    assert {name for name, value in module.named_parameters() if value.dim() > 1} <= set(found)
+    assert relative_error(found, {name: square[name] for name in found}) < 1e-5
 
 
 def assert_refused(module, error, match, data, engine="fused", **options):
@@ -259,7 +261,9 @@ def test_steps_that_run_forward_and_return_no_loss_are_no_updates():
     fit(module, callback, data=one_batch(x, y, batch_size=3))
     _, square = one_example_at_a_time(Classifier(), list(zip(x[6:], y[6:], strict=True)), cross_entropy)
     assert callback.optimizer.num_updates == 1
-    assert relative_error(curvature(callback), square) < 1e-5
+    found = curvature(callback)  # points, such as those of BatchNorm, have none
+    assert {name for name, value in module.named_parameters() if value.dim() > 1} <= set(found)
+    assert relative_error(found, {name: square[name] for name in found}) < 1e-5
 
 
 def test_a_loss_without_a_graph_is_refused_by_torch_and_changes_nothing():

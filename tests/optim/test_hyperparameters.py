@@ -100,7 +100,7 @@ def test_an_optimizer_needs_numbers(build, arguments, message):
 
 
 def test_typed_arguments_and_the_record_name_the_same_hyperparameters():
-    set_by_hosts = {"prior_on_mean", "step", "eval_samples"}
+    set_by_hosts = {"prior_on_mean", "step", "eval_samples", "val_samples"}
     assert set(OptimizerFields.__annotations__) == set(Hyperparameters.settings()) - set_by_hosts
     assert set(HyperparameterFields.__annotations__) < set(OptimizerFields.__annotations__)
 

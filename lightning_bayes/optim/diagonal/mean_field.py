@@ -142,10 +142,11 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._functions.append(take_functions(group, self.hyperparameters))
         group.update(plain(group))
         self.hyperparameters.check(group, complete=True)
+        step = step_for(group["step_rule"], self.steps)
         if group["antithetic"] is None:
-            group["antithetic"] = not self.step_of(group).is_published
+            group["antithetic"] = not step.is_published
         require_interval(type(self).__name__, group["curvature_interval"], amortises=self.amortises)
-        step_for(group["step_rule"], self.steps).add_group(group, len(self.param_groups))
+        step.add_group(group, len(self.param_groups))
         require_full_precision(group["params"])
         for param in group["params"]:
             self._state(param, group)
