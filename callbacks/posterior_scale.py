@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, final
@@ -124,7 +123,7 @@ class PosteriorScale(Callback):
         if not _is_last_epoch(trainer):
             return
         callback = _evaluation_of(trainer)
-        with evaluation_mode(pl_module), _same_random_numbers(), torch.no_grad():
+        with evaluation_mode(pl_module), torch.random.fork_rng([]), torch.no_grad():  # loaders draw random numbers
             samples = callback.find_samples(trainer, pl_module)
             if samples is None:
                 return
@@ -150,7 +149,7 @@ class PosteriorScale(Callback):
         wanted = self._wanted(samples)
         is_other = self._is_linearized != isinstance(wanted, LinearizedSamples)
         if self.scale is None or self.refit or is_other:
-            with _same_random_numbers():
+            with torch.random.fork_rng([]):
                 self._choose(trainer, module, wanted, link, self._validation.loader(trainer), None)
         return wanted.scaled(float(self.scale or 0.0))
 
@@ -236,13 +235,6 @@ def _evaluation_of(trainer: Trainer) -> EvaluationCallback:
 def _is_last_epoch(trainer: Trainer) -> bool:
     has_all_steps = 0 <= trainer.max_steps <= trainer.global_step
     return trainer.should_stop or has_all_steps or trainer.current_epoch + 1 == trainer.max_epochs
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Inside, loaders may draw random numbers; afterwards the global generator is as it was."""
-    with torch.random.fork_rng([]):
-        yield
 
 
 def _report(found: FittedScale) -> None:

@@ -149,7 +149,7 @@ class Effective(NamedTuple):
     damping: float  # γ
     noise_damping: float  # γ where it counts in the noise, else 0
     relative_noise: float | None  # κ
-    stated_prior: float  # δ, or 0 where another optimizer moves the mean and nobody states a prior
+    stated_prior: float  # δ̃, or 0 where another optimizer moves the mean and nobody states a prior
 
     @property
     def scale(self) -> float:
@@ -167,9 +167,9 @@ class Effective(NamedTuple):
         }
 
     @property
-    def shape_arguments(self) -> dict[str, float]:
-        """The arguments of `posteriors.noise_shape`, but for κ."""
-        return {**self.precision_arguments, "prior_precision": self.stated_prior}
+    def stated_damping(self) -> float:
+        """The strength p in `posteriors.shaped_noise`: a stated prior's δ̃, and γ where it counts in the noise."""
+        return self.stated_prior + self.noise_damping
 
 
 def effective(group: Mapping[str, Any]) -> Effective:
@@ -199,15 +199,16 @@ def effective(group: Mapping[str, Any]) -> Effective:
     done = min(1.0, group["step"] / steps) if steps else 1.0
     kl_weight = float(group["kl_weight"] * (start + (1 - start) * done))
     prior_precision = group["prior_precision"]
+    prior = prior_precision * kl_weight / num_data
     return Effective(
         num_data=num_data,
         kl_weight=kl_weight,
         prior_precision=prior_precision,
-        prior=prior_precision * kl_weight / num_data,
+        prior=prior,
         damping=group["damping"],
         noise_damping=group["damping"] if group["damping_in_noise"] else 0.0,
         relative_noise=group.get("relative_noise"),
-        stated_prior=prior_precision if _is_stated(group) else 0.0,
+        stated_prior=prior if _is_stated(group) else 0.0,
     )
 
 

@@ -45,14 +45,7 @@ class Shape(NamedTuple):
 
 
 def noise_shape(
-    curvatures: Sequence[Tensor],
-    sizes: Tensor,
-    *,
-    relative_noise: float,
-    num_data: float,
-    prior_precision: float = 0.0,
-    kl_weight: float = 1.0,
-    damping: float = 0.0,
+    curvatures: Sequence[Tensor], sizes: Tensor, relative_noise: float, scale: float, stated: float = 0.0
 ) -> Shape:
     """The shape of the noise in tensors of one device and dtype.
 
@@ -60,10 +53,8 @@ def noise_shape(
         curvatures: s of each tensor.
         sizes: r of each tensor, see `tensor_sizes`, ``[tensors]``.
         relative_noise: κ.
-        num_data: Ñ = ρN.
-        prior_precision: δ of a stated prior; 0 for none.
-        kl_weight: τ.
-        damping: γ, where it is part of the noise.
+        scale: Ñ/τ.
+        stated: p, of a stated prior and of damping in the noise; 0 for none.
 
     Returns:
         Ñ/τ_t and γ_t of each tensor.
@@ -71,12 +62,12 @@ def noise_shape(
     Example:
         >>> import torch
         >>> s = torch.tensor([0.0, 1.0])
-        >>> shape = noise_shape([s], torch.ones(1), relative_noise=0.3, num_data=1)
+        >>> shape = noise_shape([s], torch.ones(1), relative_noise=0.3, scale=1)
         >>> 1 / shaped_precision(s, *shape)  # their mean is nearly 0.3² = 0.09
         tensor([0.1769, 0.0026])
     """
-    inverse_means, strengths = noise_moments(curvatures, prior_precision * kl_weight / num_data + damping)
-    return Shape(noise_scale(inverse_means, sizes, relative_noise, num_data / kl_weight), strengths)
+    inverse_means, strengths = noise_moments(curvatures, stated)
+    return Shape(noise_scale(inverse_means, sizes, relative_noise, scale), strengths)
 
 
 def noise_moments(curvatures: Sequence[Tensor], stated: float) -> tuple[Tensor, Tensor]:

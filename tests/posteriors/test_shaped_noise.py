@@ -21,8 +21,9 @@ def curvatures(generator):
     return [torch.randn(40, generator=generator, dtype=F64).mul(2).exp(), torch.rand(30, generator=generator).to(F64)]
 
 
-def covariances(curvatures, **numbers):
-    shape = noise_shape(curvatures, SIZES, **{"relative_noise": 0.3, "num_data": 20, **numbers})
+def covariances(curvatures, num_data=20, prior_precision=0.0, kl_weight=1.0):
+    scale = num_data / kl_weight
+    shape = noise_shape(curvatures, SIZES, relative_noise=0.3, scale=scale, stated=prior_precision / scale)
     return shape, [1 / shaped_precision(s, *both) for s, *both in zip(curvatures, *shape, strict=True)]
 
 

@@ -230,7 +230,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         curvature = self.estimator.read(finished, params, self._noise_precision) if self._measures_now() else {}
         if self.prior_at_sample:
             for group, param in self._trained():
-                finished.add_prior_of_noise_(param, effective(group).stated_prior / effective(group).scale)
+                finished.add_prior_of_noise_(param, effective(group).stated_prior)
         return curvature
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:

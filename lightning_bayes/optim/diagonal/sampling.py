@@ -150,7 +150,7 @@ class CohortSampler:
 
     def _shape(self, cohort: _Cohort, states: Sequence[Mapping[str, Any]], now: Effective) -> Shape | None:
         """The noise's shape, see `posteriors.noise_shape`, None where the noise is that of the bound; and σ of the small."""
-        stated = now.stated_prior / now.scale + now.noise_damping
+        stated = now.stated_damping
         is_shaped = now.relative_noise is not None
         numbers = (stated,) if is_shaped else tuple(now.precision_arguments.values())
         curvatures = [state["curvature"] for state in states]

@@ -88,8 +88,7 @@ def _prior_mean(entry: Entry, shape: Shape | None) -> Tensor | None:
     stated = entry.state.get("prior_mean")
     if shape is None:
         return None if stated is None else stated.clone()
-    now = effective(entry.group)
-    strength = now.stated_prior / now.scale
+    strength = effective(entry.group).stated_prior
     return prior_centre(entry.weights.detach(), 0.0 if stated is None else stated, strength, shape.damping)
 
 
