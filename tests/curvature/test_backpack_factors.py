@@ -13,7 +13,7 @@ from backpack import extensions
 from random_matrices import F64, normal, seeded
 from torch import nn
 
-from lightning_bayes.curvature import KroneckerFactors, Softmax, measure
+from lightning_bayes.curvature import KroneckerFactors, measure
 from lightning_bayes.curvature.factors.conversion import join_bias, split_bias, summed_patches
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
 
@@ -61,17 +61,6 @@ def built(name):
     for param in model.parameters():
         nn.init.normal_(param, std=0.5, generator=generator)
     return model, normal(*shape, generator=generator), torch.randint(0, CLASSES, shape[:1], generator=generator)
-
-
-@pytest.fixture
-def same_labels(monkeypatch):
-    """Both engines "draw" the labels that the test says."""
-
-    def fix(labels):
-        monkeypatch.setattr(Softmax, "sample", lambda self, outputs, generator: labels)
-        monkeypatch.setattr(torch.distributions.Categorical, "sample", lambda self, shape: labels.expand(*shape, -1))
-
-    return fix
 
 
 def output_gradients(model, layer, x, y):

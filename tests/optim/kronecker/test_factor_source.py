@@ -55,21 +55,10 @@ def factors_of(opt, layer):
     return [opt.state[layer.weight][f"{side}_factor"] for side in ("output", "input")]
 
 
-@pytest.fixture
-def data_labels(monkeypatch):
-    """Both engines "draw" the labels of the data."""
-
-    def fix(labels):
-        monkeypatch.setattr(Softmax, "sample", lambda self, outputs, generator: labels)
-        monkeypatch.setattr(torch.distributions.Categorical, "sample", lambda self, shape: labels.expand(*shape, -1))
-
-    return fix
-
-
 @pytest.mark.parametrize("optimizer", [KFAC, NoisyKFAC])
-def test_linear_layers_train_alike_by_both_engines(optimizer, data_labels):
+def test_linear_layers_train_alike_by_both_engines(optimizer, same_labels):
     data = batch(6, 4)
-    data_labels(data[1])
+    same_labels(data[1])
     results = []
     for engine in ("fused", "backpack"):
         model = mlp()
@@ -79,10 +68,10 @@ def test_linear_layers_train_alike_by_both_engines(optimizer, data_labels):
     torch.testing.assert_close(*results)
 
 
-def test_factors_pass_through_batch_norm_and_through_what_backpack_does_not_know(data_labels):
+def test_factors_pass_through_batch_norm_and_through_what_backpack_does_not_know(same_labels):
     """The last convolution has one position, so both engines measure the same there, before BatchNorm and behind it."""
     x, y = batch(5, 2, 3, 3)
-    data_labels(y)
+    same_labels(y)
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 3)
     ).double()
