@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distributed import run_on_ranks
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from noisy_classes import TEST, TRAIN, VALIDATION, Data, batches
 from tiny_training import CLASSES, FEATURES, Classifier, mlp, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,33 +23,6 @@ from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, fit_
 from lightning_bayes.zoo import BayesClassifier, BayesRegressor
 
 S = 4
-
-
-def noisy(examples, seed):
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(examples, FEATURES, generator=generator)
-    logits = 2 * inputs[:, :CLASSES]
-    return TensorDataset(inputs, torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1))
-
-
-TRAIN, VALIDATION, TEST = noisy(48, 0), noisy(60, 1), noisy(40, 2)
-
-
-def batches(dataset):
-    return DataLoader(dataset, batch_size=16)
-
-
-class Data(LightningDataModule):
-    def train_dataloader(self):
-        return batches(TRAIN)
-
-    def val_dataloader(self):
-        return batches(VALIDATION)
-
-    def test_dataloader(self):
-        return batches(TEST)
-
-    predict_dataloader = test_dataloader
 
 
 class Plain(Classifier):

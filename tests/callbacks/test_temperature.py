@@ -7,10 +7,10 @@ import logging
 import pytest
 import torch
 from distributed import run_on_ranks
-from lightning.pytorch import LightningDataModule
+from noisy_classes import TEST, TRAIN, VALIDATION, Data, batches
 from scipy.optimize import minimize_scalar
-from tiny_training import CLASSES, FEATURES, Classifier, ValidatedClassifier, loader, mlp, quiet_trainer
-from torch.utils.data import DataLoader, TensorDataset
+from tiny_training import CLASSES, Classifier, ValidatedClassifier, loader, mlp, quiet_trainer
+from torch.utils.data import TensorDataset
 
 from lightning_bayes import VOGNCallback
 from lightning_bayes.callbacks import PredictionWriter, TemperatureScaling
@@ -19,34 +19,6 @@ from lightning_bayes.predictive import PosteriorSamples
 from lightning_bayes.zoo import BayesClassifier
 
 S = 4
-
-
-def noisy(examples, seed):
-    """Inputs and classes that a network cannot tell for sure, so that its confidence has a best scale."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(examples, FEATURES, generator=generator)
-    logits = 2 * inputs[:, :CLASSES]
-    return TensorDataset(inputs, torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1))
-
-
-TRAIN, VALIDATION, TEST = noisy(48, 0), noisy(60, 1), noisy(40, 2)
-
-
-def batches(dataset):
-    return DataLoader(dataset, batch_size=16)
-
-
-class Data(LightningDataModule):
-    def train_dataloader(self):
-        return batches(TRAIN)
-
-    def val_dataloader(self):
-        return batches(VALIDATION)
-
-    def test_dataloader(self):
-        return batches(TEST)
-
-    predict_dataloader = test_dataloader
 
 
 def classifier():
