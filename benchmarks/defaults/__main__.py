@@ -3,7 +3,8 @@
     python -m benchmarks.defaults --root DATA [--problems digits yacht] [--methods user vogn] [--optimizers adam]
         [--first-seed 0] [--seeds 5] [--json benchmarks/results/defaults.json] [--table | --markdown] [--against user flat]
 
-``vogn@0.1`` and ``flat@0.1`` are callbacks with that noise scale; ``flat`` and ``permuted`` are controls.
+``vogn@0.1`` has that noise scale, ``vogn@0:0.1`` grows to it, ``vogn/1`` measures at every update; ``flat`` and ``permuted``
+are controls; see `benchmarks.defaults.methods`.
 Runs that the JSON file holds already are not repeated. `--table` and `--markdown` only print what it holds.
 """
 
@@ -15,10 +16,11 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.defaults.methods import CALLBACKS, PEER, make_callback
 from benchmarks.defaults.problems import DEFAULT, PROBLEMS
 from benchmarks.defaults.scores import classification_scores, ood_scores, regression_scores
 from benchmarks.defaults.table import OOD, SCORES, Record, differences, table
-from benchmarks.defaults.training import CALLBACKS, OPTIMIZERS, PEER, make_callback, train_and_predict
+from benchmarks.defaults.training import OPTIMIZERS, train_and_predict
 from benchmarks.provenance import provenance
 from lightning_bayes.errors import NonFiniteError
 
@@ -53,12 +55,12 @@ def missing(options: argparse.Namespace, records: list[Record]) -> Iterator[tupl
 
 
 def _method(name: str) -> str:
-    """A method, such as ``vogn`` or ``flat@0.1``."""
+    """A method; see `make_callback`."""
     if name != PEER:
         try:
-            make_callback(name, 0)
-        except (KeyError, ValueError) as error:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join([*CALLBACKS, PEER])}") from error
+            make_callback(name, seed=0, updates=1)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
     return name
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.defaults.methods import CALLBACKS, PEER
 from benchmarks.defaults.problems import PROBLEMS
-from benchmarks.defaults.training import CALLBACKS, OPTIMIZERS, PEER
+from benchmarks.defaults.training import OPTIMIZERS
 from benchmarks.defaults.verdict import failures, paired
 
 SCORES = ("error", "nll", "calibration")
@@ -70,8 +72,8 @@ def _broken(method: dict[int, Record], user: dict[int, Record], name: str, is_pa
 
 
 def _order(key: Key) -> tuple[int, int, int, str]:
-    name, _, scale = key[2].partition("@")
-    return list(PROBLEMS).index(key[0]), list(OPTIMIZERS).index(key[1]), [*CALLBACKS, PEER].index(name), scale
+    name = next(name for name in [PEER, *CALLBACKS] if re.match(rf"{name}([@/]|$)", key[2]))
+    return list(PROBLEMS).index(key[0]), list(OPTIMIZERS).index(key[1]), [*CALLBACKS, PEER].index(name), key[2]
 
 
 def table(records: Sequence[Record], markdown: bool = False) -> str:

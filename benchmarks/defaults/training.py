@@ -12,32 +12,12 @@ from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.defaults.controls import FlatNoiseCallback, PermutedCallback
+from benchmarks.defaults.methods import PEER, make_callback
 from benchmarks.defaults.problems import Data, Problem
 from benchmarks.quiet import quiet, quiet_trainer
-from lightning_bayes import (
-    IVONCallback,
-    NoisyAdamCallback,
-    NoisyKFACCallback,
-    OGNCallback,
-    VadamCallback,
-    VariationalCallback,
-    VOGNCallback,
-)
+from lightning_bayes import VariationalCallback
 from lightning_bayes.predictive import PosteriorSamples
 
-CALLBACKS: dict[str, type[VariationalCallback] | None] = {
-    "user": None,  # the user's optimizer alone
-    "ogn": OGNCallback,  # the step without the noise
-    "vogn": VOGNCallback,
-    "vadam": VadamCallback,
-    "ivon": IVONCallback,
-    "noisy_adam": NoisyAdamCallback,
-    "noisy_kfac": NoisyKFACCallback,
-    "flat": FlatNoiseCallback,  # no curvature
-    "permuted": PermutedCallback,  # the curvature at other weights of the tensor
-}
-PEER = "ivon-opt"
 EVAL_SAMPLES = 20
 Configure = Callable[[nn.Module, int, int], Any]
 
@@ -50,24 +30,6 @@ OPTIMIZERS: dict[str, Configure] = {
         torch.optim.AdamW(module.parameters(), lr=3e-3), epochs * length
     ),
 }
-
-
-def make_callback(method: str, seed: int) -> VariationalCallback | None:
-    """The callback of a method.
-
-    Args:
-        method: Key of `CALLBACKS`, with ``@κ`` for a noise scale other than the default's, or ``@0:κ`` for one that grows
-            linearly over the fit.
-        seed: Of the noise.
-
-    Returns:
-        The callback; None for the user's optimizer alone.
-    """
-    name, _, scale = method.partition("@")
-    kind = CALLBACKS[name]
-    if kind is None:
-        return None
-    return kind(seed=seed, relative_noise=float(scale)) if scale else kind(seed=seed)
 
 
 def _one_cycle(optimizer: torch.optim.Optimizer, updates: int) -> dict[str, Any]:
@@ -147,7 +109,7 @@ def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str,
         sampler = _fit_peer(module, loader)
         seconds = time.perf_counter() - start
         return _split(sampler, data), seconds
-    callback = make_callback(method, seed)
+    callback = make_callback(method, seed, problem.epochs * module.updates)
     with quiet():
         quiet_trainer(callback, problem.epochs).fit(module, loader)
     seconds = time.perf_counter() - start

@@ -12,10 +12,11 @@ import torch
 from scipy import stats
 from sklearn.metrics import log_loss
 
+from benchmarks.defaults.methods import CALLBACKS, PEER, make_callback
 from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, regression_scores
 from benchmarks.defaults.table import table
-from benchmarks.defaults.training import CALLBACKS, PEER, train_and_predict
+from benchmarks.defaults.training import train_and_predict
 from benchmarks.defaults.verdict import failures, paired, unpaired
 
 
@@ -106,3 +107,14 @@ def test_every_method_runs(method):
     assert outputs.test.shape[1:] == (len(data.test_y), 10)
     assert len(outputs.test) == (1 if method in {"user", "ogn"} else 20)
     assert outputs.test.isfinite().all()
+
+
+def test_a_method_is_spelled_with_its_noise_and_its_interval():
+    growing = make_callback("vogn@0:0.2/1", seed=0, updates=10).group_defaults
+    assert growing["curvature_interval"] == 1
+    noise = growing["relative_noise"]
+    assert noise(5) == pytest.approx(0.1, abs=1e-3)
+    assert noise(10) == noise(99) == 0.2
+    assert make_callback("flat@0.1", seed=0, updates=10).group_defaults["relative_noise"] == 0.1
+    with pytest.raises(ValueError, match="'vogn@' is none of user, ogn, vogn"):
+        make_callback("vogn@", seed=0, updates=10)

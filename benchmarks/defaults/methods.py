@@ -1,0 +1,66 @@
+"""The methods that a run may use: callbacks without arguments, controls, and both with another noise or interval.
+
+- ``vogn``: the callback as it is
+- ``vogn@0.1``: with the noise scale κ = 0.1
+- ``vogn@0:0.1``: with a κ that grows linearly from nearly 0 to 0.1 over the fit
+- ``vogn/1``: with ``curvature_interval=1``
+- ``vogn@0.1/1``: with both
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from benchmarks.defaults.controls import FlatNoiseCallback, PermutedCallback
+from lightning_bayes import (
+    IVONCallback,
+    NoisyAdamCallback,
+    NoisyKFACCallback,
+    OGNCallback,
+    VadamCallback,
+    VariationalCallback,
+    VOGNCallback,
+)
+from lightning_bayes.optim import LinearSchedule
+
+CALLBACKS: dict[str, type[VariationalCallback] | None] = {
+    "user": None,  # the user's optimizer alone
+    "ogn": OGNCallback,  # the step without the noise
+    "vogn": VOGNCallback,
+    "vadam": VadamCallback,
+    "ivon": IVONCallback,
+    "noisy_adam": NoisyAdamCallback,
+    "noisy_kfac": NoisyKFACCallback,
+    "flat": FlatNoiseCallback,  # no curvature
+    "permuted": PermutedCallback,  # the curvature at other weights of the tensor
+}
+PEER = "ivon-opt"
+_METHOD = re.compile(r"(?P<name>[a-z_]+)(@(?P<grows>0:)?(?P<noise>[0-9.]+))?(/(?P<interval>[0-9]+))?")
+_LEAST_NOISE = 1e-4  # where a growing κ begins
+
+
+def make_callback(method: str, seed: int, updates: int) -> VariationalCallback | None:
+    """The callback of a method.
+
+    Args:
+        method: A key of `CALLBACKS`, with a noise scale, an interval, both or neither, see above.
+        seed: Of the noise.
+        updates: Of the whole fit.
+
+    Returns:
+        The callback; None for the user's optimizer alone.
+
+    Raises:
+        ValueError: If no method is spelled like that.
+    """
+    parts = _METHOD.fullmatch(method)
+    if parts is None or parts["name"] not in CALLBACKS:
+        raise ValueError(f"{method!r} is none of {', '.join(CALLBACKS)}, with @κ, @0:κ and /T behind it where wanted.")
+    kind, settings = CALLBACKS[parts["name"]], dict[str, Any]()
+    if parts["noise"]:
+        noise = float(parts["noise"])
+        settings["relative_noise"] = LinearSchedule(_LEAST_NOISE, noise, updates) if parts["grows"] else noise
+    if parts["interval"]:
+        settings["curvature_interval"] = int(parts["interval"])
+    return None if kind is None else kind(seed=seed, **settings)
