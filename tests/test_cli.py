@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 import subprocess
 import sys
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,17 @@ def fitted(tmp_path_factory):
     return folder / "runs" / "digits_lenet_vogn" / "version_0"
 
 
+@pytest.fixture(scope="module")
+def tested(fitted, tmp_path_factory):
+    """The run folder of a test of the fitted model, and what it printed."""
+    folder, printed = tmp_path_factory.mktemp("tested"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.chdir(folder)
+        patch.setenv("PL_GLOBAL_SEED", "0")
+        run = evaluated("test", fitted)
+    return folder / run, printed.getvalue()
+
+
 def evaluated(subcommand, fitted, *arguments):
     """Run a subcommand on the fitted model below the working directory; returns its run folder."""
     checkpoint = f"--ckpt_path={fitted / 'checkpoints' / 'last.ckpt'}"
@@ -92,8 +105,9 @@ def test_fit_says_how_to_go_on(capsys, caplog):
     )
 
 
-def test_test_averages_over_the_posterior(fitted, capsys):
-    found = logged(evaluated("test", fitted))
+def test_test_averages_over_the_posterior(fitted, tested):
+    folder, printed = tested
+    found = logged(folder)
     data, module = DigitsDataModule(), BayesClassifier(LeNet5(image_size=8), num_classes=10)
     data.setup("test")
     images, targets = data.test_set.tensors
@@ -104,7 +118,6 @@ def test_test_averages_over_the_posterior(fitted, capsys):
     module.load_state_dict(torch.load(fitted / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
     at_mean = F.cross_entropy(module.eval()(images), targets).item()
     assert found["test/cls/NLL"] != pytest.approx(at_mean, rel=1e-4)
-    printed = capsys.readouterr().out
     assert printed.count("test/cls/NLL") == 1
     assert f"{found['test/cls/NLL']:.4f}" in printed
 
@@ -125,13 +138,12 @@ def test_one_test_prints_samples_mean_and_scaling_side_by_side(fitted, capsys):
     ]
 
 
-def test_report_compares_a_fit_and_its_test(fitted, capsys):
-    tested = evaluated("test", fitted)
-    capsys.readouterr()
-    command("report", str(fitted), str(tested), "--output", "pages/both.html")
+def test_report_compares_a_fit_and_its_test(fitted, tested, capsys):
+    folder, _ = tested
+    command("report", str(fitted), str(folder), "--output", "pages/both.html")
     assert capsys.readouterr().out == "wrote pages/both.html\n"
     page = Path("pages/both.html").read_text("utf-8")
-    assert f"{logged(tested)['test/cls/NLL']:.4f}" in page
+    assert f"{logged(folder)['test/cls/NLL']:.4f}" in page
     assert f"{logged(fitted)['val/cls/NLL']:.4f}" in page
 
 
@@ -173,8 +185,8 @@ def test_predict_writes_what_the_test_has_measured(fitted, caplog):
 
 
 def test_quiet_evaluation_prints_no_table(fitted, capsys):
-    evaluated("test", fitted, "--verbose=false")
-    assert "test/cls/NLL" not in capsys.readouterr().out
+    evaluated("validate", fitted, "--verbose=false")
+    assert "cls/NLL" not in capsys.readouterr().out
 
 
 def test_the_saved_config_reloads_as_itself(fitted, capsys):
