@@ -180,7 +180,7 @@ class AbstractEngine(ABC):
         reached = captured.reached
         if reached or any(p.grad is not None for p in trainable.values()):
             captured.require_loss()
-        beside = self._used_beside_layers(captured)
+        beside = self.used_beside_layers(captured)
         missed = [name for name, p in trainable.items() if p.grad is not None and (p not in reached or p in beside)]
         if missed:
             raise UnsupportedLayerError(
@@ -206,7 +206,7 @@ class AbstractEngine(ABC):
         """Whether calls of `unit` run on detached weights and so are no uses in the loss's graph."""
         return False
 
-    def _used_beside_layers(self, captured: Capture) -> set[Tensor]:
+    def used_beside_layers(self, captured: Capture) -> set[Tensor]:
         """Parameters that the loss uses more often than their layers were called."""
         if not captured.uses:
             return set()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -157,6 +157,10 @@ class FusedCapture(Capture):
         """The object that measures one call of `unit`."""
         return (_RuleCall if unit.rule is not None else _GenericCall)(self, unit, params)
 
+    def takes_sums(self, params: Iterable[nn.Parameter]) -> bool:
+        """Whether sums over the examples suffice for a call's parameters: where no other call uses them."""
+        return all(self.calls[param] == 1 for param in params)
+
     def is_asked(self, accumulators: list[Any]) -> bool:
         """Whether the running backward accumulates into parameters; ``autograd.grad`` of the loss by its inputs does not."""
         return any(map(will_execute, accumulators))
@@ -270,7 +274,7 @@ class _RuleCall(LayerCall):
         module, call = self.unit.module, tuple(in_full_precision(value) for value in inputs)
         each = tuple(in_full_precision(grad) for grad in grads)
         grad_output = each[0] if len(each) == 1 else each
-        if all(self.captured.calls[p] == 1 for p in self.params.values()):
+        if self.captured.takes_sums(self.params.values()):
             totals = with_rng(self.rng, self.rule.sums, module, call, grad_output, self.captured.workspace, self.saved)
             return [self.keep(p, *totals[name]) for name, p in self.params.items()]
         contributions = with_rng(self.rng, self.rule, module, call, grad_output)
@@ -304,7 +308,7 @@ class _GenericCall(LayerCall):
         trained = {name: self.one_call.frozen.pop(name) for name in self.params}
         # Gradients on, as in a forward: oneDNN's LSTM keeps nothing for its backward otherwise.
         with replay_errors_named(self.unit.label), self._alone(), torch.enable_grad():
-            if all(self.captured.calls[p] == 1 for p in self.params.values()):
+            if self.captured.takes_sums(self.params.values()):
                 totals = self.one_call.sums(trained, grads)
                 self._check_once(trained, grads, lambda: totals)
                 return [self.keep(p, *totals[name]) for name, p in self.params.items()]

@@ -12,7 +12,7 @@ The calls of a layer that is called several times in a pass count as its positio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -195,8 +195,7 @@ class KroneckerCapture(FusedCapture):
 
     def _measure_with_drawn_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
         generator = Generator(outputs[0].device).manual_seed(self.request.seed)
-        own = {param for layer in self.request.layers for param in layer.parameters()}
-        leaves = [self.probe, *(param for param in self.calls if param not in own)]
+        leaves = self._leaves()
         self._sampling.is_running = True
         try:
             for draw in range(self.request.mc_samples):
@@ -209,14 +208,39 @@ class KroneckerCapture(FusedCapture):
         finally:
             self._sampling.is_running = False
 
+    def measure_columns(self, outputs: Tensor, columns: Iterable[Tensor]) -> None:
+        """Measure by one backward for each column of a root of the curvature in the outputs; squares and moments add up.
+
+        Args:
+            outputs: The model's outputs, with their graph.
+            columns: Gradients of the outputs, ``[B, …]`` each; see `curvature.output_roots`.
+        """
+        leaves = self._leaves()
+        self._sampling.is_running = True
+        try:
+            for draw, column in enumerate(columns):
+                self._sampling.draw = draw
+                torch.autograd.grad(outputs, leaves, column, retain_graph=True, allow_unused=True)
+                self.finish()
+        finally:
+            self._sampling.is_running = False
+
+    def _leaves(self) -> list[Tensor]:
+        own = {param for layer in self.request.layers for param in layer.parameters()}
+        return [self.probe, *(param for param in self.calls if param not in own)]
+
     @property
     def draw(self) -> int:
-        """Number of the running draw of labels."""
+        """Number of the running draw of labels, or of the column."""
         return self._sampling.draw
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
-        """Keep Σ_i c_i² of a parameter, from the backward that measures."""
-        if self.measures:
+        """Keep Σ_i c_i² of a parameter, from the backward that measures; columns add up."""
+        if not self.measures:
+            return
+        if self._sampling.draw and param in self.squares:
+            self.squares[param] = self.squares[param] + square
+        else:
             super().add(param, square)
 
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:

@@ -40,6 +40,21 @@ class Likelihood(ABC):
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """-log p of every single target, ``[batch, …]``."""
 
+    def root(self, outputs: Tensor, index: int) -> Tensor:
+        """A column of a root of the curvature in the outputs, v with Σ_index v vᵀ = H_i = -E ∂² log p(y | f_i)/∂f².
+
+        Args:
+            outputs: The model's outputs, ``[batch, …]``.
+            index: The column, from 0 to the number of outputs of an example. The result is shaped like the outputs.
+
+        Raises:
+            HyperparameterError: Unless a likelihood defines the method.
+        """
+        raise HyperparameterError(
+            f"{type(self).__name__} does not state its curvature. Define its method root, or draw labels from it: "
+            "curvature='fisher'."
+        )
+
     @final
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood of each example, -log p(y_i | f_i), in nats.
@@ -99,6 +114,15 @@ class Softmax(Likelihood):
         probs = _finite(self._checked(outputs)).softmax(1).movedim(1, -1)
         return torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator).reshape(probs.shape[:-1])
 
+    def root(self, outputs: Tensor, index: int) -> Tensor:
+        """√p_c (e_c - p) at one position: Σ_c of its outer products is diag p - p pᵀ; see `Likelihood.root`."""
+        grid = self._checked(outputs).softmax(1).reshape(*outputs.shape[:2], -1)  # [batch, classes, positions]
+        chosen, position = divmod(index, grid.shape[2])
+        column, at = torch.zeros_like(grid), grid[:, :, position]
+        column[:, :, position] = -at * at[:, chosen, None].sqrt()
+        column[:, chosen, position] += at[:, chosen].sqrt()
+        return column.view_as(outputs)
+
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self._checked(outputs), targets, reduction="none")
 
@@ -127,6 +151,11 @@ class Bernoulli(Likelihood):
             Zeros and ones in the shape and dtype of `outputs`.
         """
         return torch.bernoulli(_finite(outputs).sigmoid(), generator=generator)
+
+    def root(self, outputs: Tensor, index: int) -> Tensor:
+        """√(p (1 - p)) of one output; see `Likelihood.root`."""
+        probs = outputs.sigmoid()
+        return _one_output((probs * (1 - probs)).sqrt(), index)
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
@@ -161,9 +190,20 @@ class Gaussian(Likelihood):
         noise = torch.randn(outputs.shape, generator=generator, device=outputs.device, dtype=outputs.dtype)
         return outputs.detach() + self.std * noise
 
+    def root(self, outputs: Tensor, index: int) -> Tensor:
+        """1/σ of one output; see `Likelihood.root`."""
+        return _one_output(torch.full_like(outputs, 1 / self.std), index)
+
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         _same_shape(outputs, targets)
         return ((targets - outputs) / self.std).square() / 2 + math.log(self.std) + math.log(2 * math.pi) / 2
+
+
+def _one_output(values: Tensor, index: int) -> Tensor:
+    """`values` of one output of each example, and zero for the others."""
+    column = torch.zeros_like(values)
+    column.view(len(values), -1)[:, index] = values.reshape(len(values), -1)[:, index]
+    return column
 
 
 def _finite(logits: Tensor) -> Tensor:
