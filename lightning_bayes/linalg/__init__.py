@@ -7,6 +7,7 @@ from lightning_bayes.linalg.block_tridiagonal import BlockTridiagonalInverse
 from lightning_bayes.linalg.cholesky import JITTER_LADDER, cholesky, inverse_root
 from lightning_bayes.linalg.damping import pi_damped, pi_ratio
 from lightning_bayes.linalg.difference import DifferenceInverse
+from lightning_bayes.linalg.eigen import symmetric_eigen
 from lightning_bayes.linalg.kronecker import KroneckerProduct
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "inverse_root",
     "pi_damped",
     "pi_ratio",
+    "symmetric_eigen",
 ]

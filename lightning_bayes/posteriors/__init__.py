@@ -2,6 +2,7 @@
 
 from lightning_bayes.posteriors.base import AbstractPosterior
 from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
+from lightning_bayes.posteriors.eigen_gaussian import EigenGaussian
 from lightning_bayes.posteriors.files import (
     FileKind,
     atomic_save,
@@ -13,6 +14,7 @@ from lightning_bayes.posteriors.files import (
 from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_size
 from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 from lightning_bayes.posteriors.linear_chain import linear_chain
+from lightning_bayes.posteriors.low_rank import LowRankGaussian
 from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision
 from lightning_bayes.posteriors.mean_field import MeanField
 from lightning_bayes.posteriors.memory import require_memory
@@ -32,8 +34,10 @@ __all__ = [
     "FAMILIES",
     "AbstractPosterior",
     "BlockTridiagonal",
+    "EigenGaussian",
     "FileKind",
     "FullGaussian",
+    "LowRankGaussian",
     "MatrixGaussian",
     "MeanField",
     "ScaledPosterior",

@@ -71,6 +71,29 @@ class AbstractPosterior(ABC):
             weights: θ by parameter name.
         """
 
+    def blocks(self) -> list[list[str]]:
+        """Names of the weights that are correlated with each other, block by block; all in one unless a family says more."""
+        return [list(self.mean)]
+
+    def variance_along(self, directions: TensorDict) -> Tensor:
+        """dᵀ Σ d of B directions, the variance of dᵀ θ.
+
+        Args:
+            directions: d by name, ``[B, *shape]``, for the weights of one or several whole blocks; d is 0 elsewhere.
+
+        Returns:
+            ``[B]``.
+        """
+        zeros = {name: torch.zeros_like(mean) for name, mean in self.mean.items()}
+        pull_back = torch.func.vjp(self.transform, zeros)[1]  # transform is μ + T ε, so this is Tᵀ
+
+        def one(direction: TensorDict) -> Tensor:
+            (noise,) = pull_back({**zeros, **direction})
+            return torch.stack([part.square().sum() for part in noise.values()]).sum()
+
+        variances: Tensor = torch.func.vmap(one)(directions)
+        return variances
+
     @abstractmethod
     def select(self: PosteriorT, prefix: str) -> PosteriorT:
         """The posterior of a submodule.

@@ -90,6 +90,11 @@ class FullGaussian(AbstractPosterior):
         away = self._joint({name: weights[name] - mean for name, mean in self.mean.items()})
         return away @ self.precision @ away
 
+    def variance_along(self, directions: TensorDict) -> Tensor:
+        """‖L⁻¹ d‖²; see `AbstractPosterior.variance_along`."""
+        joint = torch.cat([directions[name].flatten(1) for name in self.mean], 1)
+        return (joint @ self._root).square().sum(1)
+
     def select(self, prefix: str) -> FullGaussian:
         """The posterior of a submodule: the marginal, whose precision is not a block of P.
 

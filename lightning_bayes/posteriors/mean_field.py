@@ -75,6 +75,15 @@ class MeanField(AbstractPosterior):
         terms = [(p * (weights[name] - self.mean[name]).square()).sum() for name, p in self.precision.items()]
         return torch.stack(terms).sum()
 
+    def blocks(self) -> list[list[str]]:
+        """Every weight on its own."""
+        return [[name] for name in self.mean]
+
+    def variance_along(self, directions: TensorDict) -> Tensor:
+        """Σ_j d_j²/P_j; see `AbstractPosterior.variance_along`."""
+        terms = [(d.square() / self.precision[name]).flatten(1).sum(1) for name, d in directions.items()]
+        return torch.stack(terms).sum(0)
+
     def select(self, prefix: str) -> MeanField:
         """The posterior of a submodule; see `AbstractPosterior.select`."""
         self._require_selected(prefix)

@@ -16,12 +16,15 @@ from torch import Tensor
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
+from lightning_bayes.posteriors.eigen_gaussian import EigenGaussian
 from lightning_bayes.posteriors.full_gaussian import FullGaussian
+from lightning_bayes.posteriors.low_rank import LowRankGaussian
 from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian
 from lightning_bayes.posteriors.mean_field import MeanField
 
 FAMILIES: Final[dict[str, type[Any]]] = {
-    family.__name__: family for family in (MeanField, MatrixGaussian, FullGaussian, BlockTridiagonal)
+    family.__name__: family
+    for family in (MeanField, MatrixGaussian, EigenGaussian, FullGaussian, LowRankGaussian, BlockTridiagonal)
 }
 
 
@@ -88,6 +91,14 @@ class ScaledPosterior(AbstractPosterior):
         if not self.scale:
             raise PosteriorError("A posterior of scale 0 is a point, which has no density. Take posterior.posterior.")
         return self.posterior.squared_distance(weights) / self.scale**2
+
+    def blocks(self) -> list[list[str]]:
+        """Those of the posterior; see `AbstractPosterior.blocks`."""
+        return self.posterior.blocks()
+
+    def variance_along(self, directions: TensorDict) -> Tensor:
+        """c² dᵀ Σ d; see `AbstractPosterior.variance_along`."""
+        return self.scale**2 * self.posterior.variance_along(directions)
 
     def select(self, prefix: str) -> ScaledPosterior:
         """The posterior of a submodule; see `AbstractPosterior.select`."""

@@ -15,7 +15,9 @@ from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct
 from lightning_bayes.posteriors import (
     AbstractPosterior,
     BlockTridiagonal,
+    EigenGaussian,
     FullGaussian,
+    LowRankGaussian,
     MatrixGaussian,
     MeanField,
     ScaledPosterior,
@@ -32,7 +34,7 @@ SHAPES = {"net.0.weight": (3, 2), "net.0.bias": (3,), "net.2.weight": (2, 3), "n
 BIASES = {"net.0.weight": "net.0.bias", "net.2.weight": "net.2.bias"}
 PRIOR = {"net.0.weight": 2.0, "net.0.bias": 0.5, "net.2.weight": 3.0, "net.2.bias": 1.5}
 STEPS = {"net.steps": torch.tensor(3)}
-FAMILIES = ["mean_field", "matrix", "full", "block_tridiagonal", "scaled"]
+FAMILIES = ["mean_field", "matrix", "eigen", "full", "low_rank", "block_tridiagonal", "scaled"]
 SCALE = 0.3
 
 
@@ -56,6 +58,14 @@ def build(family, generator):
     if family == "full":
         precision = spd(17, generator=generator)
         return FullGaussian(precision=precision, **common), precision
+    if family == "eigen":
+        return eigen_gaussian(generator, common)
+    if family == "low_rank":
+        diagonal = {n: 0.1 + torch.rand(s, generator=generator, dtype=F64) for n, s in SHAPES.items()}
+        columns = {n: torch.randn(3, *s, generator=generator, dtype=F64) for n, s in SHAPES.items()}
+        joined = torch.cat([value.flatten(1) for value in columns.values()], 1)
+        covariance = torch.diag(joint(diagonal)) + joined.T @ joined
+        return LowRankGaussian(diagonal=diagonal, deviations=columns, **common), torch.linalg.inv(covariance)
     if family == "matrix":
         factors = matrix_factors(generator)
         dense = torch.block_diag(*(torch.kron(*pair) for pair in factors.values()))
@@ -65,6 +75,21 @@ def build(family, generator):
     dense = torch.cat([torch.cat([blocks[0], link], 1), torch.cat([link.T, blocks[1]], 1)])
     factors, between = dict(zip(BIASES, own, strict=True)), {"net.0.weight": links[0]}
     return BlockTridiagonal(factors=factors, links=between, biases=dict(BIASES), **common), in_parameter_order(dense)
+
+
+def eigen_gaussian(generator, common):
+    """S ⊗ A + δ I of every weight, S + δ I of the first bias; the last bias is mean-field."""
+    bases, values, blocks = {}, {}, []
+    for name, sides in {"net.0.weight": (3, 2), "net.0.bias": (3,), "net.2.weight": (2, 3)}.items():
+        factors = [spd(n, generator=generator) for n in sides]
+        spectra, vectors = zip(*(torch.linalg.eigh(factor) for factor in factors), strict=True)
+        right = spectra[1] if len(sides) == 2 else torch.ones(1, dtype=F64)
+        bases[name], values[name] = vectors, torch.outer(spectra[0], right) + PRIOR[name]
+        dense = torch.kron(*factors) if len(sides) == 2 else factors[0]
+        blocks.append(dense + PRIOR[name] * torch.eye(len(dense), dtype=F64))
+    precision = {"net.2.bias": torch.tensor([4.0, 9.0], dtype=F64)}
+    dense = torch.block_diag(*blocks, torch.diag(precision["net.2.bias"]))
+    return EigenGaussian(bases=bases, eigenvalues=values, precision=precision, **common), dense
 
 
 def in_parameter_order(dense):
@@ -144,6 +169,16 @@ def test_densities_are_those_of_torch_distributions(posterior, truth, generator)
     torch.testing.assert_close(posterior.entropy(), truth.entropy())
     torch.testing.assert_close(posterior.kl(), kl_divergence(truth, prior))
     torch.testing.assert_close(joint(posterior.variance()), truth.variance)
+
+
+def test_the_variance_along_directions_is_that_of_the_dense_gaussian(posterior, truth, generator):
+    directions = {n: torch.randn(4, *s, generator=generator, dtype=F64) for n, s in SHAPES.items()}
+    joined = torch.cat([d.flatten(1) for d in directions.values()], 1)
+    expected = (joined @ truth.covariance_matrix * joined).sum(1)
+    torch.testing.assert_close(posterior.variance_along(directions), expected)
+    by_block = [posterior.variance_along({name: directions[name] for name in block}) for block in posterior.blocks()]
+    torch.testing.assert_close(torch.stack(by_block).sum(0), expected)
+    assert sorted(name for block in posterior.blocks() for name in block) == sorted(SHAPES)
 
 
 def equal(a, b):

@@ -1,0 +1,151 @@
+"""The Gaussian posterior whose covariance is a diagonal plus a matrix of low rank; the family of SWAG.
+
+    Σ = V + A Aᵀ,  V = diag(v),  A [D, R]        B = V^(-1/2) A,  BᵀB = W diag(s²) Wᵀ, [R, R]
+
+    θ = μ + V^(1/2) (I + B Bᵀ)^(1/2) ε        (I + B Bᵀ)^(1/2) = I + B W diag(1 / (1 + √(1 + s²))) Wᵀ Bᵀ
+    log det Σ = Σ log v + Σ log(1 + s²)       Σ⁻¹ = V^(-1/2) (I - B W diag(1 / (1 + s²)) Wᵀ Bᵀ) V^(-1/2)
+
+Nothing of size D × D is formed. SWAG (Maddox et al. 2019, https://arxiv.org/abs/1902.02476) has v = ½ diag(θ̄² - θ̄ θ̄) and
+A = deviations / √(2 (R - 1)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.errors import PosteriorError
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, cut
+
+
+@final
+@dataclass(frozen=True)
+class LowRankGaussian(AbstractPosterior):
+    """A Gaussian posterior over named weights with covariance V + A Aᵀ.
+
+    Attributes:
+        mean: μ by parameter name.
+        diagonal: v by parameter name, positive, shaped like the mean.
+        deviations: The columns of A by parameter name, ``[R, *shape]``.
+        prior_precision: δ by parameter name; not a number where the method has no prior, and then there is no KL.
+        num_data: N, the number of training examples the posterior has seen.
+        constants: Parameters without noise and buffers by name: what else a prediction needs.
+
+    Example:
+        >>> q = LowRankGaussian(
+        ...     {"w": torch.zeros(2)}, {"w": torch.ones(2)}, {"w": torch.tensor([[2.0, 0.0]])}, {"w": 1.0}, num_data=10
+        ... )
+        >>> q.variance()["w"]
+        tensor([5., 1.])
+    """
+
+    mean: TensorDict
+    diagonal: TensorDict
+    deviations: TensorDict
+    prior_precision: dict[str, float]
+    num_data: float
+    constants: TensorDict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit.
+
+        Raises:
+            PosteriorError: If they do not.
+        """
+        nothing = torch.zeros(0)
+        wrong = [
+            name
+            for name, mean in self.mean.items()
+            if name not in self.prior_precision
+            or self.diagonal.get(name, nothing).shape != mean.shape
+            or self.deviations.get(name, nothing).shape[1:] != mean.shape
+        ]
+        wrong += sorted({*self.diagonal, *self.deviations} - self.mean.keys())
+        if wrong or len({len(columns) for columns in self.deviations.values()}) > 1:
+            raise PosteriorError(
+                f"Mean, diagonal, deviations and prior do not fit for {', '.join(wrong or self.mean)}."
+            )
+
+    def transform(self, noise: TensorDict) -> TensorDict:
+        """θ = μ + V^(1/2) (I + B Bᵀ)^(1/2) ε; see `AbstractPosterior.transform`."""
+        squares, vectors = self._spectrum
+        coefficients = self._combined(vectors, 1 / (1 + (1 + squares).sqrt()), self._along(noise))
+        return {
+            name: mean + self.diagonal[name].sqrt() * (noise[name] + _sum(coefficients, self._columns[name]))
+            for name, mean in self.mean.items()
+        }
+
+    def variance(self) -> TensorDict:
+        """V + Σ_r A_r² by parameter name."""
+        return {name: v + self.deviations[name].square().sum(0) for name, v in self.diagonal.items()}
+
+    def log_det_precision(self) -> Tensor:
+        """-Σ log v - Σ log(1 + s²)."""
+        diagonal = torch.stack([v.log().sum() for v in self.diagonal.values()]).sum()
+        return -diagonal - torch.log1p(self._spectrum[0]).sum().to(diagonal.dtype)
+
+    def squared_distance(self, weights: TensorDict) -> Tensor:
+        """(θ-μ)ᵀ Σ⁻¹ (θ-μ), by Woodbury's identity."""
+        away = {name: (weights[name] - mean) * self.diagonal[name].rsqrt() for name, mean in self.mean.items()}
+        squares, vectors = self._spectrum
+        along = self._along(away)
+        inside = along @ self._combined(vectors, 1 / (1 + squares), along)
+        return torch.stack([value.square().sum() for value in away.values()]).sum() - inside
+
+    def variance_along(self, directions: TensorDict) -> Tensor:
+        """Σ_j v_j d_j² + Σ_r (A_rᵀ d)²; see `AbstractPosterior.variance_along`."""
+        own = [(d.square() * self.diagonal[name]).flatten(1).sum(1) for name, d in directions.items()]
+        along = [d.flatten(1) @ self.deviations[name].flatten(1).mT for name, d in directions.items()]
+        return torch.stack(own).sum(0) + torch.stack(along).sum(0).square().sum(1)
+
+    def select(self, prefix: str) -> LowRankGaussian:
+        """The posterior of a submodule; see `AbstractPosterior.select`."""
+        self._require_selected(prefix)
+        return LowRankGaussian(
+            cut(self.mean, prefix),
+            cut(self.diagonal, prefix),
+            cut(self.deviations, prefix),
+            cut(self.prior_precision, prefix),
+            self.num_data,
+            cut(self.constants, prefix),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers only, safe for ``torch.load(..., weights_only=True)``."""
+        return {
+            "mean": self.mean,
+            "diagonal": self.diagonal,
+            "deviations": self.deviations,
+            "prior_precision": self.prior_precision,
+            "num_data": self.num_data,
+            "constants": self.constants,
+        }
+
+    @cached_property
+    def _columns(self) -> TensorDict:
+        """B by parameter name, ``[R, *shape]``."""
+        return {name: columns * self.diagonal[name].rsqrt() for name, columns in self.deviations.items()}
+
+    @cached_property
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        """s² and W, in float64."""
+        flat = [columns.flatten(1).double() for columns in self._columns.values()]
+        squares, vectors = torch.linalg.eigh(torch.stack([part @ part.mT for part in flat]).sum(0))
+        return squares.clamp_min(0), vectors
+
+    def _along(self, values: TensorDict) -> Tensor:
+        """Bᵀ x, ``[R]``."""
+        return torch.stack([columns.flatten(1) @ values[n].reshape(-1) for n, columns in self._columns.items()]).sum(0)
+
+    def _combined(self, vectors: Tensor, weights: Tensor, along: Tensor) -> Tensor:
+        """W diag(weights) Wᵀ x."""
+        return (vectors @ (weights * (vectors.mT @ along.double()))).to(along.dtype)
+
+
+def _sum(coefficients: Tensor, columns: Tensor) -> Tensor:
+    """Σ_r c_r B_r."""
+    return (coefficients @ columns.flatten(1)).view(columns.shape[1:])
