@@ -56,7 +56,8 @@ from lightning_bayes.optim import (
     Vprop0,
 )
 from lightning_bayes.optim.readout import load_posterior
-from lightning_bayes.posteriors import MatrixGaussian, MeanField
+from lightning_bayes.posteriors import EigenGaussian, FullGaussian, LowRankGaussian, MatrixGaussian, MeanField
+from lightning_bayes.posthoc import Laplace, laplace
 from lightning_bayes.predictive import Prediction, mc_predict
 from lightning_bayes.strategies import BayesDDPStrategy
 
@@ -77,12 +78,16 @@ __all__ = [
     "CVICallback",
     "CosineSchedule",
     "DeepEnsembleCallback",
+    "EigenGaussian",
     "EvaluationFigures",
     "ExponentialSchedule",
+    "FullGaussian",
     "FullVON",
     "IVONCallback",
     "KFACCallback",
+    "Laplace",
     "LinearSchedule",
+    "LowRankGaussian",
     "MCDropoutCallback",
     "MatrixGaussian",
     "MeanField",
@@ -116,6 +121,7 @@ __all__ = [
     "Vprop0Callback",
     "VpropCallback",
     "WarmStart",
+    "laplace",
     "load_posterior",
     "mc_predict",
     "measure",

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "lightning_bayes"
 MAPPED = ("callbacks", "zoo", "configs")
 
-CORE = {"errors", "private_torch", "linalg", "posteriors", "curvature", "optim", "predictive", "metrics"}
+CORE = {"errors", "private_torch", "linalg", "posteriors", "curvature", "optim", "posthoc", "predictive", "metrics"}
 SHELL = {"report", "composition", "config_lookup", "metric_table", "cli", "demo"}
 EVERYTHING = {PACKAGE, *CORE, *SHELL, "strategies", "callbacks", "zoo", "configs"}
 ARROWS = {  # room: the rooms it may import, beside itself
@@ -37,7 +37,8 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "posteriors": {"private_torch", "linalg", "errors"},
     "curvature": {"private_torch", "errors"},
     "optim": {"private_torch", "posteriors", "curvature", "linalg", "errors"},
-    "predictive": {"private_torch", "posteriors", "errors"},
+    "posthoc": {"private_torch", "posteriors", "curvature", "linalg", "predictive", "errors"},
+    "predictive": {"private_torch", "posteriors", "curvature", "errors"},
     "metrics": {"errors"},
     "strategies": {"private_torch", "optim", "errors"},
     "callbacks": CORE | {"strategies"},

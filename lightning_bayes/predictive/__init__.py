@@ -1,5 +1,6 @@
 """Monte-Carlo predictions from a posterior, and how uncertain they are."""
 
+from lightning_bayes.predictive.closed_form import ClosedFormSamples, Linearized, output_moments, probit, seen_through
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
 from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
@@ -32,8 +33,10 @@ from lightning_bayes.predictive.temperature import fit_temperature, minimise_ove
 
 __all__ = [
     "OOD_SCORES",
+    "ClosedFormSamples",
     "DropoutSamples",
     "FittedScale",
+    "Linearized",
     "LinearizedSamples",
     "Link",
     "MemberSamples",
@@ -65,8 +68,11 @@ __all__ = [
     "mutual_information_score",
     "nll_sum",
     "ood_scores",
+    "output_moments",
     "placed",
     "predictive_nll",
+    "probit",
     "recalibrate",
+    "seen_through",
     "summarise",
 ]

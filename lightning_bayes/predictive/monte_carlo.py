@@ -11,10 +11,10 @@ from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
-from lightning_bayes.predictive.linearized import LinearizedSamples
+from lightning_bayes.predictive.closed_form import Linearized, seen_through
 from lightning_bayes.predictive.links import Link, Moments, Prediction, check_link, summarise
 from lightning_bayes.predictive.recalibration import recalibrate
-from lightning_bayes.predictive.samples import PosteriorSamples, Samples, check_fits, evaluation_mode, placed
+from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, evaluation_mode, placed
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def mc_predict(
     seed: int = 0,
     temperature: float = 1.0,
     recalibrate_on: Sequence[Any] = (),
-    linearized: bool | None = None,
+    linearized: Linearized | None = None,
 ) -> Any:
     """Predict with weights sampled from the posterior.
 
@@ -46,7 +46,9 @@ def mc_predict(
         recalibrate_on: Batches of training inputs on which BatchNorm's running statistics are estimated anew for each
             sample, see `recalibrate`; none keeps the posterior's. Linearised samples share those of the mean.
         linearized: True predicts with the model's first-order expansion around the mean, f(x, μ) + J (θ - μ), which stays
-            sensible under wide posteriors; `LinearizedSamples` says which models allow it. None: as the width of a
+            sensible under wide posteriors; `LinearizedSamples` says which models allow it. ``"closed_form"`` predicts with
+            that expansion without samples, see `lightning_bayes.predictive.closed_form`: logits by the probit approximation,
+            one sample whose mutual information is 0; values with their mean and variance. None: as the width of a
             `ScaledPosterior` was chosen, else False.
 
     Returns:
@@ -79,7 +81,7 @@ def mc_predict(
         linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
     with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
         networks = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
-        draws: Samples = LinearizedSamples(networks) if linearized else networks
+        draws = seen_through(networks, linearized, link)
         if len(recalibrate_on):
             batches = [partial(model, inputs) for inputs in recalibrate_on]
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")

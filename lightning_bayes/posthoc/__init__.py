@@ -1,0 +1,16 @@
+"""Posteriors of finished networks: posterior × curvature × no step."""
+
+from lightning_bayes.posthoc.evidence import Evidence, log_evidence
+from lightning_bayes.posthoc.laplace import Laplace, laplace
+from lightning_bayes.posthoc.settings import LikelihoodName, PriorPrecision, PriorStructure, StructureName
+
+__all__ = [
+    "Evidence",
+    "Laplace",
+    "LikelihoodName",
+    "PriorPrecision",
+    "PriorStructure",
+    "StructureName",
+    "laplace",
+    "log_evidence",
+]

@@ -1,0 +1,77 @@
+"""The whole curvature matrix, for last layers and small models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.example_gradients import watched_examples
+from lightning_bayes.curvature.fused import FusedEngine
+from lightning_bayes.curvature.output_roots import Columns
+from lightning_bayes.curvature.selection import require_measured
+from lightning_bayes.linalg import symmetric_eigen
+from lightning_bayes.posteriors import FullGaussian, require_memory
+from lightning_bayes.posthoc.structure import AbstractStructure, Prior
+
+LIMIT_MIB = 1024.0  # of one D × D matrix: D = 16 384 in single precision
+
+
+@final
+class Full(AbstractStructure):
+    """Σ_i Σ_c (J_iᵀ v_ic)(J_iᵀ v_ic)ᵀ; arguments as in `AbstractStructure`.
+
+    Raises:
+        PosteriorError: If the matrix takes more than `LIMIT_MIB`.
+    """
+
+    def __init__(self, model: nn.Module, params: dict[str, nn.Parameter]) -> None:
+        super().__init__(model, params)
+        size, like = sum(param.numel() for param in params.values()), next(iter(params.values()))
+        what = f"structure='full' of {size:,} parameters, {size:,} × {size:,} numbers,"
+        instead = "structure='kronecker' or 'diagonal', or subset='last_layer'"
+        require_memory(what, size**2, like.element_size(), LIMIT_MIB, instead)
+        self.engine = FusedEngine(model, "sum")
+        self.matrix = like.new_zeros(size, size).detach()
+
+    def measure(self, forward: Callable[[], Tensor], columns: Columns) -> Tensor:
+        """Add one batch; see `AbstractStructure.measure`."""
+        rows: dict[nn.Parameter, Tensor] = {}
+        with watched_examples(self.engine, rows.__setitem__) as captured:
+            outputs = forward()
+            require_measured(self.engine, captured, outputs, self.params)
+            for column in columns(outputs):
+                captured.backward(outputs, column)
+                self._add(rows, len(outputs))
+                rows.clear()
+        return outputs.detach()
+
+    def _add(self, rows: dict[nn.Parameter, Tensor], examples: int) -> None:
+        joint = [
+            rows[p].flatten(1) if p in rows else p.new_zeros(examples, p.numel()).detach() for p in self.params.values()
+        ]
+        each = torch.cat(joint, 1)
+        self.matrix.addmm_(each.mT, each)
+
+    @cached_property
+    def _eigenvalues(self) -> Tensor:
+        return symmetric_eigen(self.matrix.double(), "curvature matrix")[0]
+
+    def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
+        """By the eigenvalues where all weights have one prior precision; see `AbstractStructure.log_det`."""
+        if len({id(delta) for delta in prior.values()}) == 1:
+            return (factor * self._eigenvalues + next(iter(prior.values()))).log().sum()
+        diagonal = torch.cat([prior[name].expand(param.numel()) for name, param in self.params.items()])
+        return torch.logdet(factor * self.matrix.double() + torch.diag(diagonal))
+
+    def posterior(
+        self, prior: dict[str, float], factor: float, num_data: int, constants: dict[str, Tensor]
+    ) -> FullGaussian:
+        """P = c G + diag(δ); see `AbstractStructure.posterior`."""
+        diagonal = [param.new_full((param.numel(),), prior[name]).detach() for name, param in self.params.items()]
+        return FullGaussian(
+            self.mean, factor * self.matrix + torch.diag(torch.cat(diagonal)), prior, num_data, constants
+        )

@@ -1,0 +1,229 @@
+"""The Laplace approximation of a finished network: posterior × curvature × no step.
+
+    q(θ) = N(θ*, (Σ_i J_iᵀ H_i J_i + Δ)⁻¹)        θ* the weights as they are, Δ the prior's precision
+
+Laplace 1774; for networks MacKay 1992; with Kronecker factors Ritter et al. 2018, https://openreview.net/forum?id=Skdvd2xAZ;
+last layers, all curvatures and their predictives Daxberger et al. 2021, https://arxiv.org/abs/2106.14806.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.likelihood import Gaussian, Likelihood
+from lightning_bayes.curvature.output_roots import CurvatureName, check_curvature, root_columns
+from lightning_bayes.curvature.selection import last_called, only_trained
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
+from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.posthoc.batches import labelled, require_evaluation_mode
+from lightning_bayes.posthoc.diagonal import Diagonal
+from lightning_bayes.posthoc.evidence import Evidence, log_evidence, maximise
+from lightning_bayes.posthoc.full import Full
+from lightning_bayes.posthoc.kronecker import Kronecker
+from lightning_bayes.posthoc.settings import (
+    LikelihoodName,
+    PriorPrecision,
+    PriorStructure,
+    StructureName,
+    check_settings,
+    find_likelihood,
+)
+from lightning_bayes.posthoc.structure import AbstractStructure
+from lightning_bayes.posthoc.trained import TrainingFit
+from lightning_bayes.posthoc.validation import choose_by_validation
+
+_STRUCTURES: Final[dict[str, type[AbstractStructure]]] = {
+    "diagonal": Diagonal,
+    "kronecker": Kronecker,
+    "full": Full,
+}
+
+
+@final
+@dataclass(frozen=True)
+class Laplace:
+    """The result of `laplace`.
+
+    Attributes:
+        posterior: Around the weights, for `mc_predict`, `lightning_bayes.zoo.save_posterior` and every callback.
+        likelihood: Of the targets, with the noise that was chosen.
+        log_marginal_likelihood: Laplace's approximation of log p(D) in nats, at the prior and noise of the posterior.
+        prior_precision: δ by parameter name.
+    """
+
+    posterior: AbstractPosterior
+    likelihood: Likelihood
+    log_marginal_likelihood: float
+    prior_precision: dict[str, float]
+
+
+@torch.no_grad()
+def laplace(
+    model: nn.Module,
+    loader: Iterable[Any],
+    likelihood: Likelihood | LikelihoodName = "classification",
+    structure: StructureName = "kronecker",
+    subset: str = "all",
+    curvature: CurvatureName = "ggn",
+    prior_precision: PriorPrecision = "marglik",
+    *,
+    prior_structure: PriorStructure = "scalar",
+    validation: Iterable[Any] | None = None,
+    mc_samples: int = 1,
+    seed: int = 0,
+    require_trained: bool = True,
+) -> Laplace:
+    """Approximate the posterior of a finished network; its weights stay as they are.
+
+    Args:
+        model: The network in evaluation mode, unmodified; every layer that `measure` knows will do.
+        loader: Training data in pairs (inputs, targets), seen once.
+        likelihood: ``"classification"`` (logits ``[B, C]``, classes ``[B]``), ``"binary"`` (one logit per label) or
+            ``"regression"``, whose noise is chosen with the prior; or an object of `lightning_bayes.curvature`, such as
+            ``Gaussian(0.1)`` for a known noise.
+        structure: ``"diagonal"``; ``"kronecker"``, with eigendecomposed factors; or ``"full"``, for last layers and small
+            models.
+        subset: ``"all"``, ``"last_layer"``, or a regular expression that is searched in parameter names; parameters that do
+            not require gradients are left out.
+        curvature: ``"ggn"``, exact, which is the true Fisher of these likelihoods too; ``"fisher"``, the same estimated from
+            `mc_samples` drawn labels, which is cheaper for many outputs; ``"empirical_fisher"``.
+        prior_precision: δ; or ``"marglik"``, the highest marginal likelihood; or ``"validation"``, the lowest NLL of the
+            linearised prediction of `validation`.
+        prior_structure: ``"scalar"``, one δ; or ``"layerwise"``, one for each layer.
+        validation: Further data in pairs, for ``prior_precision="validation"``.
+        mc_samples: Labels drawn per example for ``"fisher"``.
+        seed: Of these draws.
+        require_trained: Whether a network that predicts no better than a constant is refused.
+
+    Returns:
+        The posterior, its likelihood and marginal likelihood. A network that was not trained or has BatchNorm in training
+        mode is an `UnsupportedTrainingError`, a loader without labels a `DataError`, a full matrix that does not fit a
+        `PosteriorError`, and a parameter that cannot be measured an `UnsupportedLayerError`.
+
+    Raises:
+        HyperparameterError: If an argument is unknown or lacks another.
+
+    Example:
+        >>> x = torch.linspace(-1, 1, 20)[:, None]
+        >>> model = nn.Linear(1, 1).eval()
+        >>> model.load_state_dict({"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)})
+        <All keys matched successfully>
+        >>> found = laplace(model, [(x, 2 * x + 0.1 * torch.cos(20 * x))], "regression", "full")
+        >>> type(found.posterior).__name__, round(found.likelihood.std, 2)
+        ('FullGaussian', 0.07)
+    """
+    check_settings(structure, prior_precision, prior_structure)
+    check_curvature(curvature, mc_samples)
+    if (prior_precision == "validation") != (validation is not None):
+        raise HyperparameterError(
+            f"prior_precision={prior_precision!r} and validation={type(validation).__name__} do not fit. Pass a loader as "
+            "validation=... with prior_precision='validation', and with no other."
+        )
+    known, chooses_noise = find_likelihood(likelihood)
+    require_evaluation_mode(model)
+    names = chosen_names(model, subset, loader)
+    with only_trained(model, names) as params:
+        measured = _STRUCTURES[structure](model, params)
+        unit = Gaussian(1.0) if isinstance(known, Gaussian) else known
+        training = _measure(measured, loader, unit, curvature, mc_samples, seed)
+        if require_trained:
+            training.require_trained(type(model).__name__)
+    evidence = Evidence(measured, training.fit, -4 if curvature == "empirical_fisher" else -2)
+    groups = [list(params)] if prior_structure == "scalar" else _by_layer(params)
+    std = known.std if isinstance(known, Gaussian) else 1.0
+    build = _Builder(model, evidence, groups, known, training.examples)
+    if prior_precision == "validation":
+        assert validation is not None
+        start = maximise(evidence, groups, std, None, chooses_noise)
+        deltas, std = choose_by_validation(model, build, validation, known, start, chooses_noise)
+    else:
+        given = None if prior_precision == "marglik" else [float(prior_precision)] * len(groups)
+        deltas, std = maximise(evidence, groups, std, given, chooses_noise)
+    return build(deltas, std)
+
+
+@final
+@dataclass(frozen=True)
+class _Builder:
+    """Makes the result for a prior and a noise."""
+
+    model: nn.Module
+    evidence: Evidence
+    groups: list[list[str]]
+    likelihood: Likelihood
+    num_data: int
+
+    def __call__(self, deltas: list[float], std: float) -> Laplace:
+        prior = {name: delta for group, delta in zip(self.groups, deltas, strict=True) for name in group}
+        prior = {name: prior[name] for name in self.evidence.structure.params}
+        factor = float(self.evidence.factor(torch.tensor(std, dtype=torch.float64)))
+        constants = {
+            name: value.detach().clone()
+            for name, value in self.model.state_dict().items()
+            if name not in prior and isinstance(value, Tensor)
+        }
+        posterior = self.evidence.structure.posterior(prior, factor, self.num_data, constants)
+        likelihood = Gaussian(std) if isinstance(self.likelihood, Gaussian) else self.likelihood
+        return Laplace(posterior, likelihood, log_evidence(self.evidence, prior, std), prior)
+
+
+def chosen_names(model: nn.Module, subset: str, loader: Iterable[Any]) -> list[str]:
+    """Names of the parameters of a subset.
+
+    Args:
+        model: The network.
+        subset: See `laplace`.
+        loader: Data, whose first batch shows which layer is called last.
+
+    Returns:
+        The names, at least one.
+
+    Raises:
+        UnsupportedLayerError: If there is none.
+    """
+    names = [name for name, param in model.named_parameters() if param.requires_grad]
+    if subset == "last_layer":
+        inputs, _ = next(labelled(loader, next(model.parameters()).device))
+        layer = last_called(model, inputs)
+        found = [name for name in names if name.startswith(f"{layer}." if layer else "")]
+    else:
+        found = names if subset == "all" else [name for name in names if re.search(subset, name)]
+    if not found:
+        raise UnsupportedLayerError(
+            f"subset={subset!r} leaves no parameter that requires gradients; {type(model).__name__} has "
+            f"{name_some(names) or 'none'}."
+        )
+    return found
+
+
+def _measure(
+    measured: AbstractStructure,
+    loader: Iterable[Any],
+    likelihood: Likelihood,
+    curvature: CurvatureName,
+    mc_samples: int,
+    seed: int,
+) -> TrainingFit:
+    """One pass over the data."""
+    training, model = TrainingFit(likelihood), measured.model
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    for inputs, targets in labelled(loader, device):
+        columns = root_columns(curvature, likelihood, targets, mc_samples, generator)
+        with torch.enable_grad():
+            outputs = measured.measure(lambda inputs=inputs: model(inputs), columns)  # type: ignore[misc]
+        training.update(outputs, targets)
+    return training
+
+
+def _by_layer(params: dict[str, nn.Parameter]) -> list[list[str]]:
+    layers: dict[str, list[str]] = {}
+    for name in params:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    return list(layers.values())

@@ -1,0 +1,86 @@
+"""The words of `laplace`."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias, get_args
+
+from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.predictive import Link
+
+StructureName: TypeAlias = Literal["diagonal", "kronecker", "full"]
+LikelihoodName: TypeAlias = Literal["classification", "binary", "regression"]
+PriorPrecision: TypeAlias = float | Literal["marglik", "validation"]
+PriorStructure: TypeAlias = Literal["scalar", "layerwise"]
+
+_LIKELIHOODS: dict[str, Likelihood] = {
+    "classification": Softmax(),
+    "binary": Bernoulli(),
+    "regression": Gaussian(1.0),
+}
+_LINKS: dict[type[Likelihood], Link] = {Softmax: "softmax", Bernoulli: "sigmoid", Gaussian: "identity"}
+
+
+def check_settings(structure: str, prior_precision: float | str, prior_structure: str) -> None:
+    """Require words that exist.
+
+    Args:
+        structure: Of the curvature.
+        prior_precision: A number, or how it is chosen.
+        prior_structure: Who shares one.
+
+    Raises:
+        HyperparameterError: If one does not exist, or the number is not positive.
+    """
+    for name, value, known in (
+        ("structure", structure, get_args(StructureName)),
+        ("prior_structure", prior_structure, get_args(PriorStructure)),
+    ):
+        if value not in known:
+            raise HyperparameterError(f"{name}={value!r} is unknown; use {', '.join(map(repr, known))}.")
+    if isinstance(prior_precision, str):
+        if prior_precision not in {"marglik", "validation"}:
+            raise HyperparameterError(
+                f"prior_precision={prior_precision!r} is unknown; use 'marglik', 'validation' or a positive number."
+            )
+    elif not 0 < prior_precision < math.inf:
+        raise HyperparameterError(f"prior_precision={prior_precision!r} must be positive and finite.")
+    if prior_precision == "validation" and prior_structure != "scalar":
+        raise HyperparameterError(
+            "prior_precision='validation' chooses one number. Use prior_structure='scalar', or prior_precision='marglik'."
+        )
+
+
+def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood, bool]:
+    """The likelihood, and whether its noise is to be chosen.
+
+    Args:
+        likelihood: An object, or ``"classification"``, ``"binary"`` or ``"regression"``.
+
+    Returns:
+        Both; a Gaussian that is to be chosen has σ = 1.
+
+    Raises:
+        HyperparameterError: If it is none of them.
+    """
+    if isinstance(likelihood, Likelihood):
+        return likelihood, False
+    if likelihood not in _LIKELIHOODS:
+        raise HyperparameterError(
+            f"likelihood={likelihood!r} is unknown; use 'classification', 'binary', 'regression', or a Softmax(), "
+            "Bernoulli() or Gaussian(std) of lightning_bayes.curvature."
+        )
+    return _LIKELIHOODS[likelihood], likelihood == "regression"
+
+
+def link_of(likelihood: Likelihood) -> Link:
+    """How outputs become predictions.
+
+    Args:
+        likelihood: Of the targets.
+
+    Returns:
+        The link.
+    """
+    return _LINKS.get(type(likelihood), "softmax")

@@ -1,0 +1,127 @@
+"""The linearised predictive in closed form, against Jacobians, samples and quadrature."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, jacrev
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.posteriors import FullGaussian, MeanField, ScaledPosterior
+from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, mc_predict, output_moments, probit
+from lightning_bayes.predictive.closed_form import spread_points
+
+F64 = torch.float64
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return (
+        nn.Sequential(nn.Conv1d(2, 3, 2), nn.Tanh(), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(9, 3)).double().eval()
+    )
+
+
+@pytest.fixture
+def x(generator):
+    return torch.randn(6, 2, 4, generator=generator, dtype=F64)
+
+
+def means(model, names=None):
+    return {n: p.detach().clone() for n, p in model.named_parameters() if names is None or n in names}
+
+
+def full(model, generator, names=None, width=0.1):
+    mean = means(model, names)
+    size = sum(value.numel() for value in mean.values())
+    root = torch.randn(size, size, generator=generator, dtype=F64) / width / size**0.5
+    precision = root @ root.T + torch.eye(size, dtype=F64) / width**2
+    constants = {n: v for n, v in model.state_dict().items() if n not in mean}
+    return FullGaussian(mean, precision, dict.fromkeys(mean, 1.0), 10, constants)
+
+
+def mean_field(model):
+    mean = means(model)
+    precision = {name: 50 + value.abs() * 100 for name, value in mean.items()}
+    constants = {n: v for n, v in model.state_dict().items() if n not in mean}
+    return MeanField(mean, precision, dict.fromkeys(mean, 1.0), 10, constants)
+
+
+def expected_variance(model, posterior, x):
+    jacobians = jacrev(lambda weights: functional_call(model, weights, (x,)))(posterior.mean)
+    joint = torch.cat([jacobians[name].flatten(2) for name in posterior.mean], 2)
+    if isinstance(posterior, FullGaussian):
+        return torch.einsum("bcp,pq,bcq->bc", joint, torch.linalg.inv(posterior.precision), joint)
+    return (joint.square() / torch.cat([p.flatten() for p in posterior.precision.values()])).sum(2)
+
+
+def test_moments_are_those_of_the_jacobian(net, x, generator):
+    for posterior in (mean_field(net), full(net, generator), full(net, generator, {"0.weight", "4.bias"})):
+        mean, variance = output_moments(net, posterior, lambda: net(x))
+        torch.testing.assert_close(mean, net(x).detach())
+        torch.testing.assert_close(variance, expected_variance(net, posterior, x))
+        _, scaled = output_moments(net, ScaledPosterior(posterior, 0.5), lambda: net(x))
+        torch.testing.assert_close(scaled, variance / 4)
+
+
+def test_shared_layers_add_up_before_the_square(x, generator):
+    layer = nn.Linear(4, 4)
+    net = nn.Sequential(layer, nn.Tanh(), layer).double()
+    posterior, inputs = mean_field(net), x[:, 0]
+    _, variance = output_moments(net, posterior, lambda: net(inputs))
+    torch.testing.assert_close(variance, expected_variance(net, posterior, inputs))
+
+
+def test_moments_are_those_of_linearised_samples(net, x, generator):
+    posterior = full(net, generator)
+    draws = LinearizedSamples(PosteriorSamples(posterior, 2000)).outputs(net, lambda: net(x))
+    _, variance = output_moments(net, posterior, lambda: net(x))
+    assert ((draws.var(0) / variance - 1) / math.sqrt(2 / 2000)).abs().max() < 4
+
+
+def test_the_probit_approximates_the_average_of_a_sigmoid():
+    f, v = torch.linspace(-4, 4, 9, dtype=F64), torch.tensor(2.0, dtype=F64)
+    grid = torch.linspace(-8, 8, 2001, dtype=F64)
+    weights = (-grid.square() / 2).exp()
+    exact = ((f[:, None] + v.sqrt() * grid).sigmoid() * weights).sum(1) / weights.sum()
+    assert (probit(f, v.expand(9)).sigmoid() - exact).abs().max() < 0.01
+    assert (f.sigmoid() - exact).abs().max() > 0.05  # without it
+
+
+def test_mc_predict_takes_the_closed_form(net, x, generator):
+    posterior = full(net, generator)
+    mean, variance = output_moments(net, posterior, lambda: net(x))
+    found = mc_predict(net, posterior, x, linearized="closed_form")
+    torch.testing.assert_close(found.probs, probit(mean, variance).softmax(1))
+    assert found.sample_probs.shape == (1, 6, 3)
+    assert not found.mutual_information.any()
+    values = mc_predict(net, posterior, x, samples=16, link="identity", linearized="closed_form")
+    torch.testing.assert_close(values.mean, mean)
+    torch.testing.assert_close(values.variance, variance)
+
+
+def test_points_have_mean_0_and_variance_1():
+    for count in (2, 5, 32):
+        points = spread_points(count)
+        assert abs(float(points.mean())) < 1e-12
+        assert float(points.square().mean()) == pytest.approx(1.0)
+    assert spread_points(1).tolist() == [0.0]
+
+
+def test_the_model_is_as_it_was(net, x, generator):
+    posterior = full(net, generator, {"4.weight"})
+    with torch.no_grad():
+        net[4].weight.add_(1.0)
+    own, required = net[4].weight.detach().clone(), [param.requires_grad for param in net.parameters()]
+    output_moments(net, posterior, lambda: net(x))
+    assert torch.equal(net[4].weight, own)
+    assert [param.requires_grad for param in net.parameters()] == required
+    assert all(param.grad is None for param in net.parameters())
+
+
+def test_an_unknown_predictive_is_refused(net, x, generator):
+    with pytest.raises(HyperparameterError, match=r"linearized='probit' is unknown; use False, True or 'closed_form'"):
+        mc_predict(net, mean_field(net), x, linearized="probit")
