@@ -1,6 +1,6 @@
 """The demo over several seeds: means, standard errors, and the criteria that the default arguments must meet.
 
-python -m benchmarks.demo_seeds [--seeds 5] [--json benchmarks/results/demo_seeds.json]
+python -m benchmarks.demo_seeds [--first-seed 0] [--seeds 5] [--json benchmarks/results/demo_seeds.json]
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.provenance import provenance
@@ -17,10 +18,10 @@ from lightning_bayes.demo import COLUMNS, compare
 Runs = dict[str, dict[str, list[float]]]  # way to predict → metric → one value per seed
 
 
-def collect(seeds: int) -> Runs:
+def collect(seeds: Sequence[int]) -> Runs:
     """Run the demo once per seed."""
     runs: Runs = {}
-    for seed in range(seeds):
+    for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             results, _, _ = compare(Path(folder), seed)
         for name, result in results.items():
@@ -51,10 +52,12 @@ def criteria(runs: Runs) -> dict[str, bool]:
 def main() -> None:
     """Print the table and the criteria, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    runs = collect(options.seeds)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    runs = collect(seeds)
     print(f"{'':18}" + "".join(f"{column:>20}" for column in COLUMNS))
     for name, metrics in runs.items():
         cells = (f"{statistics.mean(metrics[m]):.4f} ± {standard_error(metrics[m]):.4f}" for m in COLUMNS.values())
@@ -62,7 +65,7 @@ def main() -> None:
     for promise, kept in criteria(runs).items():
         print(f"{'kept  ' if kept else 'BROKEN'}  {promise}")
     if options.json:
-        options.json.write_text(json.dumps({**provenance(), "seeds": options.seeds, "runs": runs}, indent=1) + "\n")
+        options.json.write_text(json.dumps({**provenance(), "seeds": list(seeds), "runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.hyperparameters import StepRule, effective
 from lightning_bayes.optim.steps.base_optimizer import (
-    NOISE_BESIDE_SGD,
     NOISE_OF_CLASSIFIERS,
     NOISE_OF_OTHERS,
     PRIOR_PRECISION,
@@ -40,7 +39,7 @@ def default_interval(optimizer_class: type[MeanFieldOptimizer], step_rule: StepR
 
 @final
 class DefaultNoise:
-    """κ from the kind of prediction, the optimizer that updates the mean, and the number of noisy layers."""
+    """κ from the kind of prediction and the number of noisy layers."""
 
     first = NOISE_OF_OTHERS  # κ before the loss is known
 
@@ -57,10 +56,8 @@ class DefaultNoise:
         layers = noisy_layers(optimizer.param_groups, optimizer.state)
         if self._applied == (optimizer, layers):
             return
-        self._applied, step = (optimizer, layers), optimizer.base_step
-        follows_gradients = step is not None and step.follows_gradients
-        of_classifiers = NOISE_BESIDE_SGD if follows_gradients else NOISE_OF_CLASSIFIERS
-        scale = of_classifiers if link in {"softmax", "sigmoid"} else NOISE_OF_OTHERS
+        self._applied = (optimizer, layers)
+        scale = NOISE_OF_CLASSIFIERS if link in {"softmax", "sigmoid"} else NOISE_OF_OTHERS
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["relative_noise"] = noise_of_depth(scale, layers)
 

@@ -41,9 +41,8 @@ from torch import Tensor, nn
 from lightning_bayes.optim.steps.step import Cohort, Step
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
-NOISE_OF_CLASSIFIERS = 0.2  # κ; an argmax stands more noise
+NOISE_OF_CLASSIFIERS = 0.1  # κ; an argmax stands more noise
 NOISE_OF_OTHERS = 0.02  # than a number
-NOISE_BESIDE_SGD = 0.1  # each gradient moves weights by its own size
 SHALLOW = 5  # layers, LeNet's; deeper networks have less noise
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
 LONGEST_MOVE = 0.1  # of a tensor's size, by one step in proportion to the gradient
