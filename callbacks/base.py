@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 from lightning_bayes.callbacks import checks, ranks, summary
 from lightning_bayes.callbacks.checkpoint_io import use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure
-from lightning_bayes.callbacks.default_policy import DefaultNoise, DefaultPrior, default_interval
+from lightning_bayes.callbacks.default_policy import DefaultNoise, DefaultPrior, choose_step, default_interval
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
@@ -75,7 +75,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         if self.lr is None and self.group_defaults["relative_noise"] is None:
             self.default_noise = DefaultNoise()
             self.group_defaults["relative_noise"] = self.default_noise.first
-        self.group_defaults["step_rule"] = self.optimizer_class.default_step if self.lr is None else "natural"
+        chosen = choose_step(type(self).__name__, self.optimizer_class, found.lr, found.step)
+        self.group_defaults["step_rule"], self._grafts = chosen
         self._states_interval = self.group_defaults["curvature_interval"] is not None
         if not self._states_interval:
             interval = default_interval(self.optimizer_class, self.group_defaults["step_rule"])
@@ -148,7 +149,8 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
-        settings = SwapSettings(self.optimizer_class, self.lr, self.prior, self.group_defaults, self.optimizer_kwargs)
+        kwargs = self.optimizer_kwargs
+        settings = SwapSettings(self.optimizer_class, self.lr, self.prior, self.group_defaults, kwargs, self._grafts)
         self.optimizer = swap_optimizer(trainer, pl_module, settings)
         self._posterior.forget()
         self._ranks_agree = self._is_announced = False

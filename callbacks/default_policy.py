@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, final
+from typing import Any, NamedTuple, final, get_args
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
-from lightning_bayes.optim.hyperparameters import StepRule, effective
+from lightning_bayes.optim.hyperparameters import StepName, StepRule, effective
 from lightning_bayes.optim.steps.base_optimizer import (
     NOISE_OF_CLASSIFIERS,
     NOISE_OF_OTHERS,
@@ -35,6 +36,47 @@ def default_interval(optimizer_class: type[MeanFieldOptimizer], step_rule: StepR
         or costs nothing.
     """
     return _INTERVAL if step_rule == "user" and optimizer_class.amortises else 1
+
+
+class StepChoice(NamedTuple):
+    """What moves the mean."""
+
+    rule: StepRule
+    grafts: bool  # whether the user's optimizer gives the length of a step only, see `optim.steps.graft`
+
+
+def choose_step(
+    callback: str, optimizer_class: type[MeanFieldOptimizer], lr: float | Schedule | None, step: StepName | None
+) -> StepChoice:
+    """The step that a callback's arguments ask for.
+
+    Args:
+        callback: Name of the callback's class, for messages.
+        optimizer_class: The optimizer.
+        lr: The learning rate of the papers' step, if any.
+        step: ``"user"``, ``"natural"`` or None for the optimizer's own.
+
+    Returns:
+        The choice.
+
+    Raises:
+        HyperparameterError: If `step` does not fit the learning rate or the optimizer.
+    """
+    if step not in {None, *get_args(StepName)}:
+        raise HyperparameterError(f"{callback} got step={step!r}. Pass 'user', 'natural' or nothing.")
+    default = optimizer_class.default_step
+    if step == "user" and (lr is not None or default != "user"):
+        why = "nothing else would be left of it" if lr is None else f"lr={lr!r} is that of the natural step"
+        raise HyperparameterError(f"{callback} got step='user', but {why}. Leave one of them out.")
+    if lr is not None:
+        return StepChoice("natural", grafts=False)
+    grafts = step == "natural" and default == "user"
+    if grafts and not optimizer_class.can_graft:
+        raise HyperparameterError(
+            f"{callback} got step='natural' without lr, but its direction has no elementwise curvature. Pass lr=..., the "
+            "paper's step, or leave step out."
+        )
+    return StepChoice(default, grafts)
 
 
 @final

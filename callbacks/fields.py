@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lightning_bayes.curvature import check_names
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.optim import FisherName, MeanFieldOptimizer, Schedule
-from lightning_bayes.optim.hyperparameters import HyperparameterFields
+from lightning_bayes.optim.hyperparameters import HyperparameterFields, StepName
 from lightning_bayes.optim.kronecker.factor_source import UnsupportedLayers
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.predictive import Link
@@ -25,6 +25,9 @@ class CallbackFields(HyperparameterFields, total=False):
     Attributes:
         lr: Learning rate α of the paper's natural step, at the peak of the user's schedule. None, the default step: the
             user's own optimizer updates the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers act on either.
+        step: ``"user"``: the user's optimizer moves the mean. ``"natural"`` with an `lr`: the paper's step. ``"natural"``
+            without: the natural gradient's direction, as long as the user's step, tensor by tensor (`optim.steps.graft`; a
+            heuristic). None: the first without an `lr`, the second with one; OGN, K-FAC and Vprop-0 bound their own step.
         mc_samples: K, weight samples per batch and process in training; default 1, CVI 10.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean. Default 10.
         linearized: Whether validation, test and prediction use the model's first-order expansion around the mean,
@@ -41,9 +44,8 @@ class CallbackFields(HyperparameterFields, total=False):
             curvature of the first batch.
         relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, which the curvature shapes
             (`posteriors.shaped_noise`); the data lower it where they allow less. None: the noise of the bound with an
-            explicit `lr`; with the default step 0.2 for classifiers (known from `link` or the loss; 0.1 where SGD updates
-            the mean) and 0.02 for other models, less for more than five layers
-            (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
+            explicit `lr`; with the default step 0.1 for classifiers (known from `link` or the loss) and 0.02 for other
+            models, less for more than five layers (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
         curvature_interval: T, updates between measurements of the curvature, after ten that all measure; the others run the
             bare model. None: 10 where the user's optimizer updates the mean and the curvature is a running average
             (`optim.runtime.measuring`), else 1, as with an explicit `lr`.
@@ -56,6 +58,7 @@ class CallbackFields(HyperparameterFields, total=False):
     """
 
     lr: float | Schedule | None
+    step: StepName | None
     eval_samples: int
     linearized: bool
     val_samples: int | None
@@ -113,6 +116,7 @@ class CallbackArguments(NamedTuple):
     """The arguments of a callback, completed by defaults."""
 
     lr: float | Schedule | None
+    step: StepName | None
     num_data: int | None
     prior_precision: float | Schedule | None
     eval_samples: int
@@ -140,7 +144,8 @@ def complete_arguments(
     record = optimizer_class.hyperparameters
     known = [*CallbackFields.__optional_keys__, *record.own_names()]
     _require_known(callback, given, known)
-    values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(given)}
+    stated = {name: value for name, value in given.items() if name != "step"}  # which is a count in the record
+    values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(stated)}
     record.check(values)
     check_names(values["engine"], values["loss_reduction"])
     of_callback = {name: values[name] for name in _OF_CALLBACK}
@@ -148,6 +153,7 @@ def complete_arguments(
     in_group = {name: values[name] for name in others if record.settings()[name].in_group}
     return CallbackArguments(
         **of_callback,
+        step=given.get("step"),
         group_defaults=in_group,
         optimizer_kwargs={name: values[name] for name in others if name not in in_group},
     )

@@ -76,12 +76,13 @@ def _converted(old: Optimizer, group: dict[str, Any], cycles_momentum: bool) -> 
     }
 
 
-def without_penalty(old: Optimizer, cycles_momentum: bool) -> BaseOptimizerStep:
+def without_penalty(old: Optimizer, cycles_momentum: bool, grafts: bool) -> BaseOptimizerStep:
     """Let the user's optimizer update the mean, without the L2 penalty that the prior stands for.
 
     Args:
         old: The user's optimizer; changed in place.
         cycles_momentum: Whether a scheduler changes the momentum.
+        grafts: Whether the direction is the natural gradient's.
 
     Returns:
         The step.
@@ -89,7 +90,7 @@ def without_penalty(old: Optimizer, cycles_momentum: bool) -> BaseOptimizerStep:
     for group in (old.defaults, *old.param_groups):
         if not _is_decoupled(old, group) and "weight_decay" in group:
             group["weight_decay"] = 0.0
-    return BaseOptimizerStep(old, cycles_momentum)
+    return BaseOptimizerStep(old, cycles_momentum, grafts)
 
 
 def _is_decoupled(old: Optimizer, group: dict[str, Any]) -> bool:

@@ -24,6 +24,7 @@ class SwapSettings(NamedTuple):
     prior: DefaultPrior
     group_defaults: Mapping[str, Any]  # hyperparameters of every group
     optimizer_kwargs: Mapping[str, Any]  # the other arguments of the optimizer
+    grafts: bool  # whether the user's optimizer gives the length of a step only
 
 
 def swap_optimizer(trainer: Trainer, module: LightningModule, settings: SwapSettings) -> MeanFieldOptimizer:
@@ -49,7 +50,7 @@ def swap_optimizer(trainer: Trainer, module: LightningModule, settings: SwapSett
     settings.prior.mark([*groups, later])
     if has_base:
         require_resumable(old)
-    base: dict[str, Any] = {"base": without_penalty(old, cycles)} if has_base else {}
+    base: dict[str, Any] = {"base": without_penalty(old, cycles, settings.grafts)} if has_base else {}
     new = settings.optimizer_class(
         module,
         groups,

@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.defaults.controls import FlatNoiseCallback, PermutedCallback
@@ -24,10 +26,11 @@ from lightning_bayes import (
 )
 from lightning_bayes.optim import LinearSchedule
 
-CALLBACKS: dict[str, type[VariationalCallback] | None] = {
+CALLBACKS: dict[str, Callable[..., VariationalCallback] | None] = {
     "user": None,  # the user's optimizer alone
     "ogn": OGNCallback,  # the step without the noise
     "vogn": VOGNCallback,
+    "natural": partial(VOGNCallback, step="natural"),  # as long as the user's step
     "vadam": VadamCallback,
     "ivon": IVONCallback,
     "noisy_adam": NoisyAdamCallback,

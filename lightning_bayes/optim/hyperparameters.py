@@ -43,6 +43,7 @@ from lightning_bayes.optim.settings import (
 
 PriorMean: TypeAlias = Literal["zero", "initial"]
 StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
+StepName: TypeAlias = Literal["user", "natural"]  # of callbacks
 RadiusRule: TypeAlias = Literal["adam", "sgd"]
 HyperparametersT = TypeVar("HyperparametersT", bound="Hyperparameters")
 

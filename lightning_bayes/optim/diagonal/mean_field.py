@@ -62,6 +62,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         hyperparameters: The record of its hyperparameters.
         own_defaults: Its defaults, where they differ from the record's.
         averages_curvature: Whether its curvature is the running average of what is measured, and nothing more.
+        can_graft: Whether another optimizer's step may take its direction, see `optim.steps.graft`.
         amortises: Whether some updates may go without a measurement, see `optim.runtime.measuring`.
         signed_curvature: Whether its curvature may be negative, above -δ̃.
         prior_at_sample: Whether the prior's gradient is taken at the sample, not at the mean.
@@ -86,6 +87,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     state_type: ClassVar[Any] = MeanFieldState
     averages_curvature: ClassVar[bool] = False
     amortises: ClassVar[bool] = False
+    can_graft: ClassVar[bool] = True
     signed_curvature: ClassVar[bool] = False
     prior_at_sample: ClassVar[bool] = False
     default_step: ClassVar[StepRule] = "user"

@@ -73,6 +73,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     """
 
     averages_curvature = True
+    can_graft = False
     estimator = KroneckerFactorsEstimator()
     hyperparameters: ClassVar[type[Hyperparameters]] = KroneckerHyperparameters
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ counts measurements, not updates

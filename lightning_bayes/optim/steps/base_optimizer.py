@@ -38,6 +38,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.optim.steps.graft import graft_
 from lightning_bayes.optim.steps.step import Cohort, Step
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
@@ -57,12 +58,14 @@ class BaseOptimizerStep(Step):
     Args:
         base: The user's optimizer, over the same parameters in the same groups.
         cycles_momentum: Whether a scheduler changes the momentum of the noisy optimizer's groups.
+        grafts: Whether the base optimizer gives the length of the step only, and the natural gradient its direction; see
+            `optim.steps.graft`.
     """
 
     uses_update = False
 
-    def __init__(self, base: torch.optim.Optimizer, cycles_momentum: bool = False) -> None:
-        self.base, self.cycles_momentum = base, cycles_momentum
+    def __init__(self, base: torch.optim.Optimizer, cycles_momentum: bool = False, grafts: bool = False) -> None:
+        self.base, self.cycles_momentum, self.grafts = base, cycles_momentum, grafts
 
     @property
     def follows_gradients(self) -> bool:
@@ -88,8 +91,12 @@ class BaseOptimizerStep(Step):
                 own["momentum"] = group["momentum"]
             if self.cycles_momentum and "betas" in own:
                 own["betas"] = (group["betas"][0], *own["betas"][1:])
-        starts = copies(self.base.param_groups, states) if self.follows_gradients else {}
+        starts = copies(self.base.param_groups, states) if self.follows_gradients or self.grafts else {}
         self.base.step()
+        if self.grafts:
+            graft_(groups, starts, states, self.base.state)
+        if not self.follows_gradients:
+            return
         bound_steps_(starts, states, self.base.state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], states: Mapping[Tensor, dict[str, Any]]) -> None:
