@@ -8,6 +8,7 @@ from lightning_bayes.callbacks.diagnostics import PosteriorDiagnostics
 from lightning_bayes.callbacks.figures import EvaluationFigures
 from lightning_bayes.callbacks.ivon import IVONCallback
 from lightning_bayes.callbacks.kfac import KFACCallback, NoisyKFACCallback
+from lightning_bayes.callbacks.laplace import LaplaceCallback
 from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
 from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
 from lightning_bayes.callbacks.noisy_adam import NoisyAdamCallback, NoisyAdamFisherCallback
@@ -31,6 +32,7 @@ __all__ = [
     "EvaluationFigures",
     "IVONCallback",
     "KFACCallback",
+    "LaplaceCallback",
     "MCDropoutCallback",
     "MomentumVONCallback",
     "NoisyAdamCallback",

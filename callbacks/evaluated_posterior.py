@@ -61,12 +61,21 @@ class EvaluatedPosterior:
         """
         if trainer.state.fn == "fit":
             return optimizer.posterior() if optimizer is not None and optimizer.num_updates > 0 else None
-        if self._kept is not None and _is_mean(module.state_dict(), self._kept):
+        if self._kept is not None and is_mean_of(self._kept, module.state_dict()):
             return self._kept
         why = self._why_none if self._kept is None else "they are not the mean of its posterior. Pass ckpt_path=..."
         rank_zero_warn(f"{callback} evaluates at the weights as they are: {why}")
         return None
 
 
-def _is_mean(weights: dict[str, torch.Tensor], posterior: AbstractPosterior) -> bool:
+def is_mean_of(posterior: AbstractPosterior, weights: dict[str, torch.Tensor]) -> bool:
+    """Whether weights are the mean of a posterior.
+
+    Args:
+        posterior: The posterior.
+        weights: A module's, by name.
+
+    Returns:
+        Whether they have the same bits.
+    """
     return all(n in weights and torch.equal(weights[n].cpu(), mean.cpu()) for n, mean in posterior.mean.items())

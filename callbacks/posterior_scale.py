@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,6 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.last_epoch import is_last_epoch
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
 from lightning_bayes.callbacks.validation_set import ValidationSet, added_up, on_device
@@ -21,6 +22,7 @@ from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import SCALE_KEY
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive import (
+    ClosedFormSamples,
     LinearizedSamples,
     Link,
     PosteriorSamples,
@@ -30,6 +32,9 @@ from lightning_bayes.predictive import (
     predictive_nll,
 )
 from lightning_bayes.predictive.scale import LARGEST, FittedScale
+
+_EXPANSIONS = (LinearizedSamples, ClosedFormSamples)
+_Scalable: TypeAlias = PosteriorSamples | LinearizedSamples | ClosedFormSamples
 
 
 @final
@@ -120,7 +125,7 @@ class PosteriorScale(Callback):
             trainer: The trainer.
             pl_module: The module.
         """
-        if not _is_last_epoch(trainer):
+        if not is_last_epoch(trainer):
             return
         callback = _evaluation_of(trainer)
         with evaluation_mode(pl_module), torch.random.fork_rng([]), torch.no_grad():  # loaders draw random numbers
@@ -147,27 +152,29 @@ class PosteriorScale(Callback):
             Samples of the scaled posterior, linearised if asked for.
         """
         wanted = self._wanted(samples)
-        is_other = self._is_linearized != isinstance(wanted, LinearizedSamples)
+        is_other = self._is_linearized != isinstance(wanted, _EXPANSIONS)
         if self.scale is None or self.refit or is_other:
             with torch.random.fork_rng([]):
                 self._choose(trainer, module, wanted, link, self._validation.loader(trainer), None)
         return wanted.scaled(float(self.scale or 0.0))
 
-    def _wanted(self, samples: Samples) -> PosteriorSamples | LinearizedSamples:
-        networks = samples.samples if isinstance(samples, LinearizedSamples) else samples
+    def _wanted(self, samples: Samples) -> _Scalable:
+        if isinstance(samples, ClosedFormSamples) and self.linearized is None:
+            return samples
+        networks = samples.samples if isinstance(samples, _EXPANSIONS) else samples
         if not isinstance(networks, PosteriorSamples):
             raise UnsupportedTrainingError(
                 f"PosteriorScale changes the width of a posterior over weights, but {type(samples).__name__} have none. Use "
                 "it beside a callback such as VOGNCallback."
             )
-        linear = isinstance(samples, LinearizedSamples) if self.linearized is None else self.linearized
+        linear = isinstance(samples, _EXPANSIONS) if self.linearized is None else self.linearized
         return LinearizedSamples(networks) if linear else networks
 
     def _choose(
         self,
         trainer: Trainer,
         module: LightningModule,
-        samples: PosteriorSamples | LinearizedSamples,
+        samples: _Scalable,
         link: Link,
         loader: Any,
         limit: int | None,
@@ -186,7 +193,7 @@ class PosteriorScale(Callback):
             return predictive_nll(found.outputs, found.targets, link, noise_std, reduce)
 
         found = fit_scale(nll)
-        self.scale, self._is_linearized = found.scale, isinstance(samples, LinearizedSamples)
+        self.scale, self._is_linearized = found.scale, isinstance(samples, _EXPANSIONS)
         _report(found)
 
 
@@ -230,11 +237,6 @@ def _evaluation_of(trainer: Trainer) -> EvaluationCallback:
             "PosteriorScale changes the width of a posterior, but no callback of this trainer has one. Add VOGNCallback()."
         )
     return found[0]
-
-
-def _is_last_epoch(trainer: Trainer) -> bool:
-    has_all_steps = 0 <= trainer.max_steps <= trainer.global_step
-    return trainer.should_stop or has_all_steps or trainer.current_epoch + 1 == trainer.max_epochs
 
 
 def _report(found: FittedScale) -> None:

@@ -9,11 +9,11 @@ from typing import Any, Literal, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.callbacks.training_data import training_loader
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
 
@@ -102,23 +102,10 @@ class BatchNormRecalibration(Callback):
             return recalibrate(pl_module, samples, self._runs(trainer, pl_module), self.of, partial(_averaged, trainer))
 
     def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
-        for batch in islice(self._training_loader(trainer, pl_module), self.batches):
+        loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
+        for batch in islice(loader, self.batches):
             moved = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
             yield partial(_run, trainer, pl_module, moved[0] if isinstance(moved, (tuple, list)) else moved)
-
-    def _training_loader(self, trainer: Trainer, module: LightningModule) -> Any:
-        datamodule = getattr(trainer, "datamodule", None)
-        if datamodule is not None:
-            datamodule.setup("fit")
-            return datamodule.train_dataloader()
-        if is_overridden("train_dataloader", module):
-            return module.train_dataloader()
-        if self._fitted_on is None:
-            raise UnsupportedTrainingError(
-                "BatchNormRecalibration needs training batches, but has seen no fit, and there is no data module. Pass "
-                "datamodule=..., give the module a train_dataloader, or let the callback join the fit."
-            )
-        return self._fitted_on
 
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:

@@ -2,7 +2,8 @@
 
 A config is a file, the name of a recipe of this package, or a composition such as ``cifar10+lenet+vogn``; see
 `lightning_bayes.composition`. ``lightning-bayes report RUN [RUN …]`` compares the results of runs; see
-`lightning_bayes.report`.
+`lightning_bayes.report`. ``lightning-bayes laplace`` gives a trained checkpoint a posterior; see
+`lightning_bayes.laplace_command`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, P
 from lightning_bayes.composition import known_names
 from lightning_bayes.config_lookup import with_configs
 from lightning_bayes.errors import BayesError, ConfigError
+from lightning_bayes.laplace_command import as_test_under_laplace
 from lightning_bayes.metric_table import metric_table
 
 _DESCRIPTION = """Train, validate, test and predict with a posterior over the weights.
 CONFIG is a YAML file, a recipe, or DATA+MODEL+METHOD, such as digits+lenet+vogn. {names}
 fit --trainer.callbacks.help=VOGNCallback lists the arguments of a class; --trainer.max_epochs=5 or
 --trainer.callbacks.mc_samples=2 overrides one.
-lightning-bayes report RUN [RUN ...] writes one HTML page that compares runs."""
+lightning-bayes report RUN [RUN ...] writes one HTML page that compares runs.
+lightning-bayes laplace --config CONFIG --ckpt_path CHECKPOINT tests a trained network under its Laplace approximation and
+saves it beside the checkpoint; --trainer.callbacks.structure=diagonal or --trainer.callbacks.subset=all overrides one."""
 
 
 def main() -> None:
@@ -44,7 +48,8 @@ def main() -> None:
         report.command.run(sys.argv[2:])
         return
     try:
-        sys.argv[1:] = with_configs(sys.argv[1:])  # not args=...: DDP starts its processes from sys.argv
+        # Not args=...: DDP starts its processes from sys.argv.
+        sys.argv[1:] = as_test_under_laplace(with_configs(sys.argv[1:]))
     except ConfigError as error:
         print(f"lightning-bayes: {error}", file=sys.stderr)
         raise SystemExit(2) from None

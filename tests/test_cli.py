@@ -402,3 +402,18 @@ def test_help_of_a_callback_documents_every_argument(name, capsys):
         text = described[argument].partition("(type: ")[0]
         assert len(text.split()) >= 4, f"{argument} has no description"
         assert re.search(r"[Dd]efault|None", text), f"{argument} does not say its default"
+
+
+def test_a_trained_checkpoint_gets_a_laplace_posterior(tmp_path, capsys):
+    small = [*QUIET, "--trainer.max_epochs=2", "--trainer.limit_train_batches=20", "--model.model.hidden=[8]"]
+    command("fit", "--config", "digits+mlp+adam", *small)
+    (checkpoint,) = tmp_path.glob("runs/digits_mlp_adam/version_0/checkpoints/last.ckpt")
+    laplace = ["--trainer.callbacks.prior_precision=3.0", "--trainer.callbacks.subset=all"]
+    command("laplace", "--config", "digits+mlp+adam", "--ckpt_path", str(checkpoint), *small, *laplace)
+    posterior = load_posterior(checkpoint.with_name("last-laplace.ckpt"))
+    assert type(posterior).__name__ == "EigenGaussian"
+    assert set(posterior.prior_precision.values()) == {3.0}
+    assert len(posterior.mean) == 4
+    status, streams = refused(capsys, "laplace", "--config", "digits+mlp+adam")
+    assert status == 2
+    assert "there is no checkpoint. Pass --ckpt_path" in streams.err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import final
 
@@ -20,20 +20,29 @@ from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 LIMIT_MIB = 1024.0  # of one D × D matrix: D = 16 384 in single precision
 
 
+def require_full_size(params: Mapping[str, Tensor]) -> int:
+    """Refuse more parameters than a full matrix holds, by a `PosteriorError`.
+
+    Args:
+        params: The parameters by name.
+
+    Returns:
+        D, the number of weights.
+    """
+    size, bytes_each = sum(p.numel() for p in params.values()), max(p.element_size() for p in params.values())
+    what = f"structure='full' of {size:,} parameters, {size:,} × {size:,} numbers,"
+    instead = "structure='kronecker' or 'diagonal', or subset='last_layer'"
+    require_memory(what, size**2, bytes_each, LIMIT_MIB, instead)
+    return size
+
+
 @final
 class Full(AbstractStructure):
-    """Σ_i Σ_c (J_iᵀ v_ic)(J_iᵀ v_ic)ᵀ; arguments as in `AbstractStructure`.
-
-    Raises:
-        PosteriorError: If the matrix takes more than `LIMIT_MIB`.
-    """
+    """Σ_i Σ_c (J_iᵀ v_ic)(J_iᵀ v_ic)ᵀ; arguments as in `AbstractStructure`."""
 
     def __init__(self, model: nn.Module, params: dict[str, nn.Parameter]) -> None:
         super().__init__(model, params)
-        size, like = sum(param.numel() for param in params.values()), next(iter(params.values()))
-        what = f"structure='full' of {size:,} parameters, {size:,} × {size:,} numbers,"
-        instead = "structure='kronecker' or 'diagonal', or subset='last_layer'"
-        require_memory(what, size**2, like.element_size(), LIMIT_MIB, instead)
+        size, like = require_full_size(params), next(iter(params.values()))
         self.engine = FusedEngine(model, "sum")
         self.matrix = like.new_zeros(size, size).detach()
 

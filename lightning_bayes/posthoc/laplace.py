@@ -69,7 +69,7 @@ def laplace(
     loader: Iterable[Any],
     likelihood: Likelihood | LikelihoodName = "classification",
     structure: StructureName = "kronecker",
-    subset: str = "all",
+    subset: str = "last_layer",
     curvature: CurvatureName = "ggn",
     prior_precision: PriorPrecision = "marglik",
     *,
@@ -89,7 +89,7 @@ def laplace(
             ``Gaussian(0.1)`` for a known noise.
         structure: ``"diagonal"``; ``"kronecker"``, with eigendecomposed factors; or ``"full"``, for last layers and small
             models.
-        subset: ``"all"``, ``"last_layer"``, or a regular expression that is searched in parameter names; parameters that do
+        subset: ``"last_layer"``, ``"all"``, or a regular expression that is searched in parameter names; parameters that do
             not require gradients are left out.
         curvature: ``"ggn"``, exact, which is the true Fisher of these likelihoods too; ``"fisher"``, the same estimated from
             `mc_samples` drawn labels, which is cheaper for many outputs; ``"empirical_fisher"``.

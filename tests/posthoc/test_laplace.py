@@ -42,8 +42,8 @@ def net(generator):
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.BatchNorm1d(5), nn.Linear(5, 3)).double().eval()
 
 
-def untrained(model, batches, *args, **kwargs):
-    return laplace(model, batches, *args, require_trained=False, **kwargs)
+def untrained(model, batches, likelihood="classification", structure="kronecker", subset="all", *args, **kwargs):
+    return laplace(model, batches, likelihood, structure, subset, *args, require_trained=False, **kwargs)
 
 
 def dense(posterior):

@@ -6,12 +6,14 @@ numbers; this package looks them up.
 
 from lightning_bayes.optim.readout.checkpoint import (
     CALLBACK_KEY,
+    POSTERIOR_KEY,
     SCALE_KEY,
     callback_state,
     load_posterior,
     posterior_from_checkpoint,
     read_checkpoint,
     require_checkpoint,
+    stored_posterior,
 )
 from lightning_bayes.optim.readout.layer import layer_precision
 from lightning_bayes.optim.readout.shape import layer_damping, layer_scale, layer_shape, shape_of, temperature_of
@@ -19,6 +21,7 @@ from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterio
 
 __all__ = [
     "CALLBACK_KEY",
+    "POSTERIOR_KEY",
     "SCALE_KEY",
     "Entry",
     "WeightPosterior",
@@ -34,5 +37,6 @@ __all__ = [
     "require_checkpoint",
     "shape_of",
     "state_precision",
+    "stored_posterior",
     "temperature_of",
 ]

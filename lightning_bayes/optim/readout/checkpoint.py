@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
-from lightning_bayes.posteriors import ScaledPosterior, verified_load
+from lightning_bayes.optim.readout.state import Entry, posterior_of
+from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, ScaledPosterior, verified_load
 
 # Key of the callbacks' state in a checkpoint: one for the whole family, so that a run can change its arguments.
 CALLBACK_KEY = "lightning_bayes"
+POSTERIOR_KEY = "lightning_bayes.posterior"  # of a posterior that no optimizer holds, such as Laplace's
 SCALE_KEY = "lightning_bayes.PosteriorScale"  # of the width that was chosen for the posterior, see callbacks
 
 
@@ -81,7 +82,28 @@ def callback_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return state
 
 
-def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> WeightPosterior:
+def stored_posterior(checkpoint: Mapping[str, Any]) -> AbstractPosterior | None:
+    """The posterior that a callback has written, such as `LaplaceCallback`.
+
+    Args:
+        checkpoint: Contents of a Lightning checkpoint.
+
+    Returns:
+        The posterior with its constants; None if there is none.
+    """
+    state = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {})
+    if "family" not in state:
+        return None
+    found: Any = FAMILIES[state["family"]].from_state_dict(state["posterior"])
+    result: AbstractPosterior = replace(found, constants=_constants(checkpoint, found.mean))
+    return result
+
+
+def _constants(checkpoint: Mapping[str, Any], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: v for n, v in checkpoint["state_dict"].items() if n not in mean and isinstance(v, Tensor)}
+
+
+def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> AbstractPosterior:
     """Build the posterior from a loaded checkpoint; arguments, result and errors as in `load_posterior`.
 
     Args:
@@ -94,6 +116,9 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
     Raises:
         PosteriorError: If there is none.
     """
+    stored = stored_posterior(checkpoint)
+    if stored is not None:
+        return stored
     names = callback_state(checkpoint).get("param_names")
     states = checkpoint.get("optimizer_states")
     if not names or not states:
@@ -104,8 +129,7 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
     found = posterior_of(_entries(checkpoint, names, states[0]))
     if not found.mean:
         raise PosteriorError(f"{source} was written before the first update of the posterior, or by OGN, a point.")
-    others = {n: v for n, v in checkpoint["state_dict"].items() if n not in found.mean and isinstance(v, Tensor)}
-    return replace(found, constants=others)
+    return replace(found, constants=_constants(checkpoint, found.mean))
 
 
 def _entries(checkpoint: dict[str, Any], names: list[list[str]], optimizer: dict[str, Any]) -> Iterator[Entry]:

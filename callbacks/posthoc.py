@@ -1,0 +1,138 @@
+"""Evaluation under a posterior that no optimizer holds: it is kept with the callback, and in its part of the checkpoint."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from lightning_bayes.callbacks.evaluated_posterior import is_mean_of
+from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.patches import Patches
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
+from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.predictive import Linearized, Link, PosteriorSamples, Samples, seen_through
+
+
+class PosthocCallback(EvaluationCallback, ABC):
+    """Evaluates a module under a posterior around its weights.
+
+    Args:
+        link: How outputs become predictions; None asks the module, then the training loss.
+        eval_samples: S; 0 evaluates the network.
+        linearized: The predictive, see `seen_through`.
+        seed: Of the samples.
+
+    Raises:
+        HyperparameterError: If a number lies outside of its range.
+    """
+
+    save_to: str | None = None
+
+    def __init__(self, link: Link | None, eval_samples: int, linearized: Linearized, seed: int) -> None:
+        if eval_samples < 0 or eval_samples != int(eval_samples):
+            raise HyperparameterError(f"eval_samples={eval_samples!r} must be a whole number of at least 0.")
+        if linearized not in {False, True, "closed_form"}:
+            raise HyperparameterError(f"linearized={linearized!r} is unknown; use False, True or 'closed_form'.")
+        super().__init__(link)
+        self.eval_samples, self.linearized, self.seed = eval_samples, linearized, seed
+        self._kept: AbstractPosterior | None = None
+        self._loops = Patches()
+
+    @abstractmethod
+    def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior | None:
+        """The posterior of weights that were loaded without one; None to evaluate the network.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+
+    @property
+    def posterior(self) -> AbstractPosterior | None:
+        """The posterior of the last fit, checkpoint or evaluation, by the LightningModule's names; None before."""
+        return self._kept
+
+    def keep(self, posterior: AbstractPosterior) -> None:
+        """Evaluate under a posterior from now on.
+
+        Args:
+            posterior: Around the module's weights.
+        """
+        self._kept = posterior.to("cpu")
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Reset; evaluation loops keep what gradients need.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        """
+        self.undo()
+        if stage == "fit":
+            self.evaluation.has_seen_loss = False
+            return
+        # The closed form takes gradients of the outputs, which tensors of torch.inference_mode do not have.
+        for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
+            self._loops.set(loop, "inference_mode", False)
+
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
+        """Find the posterior of the module's weights.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+
+        Returns:
+            Its samples; None in a fit before there is one.
+        """
+        if not self.eval_samples:
+            return None
+        if self._kept is None or not is_mean_of(self._kept, pl_module.state_dict()):
+            found = None if trainer.state.fn == "fit" else self.missing_posterior(trainer, pl_module)
+            if found is None:
+                return None
+            self.keep(found)
+            if self.save_to is not None:
+                trainer.save_checkpoint(self.save_to)
+                rank_zero_info(f"The checkpoint with its posterior is {self.save_to}")
+        assert self._kept is not None
+        samples = PosteriorSamples(self._kept.to(pl_module.device), self.eval_samples, self.seed)
+        return seen_through(samples, self.linearized, self.evaluation.link_of(pl_module) or "softmax")
+
+    def undo(self) -> None:
+        """Undo what was done to the trainer and the module."""
+        super().undo()
+        self._loops.undo()
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        """One key for all such callbacks and arguments."""
+        return POSTERIOR_KEY
+
+    def state_dict(self) -> dict[str, Any]:
+        """The posterior without its constants, which are the rest of the checkpoint's weights; and the link."""
+        state: dict[str, Any] = {"format": 1, "link": self.evaluation.loss_link}
+        if self._kept is not None:
+            assert is_dataclass(self._kept)
+            alone = replace(self._kept, constants={})
+            state |= {"family": type(alone).__name__, "posterior": alone.state_dict()}
+        return state
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take the posterior of a checkpoint.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            checkpoint: Contents of the checkpoint.
+        """
+        self.evaluation.loss_link = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}).get("link")
+        self._kept = stored_posterior(checkpoint)
