@@ -16,6 +16,7 @@ from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
+from lightning_bayes.callbacks.swag import SWAGCallback
 from lightning_bayes.callbacks.temperature import TemperatureScaling
 from lightning_bayes.callbacks.vadagrad import VadaGradCallback
 from lightning_bayes.callbacks.vadam import VadamCallback
@@ -42,6 +43,7 @@ __all__ = [
     "PosteriorDiagnostics",
     "PosteriorScale",
     "PredictionWriter",
+    "SWAGCallback",
     "TemperatureScaling",
     "VOGNCallback",
     "VONCallback",

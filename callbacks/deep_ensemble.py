@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.optim.readout import callback_state, read_checkpoint
-from lightning_bayes.predictive import Link, MemberSamples, misfits
+from lightning_bayes.optim.readout import callback_state, posterior_from_checkpoint, read_checkpoint
+from lightning_bayes.predictive import Link, MemberPosteriors, MemberSamples, NetworkSamples, misfits
 
 
 @final
@@ -29,11 +29,14 @@ class DeepEnsembleCallback(EvaluationCallback):
         ensemble="--trainer.callbacks+=lightning_bayes.DeepEnsembleCallback --trainer.callbacks.members=[$members]"
         lightning-bayes test --config digits_lenet_adam $ensemble
 
-    A member that a `VariationalCallback` has trained counts with its posterior mean. Validation during a fit is the
-    module's own.
+    A member that a `VariationalCallback` has trained counts with its posterior mean, or with `samples` draws from its
+    posterior; of members that ended with `SWAGCallback` these are Multi-SWAG (Wilson & Izmailov 2020,
+    https://arxiv.org/abs/2002.08791). Validation during a fit is the module's own.
 
     Args:
         members: Paths of M Lightning checkpoints.
+        samples: Weight samples of each member's posterior; 0 takes its mean.
+        seed: Of these samples.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what a member's
             training loss said, else ``"softmax"``.
 
@@ -43,13 +46,18 @@ class DeepEnsembleCallback(EvaluationCallback):
 
     opt_out_hint = "take DeepEnsembleCallback out"
 
-    def __init__(self, members: Sequence[str | os.PathLike[str]], link: Link | None = None) -> None:
+    def __init__(
+        self, members: Sequence[str | os.PathLike[str]], link: Link | None = None, samples: int = 0, seed: int = 0
+    ) -> None:
         if isinstance(members, (str, os.PathLike)) or not members:
             raise HyperparameterError(f"members={members!r} must be a list of paths of checkpoints, at least one.")
+        if samples < 0 or samples != int(samples):
+            raise HyperparameterError(f"samples={samples!r} must be a whole number of at least 0.")
         super().__init__(link)
+        self.samples, self.seed = samples, seed
         self.members = [os.fspath(path) for path in members]
 
-    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> MemberSamples | None:
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> NetworkSamples | None:
         """Load the members, outside of a fit.
 
         Args:
@@ -57,13 +65,17 @@ class DeepEnsembleCallback(EvaluationCallback):
             pl_module: The module.
 
         Returns:
-            The members; None in a fit.
+            The members, or samples of their posteriors; None in a fit.
         """
         if trainer.state.fn == "fit":
             return None
-        return MemberSamples([self._weights(path, pl_module) for path in self.members])
+        checkpoints = {path: self._checkpoint(path, pl_module) for path in self.members}
+        if not self.samples:
+            return MemberSamples([_weights(found, pl_module) for found in checkpoints.values()])
+        found = [posterior_from_checkpoint(each, path) for path, each in checkpoints.items()]
+        return MemberPosteriors([each.to(pl_module.device) for each in found], self.samples, self.seed)
 
-    def _weights(self, path: str, module: LightningModule) -> dict[str, Tensor]:
+    def _checkpoint(self, path: str, module: LightningModule) -> dict[str, Any]:
         checkpoint = read_checkpoint(path)
         wrong = misfits(module, checkpoint["state_dict"])
         if wrong:
@@ -72,5 +84,9 @@ class DeepEnsembleCallback(EvaluationCallback):
                 "the arguments that the member was trained with."
             )
         self.evaluation.loss_link = self.evaluation.loss_link or callback_state(checkpoint).get("link")
-        weights = checkpoint["state_dict"].items()
-        return {name: value.to(module.device) for name, value in weights if isinstance(value, Tensor)}
+        return checkpoint
+
+
+def _weights(checkpoint: dict[str, Any], module: LightningModule) -> dict[str, Tensor]:
+    weights = checkpoint["state_dict"].items()
+    return {name: value.to(module.device) for name, value in weights if isinstance(value, Tensor)}

@@ -11,8 +11,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_bayes.callbacks.evaluation import require_single_evaluation
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.callbacks.training_data import training_loader
-from lightning_bayes.callbacks.validation_set import ValidationSet, on_device
+from lightning_bayes.callbacks.training_data import OnDevice, training_loader
+from lightning_bayes.callbacks.validation_set import ValidationSet
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
@@ -170,14 +170,14 @@ class LaplaceCallback(PosthocCallback):
         with torch.inference_mode(False), evaluation_mode(module), torch.random.fork_rng(devices):
             self.result = laplace(
                 module,
-                _OnDevice(trainer, loader),
+                OnDevice(trainer, loader),
                 likelihood,
                 self.structure,
                 self.subset,
                 self.curvature,
                 self.prior_precision,
                 prior_structure=self.prior_structure,
-                validation=None if validation is None else _OnDevice(trainer, validation),
+                validation=None if validation is None else OnDevice(trainer, validation),
                 mc_samples=self.mc_samples,
                 seed=self.seed,
                 require_trained=trainer.state.fn != "fit",  # a finished fit is not to be lost
@@ -187,21 +187,6 @@ class LaplaceCallback(PosthocCallback):
             f"precision {', '.join(f'{delta:.3g}' for delta in _by_layer(self.result).values())}."
         )
         return self.result
-
-
-class _OnDevice:
-    """A loader whose batches are as a step would get them.
-
-    Args:
-        trainer: The trainer.
-        loader: The loader.
-    """
-
-    def __init__(self, trainer: Trainer, loader: Any) -> None:
-        self.trainer, self.loader = trainer, loader
-
-    def __iter__(self) -> Any:
-        return (on_device(self.trainer, batch) for batch in self.loader)
 
 
 def _by_layer(found: Laplace) -> dict[str, float]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, final
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lightning_bayes.callbacks.validation_set import on_device
 from lightning_bayes.errors import UnsupportedTrainingError
 
 
@@ -37,3 +39,19 @@ def training_loader(trainer: Trainer, module: LightningModule, fitted_on: Any, c
             "give the module a train_dataloader, or let the callback join the fit."
         )
     return fitted_on
+
+
+@final
+class OnDevice:
+    """A loader whose batches are as a step would get them.
+
+    Args:
+        trainer: The trainer.
+        loader: The loader.
+    """
+
+    def __init__(self, trainer: Trainer, loader: Any) -> None:
+        self.trainer, self.loader = trainer, loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return (on_device(self.trainer, batch) for batch in self.loader)

@@ -17,6 +17,7 @@ from lightning_bayes.callbacks import (
     OGNCallback,
     PosteriorDiagnostics,
     PosteriorScale,
+    SWAGCallback,
     TemperatureScaling,
     VadaGradCallback,
     VadamCallback,
@@ -58,7 +59,7 @@ from lightning_bayes.optim import (
 )
 from lightning_bayes.optim.readout import load_posterior
 from lightning_bayes.posteriors import EigenGaussian, FullGaussian, LowRankGaussian, MatrixGaussian, MeanField
-from lightning_bayes.posthoc import Laplace, laplace
+from lightning_bayes.posthoc import SWAG, Laplace, laplace
 from lightning_bayes.predictive import Prediction, mc_predict
 from lightning_bayes.strategies import BayesDDPStrategy
 
@@ -68,6 +69,7 @@ __all__ = [
     "IVON",
     "KFAC",
     "OGN",
+    "SWAG",
     "VOGN",
     "VON",
     "VONG",
@@ -109,6 +111,7 @@ __all__ = [
     "PosteriorScale",
     "Prediction",
     "ReparameterisedVON",
+    "SWAGCallback",
     "Schedule",
     "TemperatureScaling",
     "VOGNCallback",

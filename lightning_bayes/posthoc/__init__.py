@@ -3,8 +3,10 @@
 from lightning_bayes.posthoc.evidence import Evidence, log_evidence
 from lightning_bayes.posthoc.laplace import Laplace, laplace
 from lightning_bayes.posthoc.settings import LikelihoodName, PriorPrecision, PriorStructure, StructureName
+from lightning_bayes.posthoc.swag import SWAG
 
 __all__ = [
+    "SWAG",
     "Evidence",
     "Laplace",
     "LikelihoodName",

@@ -6,7 +6,7 @@ from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, combine, summarise
-from lightning_bayes.predictive.members import MemberSamples
+from lightning_bayes.predictive.members import MemberPosteriors, MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.sampled_module import SampledModule, ScaledModule
@@ -39,6 +39,7 @@ __all__ = [
     "Linearized",
     "LinearizedSamples",
     "Link",
+    "MemberPosteriors",
     "MemberSamples",
     "Moments",
     "NetworkSamples",

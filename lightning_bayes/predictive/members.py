@@ -8,7 +8,8 @@ from typing import final
 
 from torch import Tensor, nn
 
-from lightning_bayes.predictive.samples import NetworkSamples, placed
+from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.predictive.samples import NetworkSamples, PosteriorSamples, placed
 
 
 @final
@@ -34,3 +35,26 @@ class MemberSamples(NetworkSamples):
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Inside, `model` is member `index`."""
         return placed(model, self.members[index])
+
+
+@final
+class MemberPosteriors(NetworkSamples):
+    """S networks from each of M posteriors around networks that were trained apart, such as Multi-SWAG.
+
+    Args:
+        posteriors: The posteriors, with the constants of their networks.
+        count: S.
+        seed: Of the weight samples.
+    """
+
+    has_mean = False
+
+    def __init__(self, posteriors: Sequence[AbstractPosterior], count: int, seed: int = 0) -> None:
+        self.members = [PosteriorSamples(each, count, seed + member) for member, each in enumerate(posteriors)]
+        self.count = count * len(self.members)
+
+    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
+        """Inside, `model` is a sample of a member, with the member's constants."""
+        number, member = divmod(index, len(self.members))
+        samples = self.members[member]
+        return placed(model, {**samples.posterior.constants, **samples.weights(number)})

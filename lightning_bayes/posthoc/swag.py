@@ -1,0 +1,121 @@
+"""SWAG: a Gaussian from the iterates of an optimizer, Maddox et al. 2019, https://arxiv.org/abs/1902.02476.
+
+θ̄ = mean_t θ_t        v = ½ (mean_t θ_t² - θ̄²)        A = [θ_t - θ̄_t]_{t in the last R} / √(2 (R - 1))
+
+q(θ) = N(θ̄, diag(v) + A Aᵀ)        θ̄_t: the mean of the iterates up to t
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.posteriors import LowRankGaussian
+
+LEAST_VARIANCE = 1e-12  # of weights that did not move, beside the rounding of mean_t θ_t² - θ̄²
+
+
+@final
+class SWAG:
+    """Collects iterates.
+
+    Args:
+        max_rank: R, the deviations that are kept, at least 2.
+
+    Attributes:
+        count: Iterates so far.
+
+    Raises:
+        HyperparameterError: If the rank is too small.
+
+    Example:
+        >>> swag = SWAG(max_rank=2)
+        >>> for value in (1.0, 3.0):
+        ...     swag.collect({"w": torch.tensor([value])})
+        >>> q = swag.posterior(num_data=10, prior_precision={"w": 1.0})
+        >>> q.mean["w"], q.diagonal["w"], q.deviations["w"]  # deviations 0 and 3 - 2
+        (tensor([2.]), tensor([0.5000]), tensor([[0.0000],
+                [0.7071]]))
+    """
+
+    def __init__(self, max_rank: int = 20) -> None:
+        if max_rank < 2 or max_rank != int(max_rank):
+            raise HyperparameterError(f"max_rank={max_rank!r} must be a whole number of at least 2.")
+        self.max_rank, self.count = max_rank, 0
+        self._mean: dict[str, Tensor] = {}
+        self._square: dict[str, Tensor] = {}
+        self._deviations: dict[str, list[Tensor]] = {}
+
+    def collect(self, weights: Mapping[str, Tensor]) -> None:
+        """Add one iterate.
+
+        Args:
+            weights: θ_t by parameter name.
+        """
+        self.count += 1
+        for name, value in weights.items():
+            exact = value.detach().double()  # mean_t θ_t² - θ̄² loses digits
+            mean = self._mean.setdefault(name, torch.zeros_like(exact))
+            mean.lerp_(exact, 1 / self.count)
+            self._square.setdefault(name, torch.zeros_like(exact)).lerp_(exact.square(), 1 / self.count)
+            kept = self._deviations.setdefault(name, [])
+            kept.append((exact - mean).to(value.dtype))
+            del kept[: -self.max_rank]
+
+    def posterior(
+        self,
+        num_data: float,
+        prior_precision: dict[str, float],
+        constants: Mapping[str, Tensor] | None = None,
+    ) -> LowRankGaussian:
+        """The Gaussian of the iterates.
+
+        Args:
+            num_data: N.
+            prior_precision: δ by parameter name, for the KL.
+            constants: What else a prediction needs.
+
+        Returns:
+            The posterior.
+
+        Raises:
+            PosteriorError: If there are fewer than two iterates.
+        """
+        if self.count < 2:
+            raise PosteriorError(
+                f"SWAG needs at least 2 iterates, but has {self.count}. Collect earlier or more often."
+            )
+        kinds = {name: kept[0].dtype for name, kept in self._deviations.items()}
+        scale = (2 * (min(self.count, self.max_rank) - 1)) ** -0.5
+        spread = {name: (self._square[name] - mean.square()) / 2 for name, mean in self._mean.items()}
+        return LowRankGaussian(
+            {name: mean.to(kinds[name]) for name, mean in self._mean.items()},
+            {name: value.clamp_min(LEAST_VARIANCE).to(kinds[name]) for name, value in spread.items()},
+            {name: torch.stack(kept) * scale for name, kept in self._deviations.items()},
+            prior_precision,
+            num_data,
+            dict(constants or {}),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The iterates' moments, safe for ``torch.load(..., weights_only=True)``."""
+        return {
+            "count": self.count,
+            "mean": self._mean,
+            "square": self._square,
+            "deviations": self._deviations,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the moments.
+
+        Args:
+            state: From `state_dict`.
+        """
+        self.count = state["count"]
+        self._mean, self._square = dict(state["mean"]), dict(state["square"])
+        self._deviations = {name: list(kept) for name, kept in state["deviations"].items()}

@@ -1,0 +1,172 @@
+"""`SWAGCallback` against weights collected by hand, and Multi-SWAG against members sampled by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from tiny_training import ValidatedClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
+from torch import nn
+
+from lightning_bayes import DeepEnsembleCallback, SWAGCallback, load_posterior, mc_predict
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.predictive import PosteriorSamples, placed
+from lightning_bayes.zoo import create_model, load, save_posterior
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
+
+
+class Net(ValidatedClassifier):
+    def __init__(self) -> None:
+        super().__init__(net=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
+        self.seen = []
+
+    def test_step(self, batch, batch_idx):
+        self.seen.append(self(batch[0]))
+
+
+class Iterates(Callback):
+    def __init__(self):
+        self.found = []
+
+    def on_train_epoch_end(self, trainer, module):
+        self.found.append({name: p.detach().clone() for name, p in module.named_parameters()})
+
+
+def trained(*callbacks, seed=0, **kwargs):
+    torch.manual_seed(seed)
+    module = Net()
+    return module, fit(module, *callbacks, max_epochs=8, **kwargs)
+
+
+def scored(module, callback, **kwargs):
+    module.seen = []
+    quiet_trainer(callback).test(module, loader(), verbose=False, **kwargs)
+    return torch.cat(module.seen).softmax(1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("swag") / "last.ckpt"
+    iterates, callback = Iterates(), SWAGCallback(start=0.5, eval_samples=5)
+    module, trainer = trained(iterates, callback)
+    trainer.save_checkpoint(path)
+    return module, callback, iterates.found, path
+
+
+def test_it_collects_the_last_epochs_of_an_ordinary_fit(run):
+    module, callback, found, _ = run
+    plain = Iterates()
+    trained(plain)
+    for one, other in zip(found, plain.found, strict=True):
+        assert_same_bits(one, other)
+    for name, mean in callback.posterior.mean.items():
+        stacked = torch.stack([each[name] for each in found[4:]]).double()
+        torch.testing.assert_close(mean, stacked.mean(0).float())
+        torch.testing.assert_close(callback.posterior.diagonal[name], (stacked.var(0, correction=0) / 2).float())
+        assert torch.equal(dict(module.named_parameters())[name], mean)
+    assert callback.moments.count == 4
+
+
+def test_batch_norm_has_the_statistics_of_the_mean(run):
+    module = run[0]
+    with torch.no_grad():
+        hidden = [module.net[0](x) for x, _ in loader()]
+    torch.testing.assert_close(module.net[1].running_mean, torch.stack([h.mean(0) for h in hidden]).mean(0))
+
+
+def test_a_checkpoint_keeps_the_posterior(run):
+    module, callback, _, path = run
+    posterior = load_posterior(path)
+    expected = mc_predict(module.eval(), posterior, blobs().tensors[0], 5).probs
+    torch.testing.assert_close(scored(module, callback), expected)
+    torch.testing.assert_close(scored(Net(), SWAGCallback(eval_samples=5), ckpt_path=path), expected)
+    plain = module.net(blobs().tensors[0]).softmax(1)
+    assert (expected - plain).abs().max() > 1e-4
+
+
+def test_a_resumed_fit_goes_on_collecting(tmp_path, run):
+    torch.manual_seed(0)
+    first = Net()
+    stopped = quiet_trainer(SWAGCallback(start=0.5), max_epochs=8)
+    stopped.fit_loop.max_epochs = 8
+
+    class Stop(Callback):
+        def on_train_epoch_end(self, trainer, module):
+            if trainer.current_epoch == 5:
+                trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    torch.manual_seed(0)
+    fit(first, SWAGCallback(start=0.5), Stop(), max_epochs=8)
+    again = SWAGCallback(start=0.5)
+    trainer = quiet_trainer(again, max_epochs=8)
+    trainer.fit(Net(), loader(), ckpt_path=tmp_path / "middle.ckpt")
+    assert again.moments.count == 4
+    for name, mean in again.posterior.mean.items():
+        torch.testing.assert_close(mean, run[1].posterior.mean[name])
+
+
+def test_the_learning_rate_is_held():
+    rates = []
+
+    class Rates(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    trained(SWAGCallback(start=0.5, lr=0.3), Rates())
+    assert rates == [1e-2] * 24 + [0.3] * 24
+
+
+def test_multi_swag_samples_every_member(tmp_path):
+    paths, x = [], blobs().tensors[0]
+    for seed in range(2):
+        _, trainer = trained(SWAGCallback(start=0.5), seed=seed)
+        paths.append(tmp_path / f"{seed}.ckpt")
+        trainer.save_checkpoint(paths[-1])
+    module, before = Net(), None
+    before = weights(module)
+    found = scored(module, DeepEnsembleCallback(paths, samples=3))
+    each = []
+    for seed, path in enumerate(paths):
+        posterior = load_posterior(path)
+        draws = PosteriorSamples(posterior, 3, seed)
+        with placed(module, posterior.constants), torch.no_grad():
+            each.append(draws.outputs(module.eval(), lambda: module(x)).softmax(-1).mean(0))
+    torch.testing.assert_close(found, torch.stack(each).mean(0))
+    assert_same_bits(weights(module), before)
+
+
+def test_a_posterior_file_holds_it(tmp_path, generator):
+    model = create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=(3,))
+    from lightning_bayes import SWAG
+
+    swag = SWAG(3)
+    for _ in range(4):
+        swag.collect({n: torch.randn(p.shape, generator=generator) for n, p in model.named_parameters()})
+    posterior = swag.posterior(10, dict.fromkeys(dict(model.named_parameters()), float("nan")))
+    save_posterior(tmp_path / "swag.safetensors", model, posterior)
+    found = load(tmp_path / "swag.safetensors").posterior
+    assert_same_bits(found.variance(), posterior.variance())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"start": 1.0}, r"start=1\.0 must be at least 0 and below 1"),
+        ({"every": 0}, r"every=0 a whole number"),
+        ({"lr": -1.0}, r"lr=-1\.0 positive"),
+        ({"max_rank": 1}, r"max_rank=1 must be"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, message):
+    with pytest.raises(HyperparameterError, match=message):
+        SWAGCallback(**arguments)
+
+
+def test_too_few_epochs_are_refused_before_the_fit():
+    with pytest.raises(
+        HyperparameterError, match=r"at least 2 epochs, but start=0\.75 and every=1 leave 1 of max_epochs=1"
+    ):
+        fit(Net(), SWAGCallback())
+    with pytest.raises(HyperparameterError, match=r"samples=-1 must be a whole number"):
+        DeepEnsembleCallback(["a.ckpt"], samples=-1)
