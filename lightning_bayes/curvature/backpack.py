@@ -24,7 +24,6 @@ from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
-from lightning_bayes.curvature.fused import in_full_precision
 from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.hooks import (
     calls_checked,
@@ -35,6 +34,7 @@ from lightning_bayes.curvature.hooks import (
     out_of_place,
     without_compiler,
 )
+from lightning_bayes.curvature.layer_calls import in_full_precision
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -84,13 +84,15 @@ class BackpackEngine(AbstractEngine):
         """
         units = self.units()
         self._check_supported(units)
-        captured, extension = Capture(self.loss_reduction), self._extension(units)
+        captured, extension = Capture(self.loss_reduction, self.probe), self._extension(units)
         try:
             with ExitStack() as undo:
                 undo.enter_context(without_compiler())
                 undo.enter_context(changes_refused(units))
                 undo.enter_context(out_of_place(self.model))
                 undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
+                undo.enter_context(self.watching_whole(captured))
+                undo.callback(captured.outputs.clear)
                 for unit in units:
                     hook = unit.module.register_forward_pre_hook(partial(self._note, unit), with_kwargs=True)
                     undo.callback(hook.remove)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from contextlib import AbstractContextManager
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
-from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale
+from lightning_bayes.curvature.example_probe import ExampleProbe, Whole
+from lightning_bayes.curvature.layouts import ROWS, LayerOutput
+from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.parameters import require_real_and_separate
@@ -22,8 +27,16 @@ from lightning_bayes.errors import (
     UnsupportedTrainingError,
     name_some,
 )
+from lightning_bayes.private_torch import has_children, tree_leaves
 
 EngineName: TypeAlias = Literal["fused", "backpack"]
+
+_WHERE = {
+    "groups": "holds several rows for each example",
+    "strided": "holds several rows for each example",
+    "dim": "holds the examples in another dimension",
+    "shared": "all examples share it, or it mixes them",
+}
 
 
 class Capture:
@@ -31,6 +44,7 @@ class Capture:
 
     Args:
         loss_reduction: How the loss reduces its examples, see `read_loss_scale`.
+        finder: Finds out where layers hold the examples; None where nobody needs to know.
 
     Attributes:
         squares: Σ_i c_i² by parameter, in the scale of the loss that was differentiated.
@@ -38,10 +52,19 @@ class Capture:
         calls_of: Number of calls of each unit, by the unit's label.
         uses: How often each parameter enters the observed loss, see `count_uses`.
         loss: The observed loss, detached; None if it was not observed.
+        outputs: The calls of measured modules that no observed loss has reached.
+        whole: The first call of the model as a whole, if it takes and returns equally many rows.
+        is_following: Whether the running backward follows single examples.
     """
 
-    def __init__(self, loss_reduction: LossReduction = "auto") -> None:
-        self.loss_reduction = loss_reduction
+    def __init__(self, loss_reduction: LossReduction = "auto", finder: ExampleProbe | None = None) -> None:
+        self.loss_reduction, self.finder = loss_reduction, finder
+        self.outputs: list[LayerOutput] = []
+        self.whole: Whole | None = None
+        self.is_following = False
+        self._mixing = ""  # why single examples cannot be told apart
+        self._batch_size: int | None = None
+        self.examples_second = False
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
         self.calls_of: Counter[str] = Counter()
@@ -58,10 +81,14 @@ class Capture:
 
         Raises:
             UnsupportedTrainingError: If an earlier loss of the pass was reduced in another way.
+            ExampleDimensionError: If layers mix the examples.
         """
-        sizes = set().union(*self.sizes.values())
-        batch_size = next(iter(sizes)) if len(sizes) == 1 else None
-        before, self.scale = self.scale, read_loss_scale(loss, self.loss_reduction, divided_by_host, batch_size)
+        require_scalar(loss)
+        reached = self._find_examples(loss, divided_by_host)
+        before, self.scale = (
+            self.scale,
+            read_loss_scale(loss, self.loss_reduction, divided_by_host, self.known_batch_size, self.examples_second),
+        )
         if self.loss is not None and self.scale.reduction != before.reduction:
             raise UnsupportedTrainingError(
                 "One backward of this pass has a loss reduced by 'sum' and another one reduced by 'mean'. Use one "
@@ -69,6 +96,66 @@ class Capture:
             )
         self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
+        if self._mixing:
+            raise ExampleDimensionError(self._mixing)
+        self.arrange(loss, divided_by_host, reached)
+
+    def _find_examples(self, loss: Tensor, divided_by_host: bool) -> list[LayerOutput]:
+        """Find the layouts of the calls that the loss reaches; returns these calls."""
+        if self.finder is None or loss.grad_fn is None or not self.outputs or 0 in set().union(*self.sizes.values()):
+            return []
+        with self.following():
+            found = self.finder.find(loss, self.outputs, self.whole, divided_by_host)
+        if found is None:
+            return []
+        self._mixing = found.error
+        self._batch_size, self.examples_second = found.num_examples, found.examples_second
+        reached: list[LayerOutput] = []
+        for output, layout in zip(self.outputs, found.layouts, strict=True):
+            if layout is not None:
+                output.layout = layout
+                reached.append(output)
+        self.outputs = [output for output in self.outputs if output not in reached]
+        return reached
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Backward passes inside measure nothing."""
+        self.is_following = True
+        backpack = sys.modules.get("backpack")
+        try:
+            with nullcontext() if backpack is None else backpack.backpack(retain_graph=True):
+                yield
+        finally:
+            self.is_following = False
+
+    def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
+        """Prepare for calls whose examples are elsewhere than in the rows of dimension 0.
+
+        Args:
+            loss: The observed loss.
+            divided_by_host: As in `observe`.
+            outputs: The calls that it reaches, with their layouts.
+
+        Raises:
+            ExampleDimensionError: If this engine measures no such calls.
+        """
+        elsewhere = [out for out in outputs if out.layout != ROWS]
+        if elsewhere:
+            first = elsewhere[0]
+            labels = list(dict.fromkeys(out.unit.label for out in elsewhere[1:]))
+            raise ExampleDimensionError(
+                f"{first.unit.label} does not hold the {self._batch_size} examples of the batch in the rows of dimension 0: "
+                f"its output has the shape {list(first.shapes[0])}, and {_WHERE[first.layout.kind]}. Keep the examples in "
+                "dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), which measures it."
+                + (f" The same holds for {name_some(labels, 160)}." if labels else "")
+            )
+
+    @property
+    def known_batch_size(self) -> int | None:
+        """Number of examples of the batch; None if layers saw different numbers, and nothing tells which it is."""
+        sizes = set().union(*self.sizes.values())
+        return self._batch_size or (next(iter(sizes)) if len(sizes) == 1 else None)
 
     def require_loss(self) -> None:
         """Require a loss whose scale was read.
@@ -86,6 +173,11 @@ class Capture:
     def reached(self) -> set[nn.Parameter]:
         """The parameters that were measured."""
         return set(self.squares)
+
+    @property
+    def taken_beside(self) -> set[nn.Parameter]:
+        """Parameters whose uses outside of layers were measured."""
+        return set()
 
     def note_call(self, label: str, size: int) -> None:
         """Note that the module `label` was called with `size` examples."""
@@ -105,9 +197,9 @@ class Capture:
                 f"The batch holds no example (seen by {next(iter(self.sizes))}), so there is no mean to take. Skip it: drop "
                 "empty batches in the data loader, or return None from training_step."
             )
-        if len(sizes) > 1:
+        if sizes and self.known_batch_size is None:
             raise ExampleDimensionError(self._different_sizes())
-        return self.scale.num_examples(sizes.pop()) if sizes else 1
+        return self.scale.num_examples(self.known_batch_size) if self.known_batch_size else 1
 
     def _different_sizes(self) -> str:
         usual = Counter(size for found in self.sizes.values() for size in found).most_common(1)[0][0]
@@ -124,7 +216,7 @@ class Capture:
     @property
     def shows_mean(self) -> bool:
         """Whether the loss is known to be a mean over the examples; of a single one that cannot be told."""
-        is_told = self.loss is not None and max(set[int]().union(*self.sizes.values()), default=0) > 1
+        is_told = self.loss is not None and (self.known_batch_size or 0) > 1
         return self.loss_reduction == "mean" or (is_told and self.scale.reduction == "mean")
 
     def gradient_factor(self) -> float:
@@ -143,6 +235,29 @@ class Capture:
         return dict(self.squares)
 
 
+class _NoteWhole:
+    """A forward hook that notes the first call with equally many rows in and out; a copy of the module notes nothing."""
+
+    def __init__(self, captured: Capture) -> None:
+        self.captured = captured
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if torch.compiler.is_compiling() or self.captured.whole is not None or not torch.is_grad_enabled():
+            return
+        taken = next((v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()), None)
+        given = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
+        if taken is not None and given is not None and taken.shape[:1] == given.shape[:1]:
+            self.captured.whole = Whole(len(taken), get_gradient_edge(given))
+
+    def __reduce__(self) -> Any:
+        return _NoteNothing, ()
+
+
+class _NoteNothing:
+    def __call__(self, *_: Any) -> None:
+        return
+
+
 class AbstractEngine(ABC):
     """Measures the per-example squared gradients of a model during ordinary passes.
 
@@ -159,6 +274,8 @@ class AbstractEngine(ABC):
         self.loss_reduction = loss_reduction
         self.workspace = Workspace(workspace_mib)
         self.left_out: set[nn.Parameter] = set()  # parameters whose squares nobody asks for
+        self.probe = ExampleProbe(loss_reduction)
+        self.has_warned_of_loop = False
         require_real_and_separate(model)
 
     @abstractmethod
@@ -194,6 +311,13 @@ class AbstractEngine(ABC):
                 "backward inside the pass, on the model the engine was built for."
             )
 
+    def measured_parameters(self, among: Iterable[Tensor]) -> list[nn.Parameter]:
+        """The model's trained parameters among some tensors, but for those that are left out."""
+        found = set(among)
+        if not found:
+            return []
+        return [p for p in self.model.parameters() if p in found and p.requires_grad and p not in self.left_out]
+
     def units(self) -> list[MeasuredModule]:
         """The modules whose calls are measured: those with a trainable parameter that is not left out."""
         units = find_measured_modules(self.model)
@@ -201,6 +325,27 @@ class AbstractEngine(ABC):
             return units
         trained = ((unit, {p for _, p in unit.named_parameters() if p.requires_grad}) for unit in units)
         return [unit for unit, params in trained if params - self.left_out]
+
+    @contextmanager
+    def watching_whole(self, captured: Capture) -> Iterator[None]:
+        """Note the first call of one of the model's outermost modules that takes and returns equally many rows.
+
+        Args:
+            captured: Learns of it.
+
+        Yields:
+            Nothing.
+        """
+        units = {unit.module for unit in self.units()}
+        is_lightning = hasattr(self.model, "training_step")
+        outermost = [self.model, *(self.model.children() if is_lightning else ())]
+        whole = [module for module in outermost if module not in units and has_children(module)]
+
+        note = _NoteWhole(captured)
+        with ExitStack() as undo:
+            for module in whole:
+                undo.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+            yield
 
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
         """Whether calls of `unit` run on detached weights and so are no uses in the loss's graph."""
@@ -214,4 +359,5 @@ class AbstractEngine(ABC):
         for unit in self.units():
             if not self.detaches(unit, captured):
                 calls.update(dict.fromkeys(unit.module.parameters(), captured.calls_of[unit.label]))
-        return {param for param, count in captured.uses.items() if count > calls[param]}
+        taken = captured.taken_beside
+        return {param for param, count in captured.uses.items() if count > calls[param] and param not in taken}

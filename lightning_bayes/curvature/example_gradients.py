@@ -30,7 +30,8 @@ class ExampleCapture(FusedCapture):
     """
 
     def __init__(self, engine: FusedEngine, receive: Receive) -> None:
-        super().__init__("sum", engine.checked, engine.workspace)
+        super().__init__(engine)
+        self.loss_reduction = "sum"
         self.receive = receive
         self._is_running = False
 

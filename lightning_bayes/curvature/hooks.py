@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from backpack import extend
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks
 from lightning_bayes.curvature.rules.registry import computes
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
+from lightning_bayes.private_torch import BACKWARD_HOOK_KIND, tree_leaves
 
 STOCK_LAYERS = (
     nn.Linear,
@@ -102,7 +104,7 @@ def calls_checked(units: Iterable[MeasuredModule], captured: Capture, advice: st
     handles = [
         unit.module.register_forward_pre_hook(partial(_check_call, unit, captured, advice), with_kwargs=True)
         for unit in units
-    ]
+    ] + [unit.module.register_forward_hook(partial(_note_output, unit, captured), with_kwargs=True) for unit in units]
     try:
         yield
     finally:
@@ -134,6 +136,25 @@ def _check_call(
     unit.require_examples(x)
     size = len(x) if unit.rule is None else unit.rule.num_examples(module, unit.rule.bind(module, args, kwargs))
     captured.note_call(unit.label, size)
+
+
+def _note_output(
+    unit: MeasuredModule,
+    captured: Capture,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> None:
+    tensors = [value for value in tree_leaves(output) if isinstance(value, Tensor) and value.requires_grad]
+    if not tensors:
+        return
+    dim: int | None = 0
+    if unit.rule is not None:
+        dim = unit.rule.dims(module, unit.rule.bind(module, args, kwargs))[0]
+    edges = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
+    rows = args[0].shape[dim or 0]
+    captured.outputs.append(LayerOutput(unit, rows, dim, edges, [tuple(tensor.shape) for tensor in tensors]))
 
 
 @contextmanager

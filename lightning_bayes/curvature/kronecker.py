@@ -12,7 +12,7 @@ The calls of a layer that is called several times in a pass count as its positio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -23,8 +23,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.engine import Capture
 from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
-from lightning_bayes.curvature.fused import FusedCapture, FusedEngine, LayerCall, in_full_precision
+from lightning_bayes.curvature.fused import FusedCapture, FusedEngine
 from lightning_bayes.curvature.gradients import GradientEngine
+from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
+from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
@@ -97,7 +99,7 @@ class KroneckerEngine(FusedEngine):
         super().check_reached(captured)
 
     def _check_outputs(self, captured: KroneckerCapture) -> None:
-        if not captured.outputs:
+        if not captured.model_outputs:
             raise NoMeasurementError(
                 f"No loss was shown that {type(self.model).__name__}'s own outputs enter, so its likelihood cannot draw "
                 "labels. Call the model itself, self(x) in a training_step, or pass fisher='empirical'."
@@ -133,14 +135,14 @@ class KroneckerCapture(FusedCapture):
         request: What to measure.
 
     Attributes:
-        outputs: The model's differentiable outputs.
+        model_outputs: The model's differentiable outputs.
         records: What is kept of the layers of the request.
     """
 
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:
-        super().__init__(engine.loss_reduction, engine.checked, engine.workspace)
+        super().__init__(engine)
         self.request = request
-        self.outputs: list[Tensor] = []
+        self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
         self._sampling = _Sampling()
 
@@ -148,6 +150,10 @@ class KroneckerCapture(FusedCapture):
     def reached(self) -> set[nn.Parameter]:
         """The measured parameters."""
         return super().reached | {p for layer in self.records.called for p in layer.parameters()}
+
+    def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
+        """Refuse calls with examples elsewhere than in rows; see `Capture.arrange`."""
+        Capture.arrange(self, loss, divided_by_host, outputs)
 
     def is_called(self, param: nn.Parameter) -> bool:
         """Whether a measured module that holds `param` was called."""
@@ -176,11 +182,11 @@ class KroneckerCapture(FusedCapture):
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model. Under DDP a step runs through the module's own call, and returns a scalar."""
         if isinstance(output, Tensor) and output.dim() and output.requires_grad:
-            self.outputs.append(output)
+            self.model_outputs.append(output)
 
     def forget_graph(self) -> None:
         """Cut the outputs off their graph, whose nodes hold this capture: a cycle that Python cannot collect."""
-        self.outputs = [output.detach() for output in self.outputs]
+        self.model_outputs = [output.detach() for output in self.model_outputs]
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read the loss's scale, and measure with drawn labels if there is a likelihood; see `Capture.observe`."""
@@ -190,8 +196,8 @@ class KroneckerCapture(FusedCapture):
         if isinstance(labels, LossCalls):
             call = labels.call_of(loss)
             self._measure_with_drawn_labels(LIKELIHOODS[call.function], [call.outputs], call.terms)
-        elif labels is not None and self.outputs and not self.reached:
-            self._measure_with_drawn_labels(labels, self.outputs)
+        elif labels is not None and self.model_outputs and not self.reached:
+            self._measure_with_drawn_labels(labels, self.model_outputs)
 
     def _measure_with_drawn_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
         generator = Generator(outputs[0].device).manual_seed(self.request.seed)
@@ -254,25 +260,25 @@ class KroneckerCapture(FusedCapture):
         """(1/n) Σ_i g_i² of the parameters without factors."""
         if self.request.likelihood is None:
             return super().mean_curvature()
-        return self.scaled_squares(float(self._batch_size))  # the drawn loss is a mean over the batch
+        return self.scaled_squares(float(self._examples))  # the drawn loss is a mean over the batch
 
     @property
     def own_scale(self) -> float:
         """Factor from the gradient that the measuring backward left to that of an example's own loss."""
         if self.request.likelihood is not None:
-            return float(self._batch_size)
+            return float(self._examples)
         return float(self.num_examples) if self.scale.reduction == "mean" else 1.0
 
     def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
         """(S, A) of each layer that backward reached, as means over examples, in the loss scale of mixed precision."""
         assert isinstance(self.records, FactorRecords)
-        batch = self._batch_size
+        batch = self._examples
         examples = self.num_examples if self.request.likelihood is None else batch
         return self.records.mean_factors(self.own_scale**2 * batch / examples, self.gradient_factor())
 
     @property
-    def _batch_size(self) -> int:
-        return next(iter(set().union(*self.sizes.values())))
+    def _examples(self) -> int:
+        return self.known_batch_size or next(iter(set().union(*self.sizes.values())))
 
 
 class _FactorCall(LayerCall):

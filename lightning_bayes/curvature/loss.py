@@ -58,7 +58,11 @@ class LossScale:
 
 
 def read_loss_scale(
-    loss: Tensor, reduction: LossReduction = "auto", divided_by_host: bool = False, batch_size: int | None = None
+    loss: Tensor,
+    reduction: LossReduction = "auto",
+    divided_by_host: bool = False,
+    batch_size: int | None = None,
+    examples_second: bool = False,
 ) -> LossScale:
     """Read how `loss` reduced its examples.
 
@@ -67,26 +71,61 @@ def read_loss_scale(
         reduction: ``"auto"`` reads the graph; ``"mean"`` and ``"sum"`` declare it.
         divided_by_host: Whether to overlook a last division, which the training loop added.
         batch_size: Number of examples that the layers saw; None if it is not known, and nothing can be measured.
+        examples_second: See `LossReader`.
 
     Returns:
         The scale of this loss.
-
-    Raises:
-        ShapeError: If `loss` is not a scalar.
     """
-    if loss.numel() != 1:
-        raise ShapeError(f"The loss has shape {tuple(loss.shape)}; backward needs a scalar. Reduce it with .mean().")
-    root = graph.root_of(loss)
-    if divided_by_host and root is not None:
-        root = graph.behind(root)
+    require_scalar(loss)
     declared = None if reduction == "auto" else reduction
-    if root is None or batch_size is None or batch_size < 2:  # of one example, mean and sum are the same
+    found = read_loss(loss, batch_size or 1, reduction, divided_by_host, examples_second)
+    if found is None or batch_size is None:
         return LossScale(declared or "mean")
-    shows_layers = enters_measured_layer(root)
-    found = LossReader(root, batch_size, shows_layers=shows_layers, is_declared=declared is not None)
     counted = [mask for mask in found.terms if mask is not None]
     is_any_ignored = len(counted) == len(found.terms)
     return LossScale(declared or _reduction(found.loss, batch_size), counted if is_any_ignored else [])
+
+
+def require_scalar(loss: Tensor) -> None:
+    """Require a loss that backward takes.
+
+    Args:
+        loss: The loss.
+
+    Raises:
+        ShapeError: If it is not a scalar.
+    """
+    if loss.numel() != 1:
+        raise ShapeError(f"The loss has shape {tuple(loss.shape)}; backward needs a scalar. Reduce it with .mean().")
+
+
+def read_loss(
+    loss: Tensor, batch_size: int, reduction: LossReduction, divided_by_host: bool, examples_second: bool = False
+) -> LossReader | None:
+    """Read the graph of a loss; arguments as in `read_loss_scale`.
+
+    Args:
+        loss: The loss.
+        batch_size: Number of examples.
+        reduction: Whether its reduction is declared.
+        divided_by_host: Whether to overlook a last division.
+        examples_second: See `LossReader`.
+
+    Returns:
+        What it holds; None if it has no graph, or one example alone, of which mean and sum are the same.
+    """
+    root = graph.root_of(loss)
+    if divided_by_host and root is not None:
+        root = graph.behind(root)
+    if root is None or batch_size < 2:
+        return None
+    return LossReader(
+        root,
+        batch_size,
+        shows_layers=enters_measured_layer(root),
+        is_declared=reduction != "auto",
+        examples_second=examples_second,
+    )
 
 
 def _reduction(loss: Values | None, batch_size: int) -> str:

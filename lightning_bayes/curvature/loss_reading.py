@@ -63,15 +63,27 @@ class LossReader:
         batch_size: B, at least 2.
         shows_layers: Whether the graph shows which layers are measured; otherwise every layer's output holds examples.
         is_declared: Whether the user said how the loss reduces.
+        examples_second: Whether layers' outputs that may hold the examples in dimension 0 or 1 have them in 1.
 
     Attributes:
         loss: What the root holds; None if no example enters it.
+        mixing: The operation that mixes examples between layers and loss; empty if none does.
         terms: For each term that reduces examples, which of its targets count, examples first; None for all.
     """
 
-    def __init__(self, root: Any, batch_size: int, *, shows_layers: bool, is_declared: bool) -> None:
-        self.batch_size, self.shows_layers, self.is_declared = batch_size, shows_layers, is_declared
+    def __init__(
+        self,
+        root: Any,
+        batch_size: int,
+        *,
+        shows_layers: bool,
+        is_declared: bool,
+        examples_second: bool = False,
+    ) -> None:
+        self.root, self.batch_size = root, batch_size
+        self.shows_layers, self.is_declared, self.examples_second = shows_layers, is_declared, examples_second
         self.terms: list[Tensor | None] = []
+        self.mixing = ""
         self._found: dict[Any, Values | None] = {}
         nodes = list(graph.in_order(root, shows_layers))
         self._counted = [graph.counted_targets(node) for node in nodes if saved_by(node, "ignore_index") is not None]
@@ -96,6 +108,10 @@ class LossReader:
             return self._from_examples(node, inputs)
         return self._mixed(node) if len(reduced) < len(inputs) else _from_reduced(node, reduced, self.batch_size)
 
+    def values_of(self, edge: graph.Edge) -> Values | None:
+        """What one output of a node holds; None if no example enters it."""
+        return self._output(edge)
+
     def _output(self, edge: graph.Edge) -> Values | None:
         """What one output of a node holds; layers may return several, such as a recurrent layer's last state."""
         node, number = edge
@@ -109,13 +125,18 @@ class LossReader:
         if len(shape) == 3 and (recurrent := _recurrent(node)) is not None:
             is_first = recurrent.batch_first and not edge[1]  # last states are [layers, B, features] in any case
             return Values("examples", layout=1 if is_first else shape[0])
+        if self.examples_second and shape[1:2] == (self.batch_size,):
+            return Values("examples", layout=shape[0])
         if shape[0] % self.batch_size == 0:
             return Values("examples", layout=1)
         is_clear = shape.count(self.batch_size) == 1  # as of a recurrent layer that has the sequence first
         return Values("examples", layout=math.prod(shape[: shape.index(self.batch_size)]) if is_clear else None)
 
     def _mixed(self, node: Any) -> Values:
-        return _unclear(f"mixes its examples by {name_of(node)}") if self.shows_layers else self._layer((node, 0))
+        if not self.shows_layers:
+            return self._layer((node, 0))
+        self.mixing = name_of(node)
+        return _unclear(f"mixes its examples by {self.mixing}")
 
     def _from_examples(self, node: Any, inputs: list[tuple[Values, Shape]]) -> Values | None:
         name, (values, shape) = name_of(node), inputs[0]

@@ -77,26 +77,6 @@ def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
     return list(_units("", model, set()))
 
 
-def refuse_sequence_first(model: nn.Module) -> None:
-    """Refuse transformer layers that keep the batch in dimension 1.
-
-    Their linear layers would take positions for examples, unnoticed where a batch has as many positions as examples.
-
-    Args:
-        model: The model.
-
-    Raises:
-        ExampleDimensionError: Listing them.
-    """
-    layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-    found = [n for n, m in model.named_modules() if isinstance(m, layers) and not m.self_attn.batch_first]
-    if found:
-        raise ExampleDimensionError(
-            f"{name_some(found)} keep the batch in dimension 1, where their linear layers take positions for examples. "
-            "Build them with batch_first=True."
-        )
-
-
 def refuse_scripted(model: nn.Module) -> None:
     """Refuse trainable modules that torch.jit has compiled: they cannot be called with other parameters.
 

@@ -60,10 +60,9 @@ class MeasuredOutput(torch.autograd.Function):
         accumulators = [node for node, _ in ctx.next_functions if node is not None and "AccumulateGrad" in node.name()]
         if not ctx.record.is_asked(accumulators) or all(grad is None for grad in grads):
             return (*nothing, *grads, *(None for _ in range(ctx.num_params)))
-        saved = iter(ctx.saved_tensors)
-        inputs = [next(saved) if is_tensor else x for is_tensor, x in zip(ctx.is_tensor, ctx.others, strict=True)]
+        inputs = inputs_of(ctx)
         device = next(grad.device.type for grad in grads if grad is not None)
-        with _without_autocast(device), in_train_modes(ctx.record.modes):
+        with without_autocast(device), in_train_modes(ctx.record.modes):
             params = ctx.record.backward(inputs, list(grads))
         return (*nothing, *grads, *params)
 
@@ -86,7 +85,14 @@ class _NotTwice(torch.autograd.Function):
         return (None, None, *grads)
 
 
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
+def inputs_of(node: Any) -> list[Any]:
+    """The inputs of the call behind a node of `MeasuredOutput`."""
+    saved = iter(node.saved_tensors)
+    return [next(saved) if is_tensor else x for is_tensor, x in zip(node.is_tensor, node.others, strict=True)]
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Switch autocast off where it is on."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 

@@ -28,7 +28,7 @@ def count_uses(loss: Tensor) -> Counter[Tensor]:
     """
     uses: Counter[Tensor] = Counter()
     roots = [root for root in _summands(loss.grad_fn) if enters_measured_layer(root)]
-    for node in _nodes(roots):
+    for node in nodes_behind(roots):
         if node.name().startswith(_FUSED):
             continue
         uses.update(leaf for child, _ in node.next_functions if (leaf := getattr(child, "variable", None)) is not None)
@@ -37,7 +37,7 @@ def count_uses(loss: Tensor) -> Counter[Tensor]:
 
 def enters_measured_layer(node: Any) -> bool:
     """Whether `node` was computed from the output of a layer that an engine measures."""
-    return any(map(is_measured, _nodes([node])))
+    return any(map(is_measured, nodes_behind([node])))
 
 
 def is_measured(node: Any) -> bool:
@@ -54,8 +54,15 @@ def _summands(root: Any) -> list[Any]:
     return [part for child, _ in root.next_functions for part in _summands(child)]
 
 
-def _nodes(roots: list[Any]) -> Iterator[Any]:
-    """Yield every node that `roots` were computed from, themselves included, once."""
+def nodes_behind(roots: list[Any]) -> Iterator[Any]:
+    """Yield every node that some were computed from, themselves included, once.
+
+    Args:
+        roots: Nodes of autograd's graph.
+
+    Yields:
+        The nodes.
+    """
     stack, seen = list(roots), set(roots)
     while stack:
         node = stack.pop()

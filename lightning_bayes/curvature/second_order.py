@@ -69,9 +69,11 @@ class SecondOrderEngine(AbstractEngine):
         _check_supported(units, known, self.quantity)
         layers = _layers(self.model, known)
         as_modules = AsModules(self.quantity)
-        captured = _SecondOrderCapture(self.loss_reduction, as_modules)
+        captured = _SecondOrderCapture(self, as_modules)
         with ExitStack() as undo:
             undo.callback(collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
+            undo.callback(captured.outputs.clear)
+            undo.enter_context(self.watching_whole(captured))
             undo.enter_context(watched(self.model, layers, extension, as_modules, captured, _OTHERWISE))
             yield captured
             captured.squares.update(collect(units, extension.savefield))
@@ -85,8 +87,8 @@ class SecondOrderEngine(AbstractEngine):
 
 
 class _SecondOrderCapture(Capture):
-    def __init__(self, loss_reduction: LossReduction, as_modules: AsModules) -> None:
-        super().__init__(loss_reduction)
+    def __init__(self, engine: SecondOrderEngine, as_modules: AsModules) -> None:
+        super().__init__(engine.loss_reduction, engine.probe)
         self.as_modules = as_modules
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:

@@ -184,8 +184,15 @@ class Noisy(LightningModule):
         return adamw(self)
 
 
-def test_parameter_that_no_rule_reaches_is_named_before_any_update():
+def test_parameter_of_the_module_itself_is_trained():
     module, callback = Noisy(), VOGNCallback()
+    fit(module, callback)
+    assert module.log_noise.item() != 0
+    assert module.log_noise in callback.optimizer.state
+
+
+def test_parameter_that_no_rule_reaches_is_named_before_any_update():
+    module, callback = Noisy(), VOGNCallback(engine="backpack")
     before = {name: param.detach().clone() for name, param in module.named_parameters()}
     message = r"log_noise gets a gradient .*no curvature rule reaches it\. Move it into"
     with pytest.raises(UnsupportedLayerError, match=message):

@@ -467,15 +467,18 @@ class PenaltyOutside(nn.Module):
         return self.body(x)
 
 
-def test_parameter_no_rule_reaches_is_named(generator):
+def test_parameter_outside_of_layers_is_followed(generator):
     model, x = PenaltyOutside(), torch.randn(5, 4, generator=generator)
-    with pytest.raises(
-        UnsupportedLayerError, match=r"log_noise\.0 gets .* no curvature rule reaches it\. Move it into"
-    ):
-        measure(model, lambda: (model(x) * model.log_noise[0].exp()).mean())
+    by_hand = lambda m, x: (m(x) * m.log_noise[0].exp()).mean()  # noqa: E731
+    measured = measure(model, lambda: by_hand(model, x))
+    _, square = one_example_at_a_time(model, list(x.split(1)), by_hand)
+    assert relative_error(measured.curvature, square) < 1e-5
+    with pytest.raises(UnsupportedLayerError, match=r"no rule for log_noise \(ParameterList\)"):
+        measure(model, lambda: by_hand(model, x), engine="backpack")
 
 
-def test_examples_outside_of_dimension_zero_are_refused(generator):
+@pytest.mark.filterwarnings("ignore:position:UserWarning")
+def test_positions_that_all_examples_share_are_followed(generator):
     class Positions(Text):
         def __init__(self):
             super().__init__()
@@ -485,10 +488,13 @@ def test_examples_outside_of_dimension_zero_are_refused(generator):
             return self.head(self.norm(self.hidden(self.embed(x) + self.position(torch.arange(7)))).mean(1))
 
     model, x, y = Positions(), tokens(4, generator), labels(4, 5, generator)
+    classify = lambda m, e: F.cross_entropy(m(e[0]), e[1])  # noqa: E731
+    _, square = one_example_at_a_time(model, list(zip(x.split(1), y.split(1), strict=True)), classify)
+    assert relative_error(measure(model, lambda: F.cross_entropy(model(x), y)).curvature, square) < 1e-5
     with pytest.raises(
-        ExampleDimensionError, match=r"position \(Embedding\) gets 7 rows .* get 4, .*Keep the examples"
+        ExampleDimensionError, match=r"^position \(Embedding\) does not hold the 4 examples .*shape \[7, 6\]"
     ):
-        measure(model, lambda: F.cross_entropy(model(x), y))
+        measure(model, lambda: F.cross_entropy(model(x), y), engine="backpack")
 
 
 def test_batch_norm_inside_a_generic_unit_is_refused(generator):
@@ -580,7 +586,7 @@ def test_transformer_with_the_batch_in_dimension_one_is_refused(generator):
     """With as many positions as examples nothing else would tell."""
     model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), nn.Linear(4, 2))
     x = torch.randn(5, 5, 4, generator=generator)
-    with pytest.raises(ExampleDimensionError, match=r"^0 keep the batch in dimension 1.*batch_first=True"):
+    with pytest.raises(ExampleDimensionError, match="does not keep the examples apart"):
         measure(model, lambda: model(x).square().mean())
 
 

@@ -25,6 +25,7 @@ def _indices(*shape: int) -> Callable[[Generator], Inputs]:
     nn.Embedding,
     parameters=("weight",),
     input_dims=1,
+    takes_positions=True,
     cases=[
         (lambda: nn.Embedding(7, 3), _indices(5)),
         (lambda: nn.Embedding(7, 3, padding_idx=2), _indices(5, 6)),

@@ -132,6 +132,29 @@ class ReplayedCall:
             name: torch.cat([p.new_zeros(0, *p.shape), *(part[name] for part in parts)]) for name, p in params.items()
         }
 
+    def gradient(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> dict[str, Tensor]:
+        """The gradient of the whole call.
+
+        Args:
+            params: Detached parameters by name.
+            grads: As in `per_example`.
+
+        Returns:
+            The gradient by parameter name.
+
+        Raises:
+            UnsupportedLayerError: If the module draws noise, which its examples did one by one.
+        """
+        if self._rng_state is not None:
+            raise UnsupportedLayerError(
+                f"{type(self.module).__name__} has no rule of its own, draws noise, and examples share its output. Call it "
+                "with the batch in dimension 0, or freeze its parameters with requires_grad_(False)."
+            )
+        used = [i for i, grad in enumerate(grads) if grad is not None]
+        vjp = torch.func.vjp(lambda p: [self.replay(p, self.inputs.leaves)[i] for i in used], params)[1]
+        found: dict[str, Tensor] = vjp([grads[i] for i in used])[0]
+        return found
+
     def sums(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> Sums:
         """Sums of contributions and of their squares, without ever holding all contributions.
 

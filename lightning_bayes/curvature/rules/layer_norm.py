@@ -15,6 +15,7 @@ from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_r
     nn.LayerNorm,
     parameters=("weight", "bias"),
     input_dims=lambda layer: 1 + len(layer.normalized_shape),
+    takes_positions=True,
     cases=[
         (lambda: nn.LayerNorm(4), (5, 4)),
         (lambda: nn.LayerNorm((3, 4)), (5, 2, 3, 4)),

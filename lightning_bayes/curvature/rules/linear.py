@@ -27,6 +27,7 @@ MAX_BATCHED_ELEMENTS = 50_000  # of one c_i(W), measured on two cores with AVX-5
 @layer_rule(
     nn.Linear,
     parameters=("weight", "bias"),
+    takes_positions=True,
     cases=[
         (lambda: nn.Linear(4, 3), (5, 4)),
         (lambda: nn.Linear(4, 3, bias=False), (5, 6, 4)),

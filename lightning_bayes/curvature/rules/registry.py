@@ -55,6 +55,7 @@ class LayerRule:
         applies: Whether the rule holds for a layer of its types with these parameters.
         repeats_noise: Whether the rule puts a layer's inputs through it again, with noise: it is called with the random
             numbers of the forward.
+        takes_positions: Whether all dimensions before the features are alike, so that rows of one example may be positions.
         cases: Layers and inputs for the contract tests: how to build a layer, and the shape of its input or a function that
             draws its inputs.
     """
@@ -65,6 +66,7 @@ class LayerRule:
     example_dims: ExampleDims | Callable[[Any, Inputs], ExampleDims]
     applies: Callable[[Any], bool]
     repeats_noise: Callable[[Any], bool]
+    takes_positions: bool
     cases: Sequence[Case]
     _fast_sums: Callable[..., Sums] | None = None
     _saved: Callable[[Any, Any], Any] | None = None
@@ -150,6 +152,7 @@ def layer_rule(
     example_dims: ExampleDims | Callable[[Any, Inputs], ExampleDims] = (0,),
     applies: Callable[[Any], bool] = lambda layer: True,
     repeats_noise: Callable[[Any], bool] = lambda layer: False,
+    takes_positions: bool = False,
     cases: Sequence[Case] = (),
 ) -> Callable[[Contributions], LayerRule]:
     """Register the decorated function as the rule of `layers`.
@@ -161,6 +164,7 @@ def layer_rule(
         example_dims: The dimensions that hold the examples.
         applies: Whether the rule holds for a layer.
         repeats_noise: Whether the rule draws the forward's noise again.
+        takes_positions: Whether all dimensions before the features are alike.
         cases: What the contract tests build.
 
     Returns:
@@ -168,7 +172,7 @@ def layer_rule(
     """
 
     def register(function: Contributions) -> LayerRule:
-        rule = LayerRule(function, parameters, input_dims, example_dims, applies, repeats_noise, cases)
+        rule = LayerRule(function, parameters, input_dims, example_dims, applies, repeats_noise, takes_positions, cases)
         rule.__doc__ = function.__doc__
         _RULES.update(dict.fromkeys(layers, rule))
         return rule

@@ -15,6 +15,7 @@ from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_r
     nn.RMSNorm,
     parameters=("weight",),
     input_dims=lambda layer: 1 + len(layer.normalized_shape),
+    takes_positions=True,
     cases=[(lambda: nn.RMSNorm(4), (5, 4)), (lambda: nn.RMSNorm((3, 4), eps=1e-3), (5, 2, 3, 4))],
 )
 def rms_norm(layer: nn.RMSNorm, inputs: Inputs, grad_output: Tensor) -> PerExample:

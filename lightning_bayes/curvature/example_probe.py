@@ -1,0 +1,265 @@
+"""Where each call of a pass holds the examples, found by backward passes from the losses of two single examples.
+
+What a layer's sizes say may be a coincidence: a table of as many positions as the batch has examples, a sequence-first
+block. So in the first pass of its kind the loss of one example is followed backwards, twice; the layers' output gradients
+show where that example is (`layouts`). Passes of one kind call the same layers with shapes that are equal and different in
+the same places. The probe costs them nothing but the comparison; the first one costs two backward passes that stop at the
+outputs of layers.
+
+The number of examples n is one of the sizes that layers see: the one that the model as a whole takes and returns, if it can
+be; otherwise the one under which most calls have their examples in rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, entries
+from lightning_bayes.curvature.loss import LossReduction, read_loss
+from lightning_bayes.curvature.parameter_uses import is_measured
+from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
+from lightning_bayes.errors import UnsupportedTrainingError
+
+Kind: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # the layers called, and which of their sizes are equal
+
+_MAX_FOLLOWED = 8  # examples, where the usual two have no gradient in some call
+_MAX_PROBES = 5  # of one kind of pass whose layers have no gradient yet, such as those behind weights of zero
+
+
+class Whole(NamedTuple):
+    """A call of the model as a whole whose first input and first output have equally many rows.
+
+    Attributes:
+        rows: How many.
+        edge: The output in autograd's graph.
+    """
+
+    rows: int
+    edge: GradientEdge
+
+
+class Plan(NamedTuple):
+    """What one kind of pass holds.
+
+    Attributes:
+        place: Of the number of examples among the sizes of the pass.
+        examples_second: See `LossReader`.
+        layouts: Where each call holds the examples; None for a call that the loss does not reach.
+    """
+
+    place: int
+    examples_second: bool
+    layouts: tuple[Layout | None, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the calls of one pass hold the examples.
+
+    Attributes:
+        num_examples: n.
+        examples_second: See `LossReader`.
+        layouts: Of each call.
+        is_settled: Whether the next pass of its kind may take them for its own.
+        error: Why single examples cannot be told apart; empty if they can.
+    """
+
+    num_examples: int
+    examples_second: bool
+    layouts: tuple[Layout | None, ...]
+    is_settled: bool = True
+    error: str = ""
+
+    @property
+    def score(self) -> tuple[int, int]:
+        """How many calls do not have their examples in rows, and how many of these share one output."""
+        elsewhere = [layout for layout in self.layouts if layout is not None and layout != ROWS]
+        return len(elsewhere), elsewhere.count(SHARED)
+
+
+class _NotFiniteError(Exception):
+    """A gradient that is followed is not finite."""
+
+
+class ExampleProbe:
+    """Finds the layouts of passes, and remembers them by kind.
+
+    Args:
+        loss_reduction: How losses reduce their examples.
+    """
+
+    def __init__(self, loss_reduction: LossReduction) -> None:
+        self.loss_reduction = loss_reduction
+        self._plans: dict[Kind, Plan] = {}
+        self._probes: dict[Kind, int] = {}
+
+    def find(self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool) -> Found | None:
+        """Where the calls of a pass hold the examples.
+
+        Args:
+            loss: Its loss, before backward.
+            outputs: Its calls, in order.
+            whole: The call of the model as a whole, if there is one.
+            by_host: Whether the host has divided the loss.
+
+        Returns:
+            The layouts; None if single examples cannot be followed, and all calls saw equally many.
+        """
+        sizes = [
+            whole.rows if whole else 0,
+            *(size for out in outputs for shape in ((out.rows,), *out.shapes) for size in shape),
+        ]
+        kind = _kind(outputs, sizes)
+        plan = self._plans.get(kind)
+        if plan is not None:
+            found = Found(sizes[plan.place], plan.examples_second, plan.layouts)
+            if all(out.rows % found.num_examples == 0 for out in _regrouped(outputs, found.layouts)):
+                return found
+        try:
+            found_now = self._probe(loss, outputs, whole, by_host)
+        except _NotFiniteError:  # nothing can be followed, and the update will be skipped
+            return Found(outputs[-1].rows, False, tuple(None for _ in outputs))
+        if found_now is None or found_now.error:
+            return found_now
+        probes = self._probes[kind] = self._probes.get(kind, 0) + 1
+        if found_now.is_settled or probes >= _MAX_PROBES:
+            place = sizes.index(found_now.num_examples)
+            self._plans[kind] = Plan(place, found_now.examples_second, found_now.layouts)
+        return found_now
+
+    def _probe(self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool) -> Found | None:
+        sizes = {out.rows for out in outputs}
+        candidates = sorted(sizes | ({whole.rows} if whole else set()), reverse=True)
+        if candidates[-1:] == [1] and len(candidates) == 1:
+            return Found(1, False, tuple(ROWS for _ in outputs))
+        if not can_repeat_backward(loss):
+            return None
+        tried = [found for n in candidates if n > 1 for found in self._try(loss, outputs, n, whole, by_host)]
+        feasible = [found for found in tried if found is not None]
+        if feasible:
+            best = min(feasible, key=lambda found: found.score)
+            of_whole = [found for found in feasible if whole and found.num_examples == whole.rows]
+            return min(of_whole, key=lambda found: found.score, default=best)
+        if 1 in sizes and not tried:
+            return Found(1, False, tuple(ROWS if out.rows == 1 else Layout("groups") for out in outputs))
+        if tried and len(sizes) == 1:
+            return Found(max(sizes), False, tuple(None for _ in outputs), is_settled=False, error=_mixed(outputs))
+        return None
+
+    def _try(
+        self, loss: Tensor, outputs: Sequence[LayerOutput], n: int, whole: Whole | None, by_host: bool
+    ) -> Iterator[Found | None]:
+        """The layouts under which the batch holds n examples; None where they do not fit, nothing if it cannot hold them."""
+        for examples_second in (False, True):
+            try:
+                reader = read_loss(loss, n, self.loss_reduction, by_host, examples_second)
+            except UnsupportedTrainingError:
+                continue
+            if reader is not None and reader.mixing:
+                yield None
+                continue
+            examples = None if reader is None else SingleExamples(loss, reader)
+            if examples is None or not examples.is_possible:
+                continue
+            given = whole.edge if whole is not None and whole.rows == n else None
+            found = _followed(examples, outputs, examples_second, given)
+            yield found
+            if found is not None and not any(found.score):
+                return
+
+
+def _kind(outputs: Sequence[LayerOutput], sizes: list[int]) -> Kind:
+    names: dict[int, int] = {}
+    return tuple(out.unit.label for out in outputs), tuple(names.setdefault(size, len(names)) for size in sizes)
+
+
+def _regrouped(outputs: Sequence[LayerOutput], layouts: Sequence[Layout | None]) -> list[LayerOutput]:
+    pairs = zip(outputs, layouts, strict=True)
+    return [out for out, layout in pairs if layout is not None and layout.kind in {"groups", "strided"}]
+
+
+def _followed(
+    examples: SingleExamples, outputs: Sequence[LayerOutput], examples_second: bool, whole: GradientEdge | None
+) -> Found | None:
+    """The layouts that fit all examples followed; None if they mix."""
+    n = examples.num_examples
+    edges = [GradientEdge(*edge) for out in outputs for edge in out.edges]
+    of_batch = list(_by_output(outputs, examples.of_batch(edges)))
+    is_reached = [any(grad is not None for grad in grads) for grads in of_batch]
+    fitting: list[list[Layout] | None] = [None for _ in outputs]
+    with examples.apart() as gradients:
+        for count, example in enumerate(dict.fromkeys((n - 1, (n - 1) // 2, *_with_gradient(outputs, of_batch, n)))):
+            if count > 1 and all(known is not None for known, is_in in zip(fitting, is_reached, strict=True) if is_in):
+                break
+            grads = gradients(example, edges if whole is None else [*edges, whole])
+            if whole is not None and not _is_in_row(grads.pop(), example):
+                return None
+            if not all(bool(grad.isfinite().all()) for grad in grads if grad is not None):
+                raise _NotFiniteError
+            for place, (out, own) in enumerate(zip(outputs, _by_output(outputs, grads), strict=True)):
+                found, before = out.layouts(own, example, n), fitting[place]
+                if found is not None:
+                    fitting[place] = found if before is None else [layout for layout in before if layout in found]
+    if not _is_anchored(outputs, fitting, n):
+        return None
+    layouts: list[Layout | None] = []
+    for out, known, is_in, grads in zip(outputs, fitting, is_reached, of_batch, strict=True):
+        without = ROWS if out.rows == n and not any(g is not None and bool(g.any()) for g in grads) else SHARED
+        layouts.append(None if not is_in else without if known is None else known[0] if known else SHARED)
+    is_settled = all(known is not None for known, is_in in zip(fitting, is_reached, strict=True) if is_in)
+    return Found(n, examples_second, tuple(layouts), is_settled)
+
+
+def _with_gradient(outputs: Sequence[LayerOutput], of_batch: Sequence[Sequence[Tensor | None]], n: int) -> list[int]:
+    """Examples that other ones than the usual may show: the first that has a gradient in each call."""
+    found = [0, n // 4]
+    for out, grads in zip(outputs, of_batch, strict=True):
+        grad = grads[0]
+        if grad is not None and out.rows == n and out.dim is not None:
+            found += sorted(entries(grad, out.dim))[:1]
+    return found[:_MAX_FOLLOWED]
+
+
+def _is_in_row(grad: Tensor | None, example: int) -> bool:
+    return grad is None or entries(grad, 0) <= {example}
+
+
+def _by_output(outputs: Sequence[LayerOutput], grads: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
+    rest = iter(grads)
+    return ([next(rest) for _ in out.edges] for out in outputs)
+
+
+def _is_anchored(outputs: Sequence[LayerOutput], fitting: Sequence[list[Layout] | None], n: int) -> bool:
+    """Whether examples stay apart down to a layer that no other one comes before, as far as there are gradients."""
+    # A first layer without any dimension that could hold the examples is a table that they share.
+    pairs = zip(outputs, fitting, strict=True)
+    first = [found for out, found in pairs if found is not None and out.may_hold(n) and _is_first(out)]
+    return any(first) or not first
+
+
+def _is_first(output: LayerOutput) -> bool:
+    stack: list[Any] = [child for node, _ in output.edges for child, _ in node.next_functions]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node is None:
+            continue
+        if is_measured(node):
+            return False
+        stack += [child for child, _ in node.next_functions if child not in seen]
+        seen.update(child for child, _ in node.next_functions)
+    return True
+
+
+def _mixed(outputs: Sequence[LayerOutput]) -> str:
+    first = outputs[0]
+    return (
+        f"{first.unit.label} does not keep the examples apart: the loss of one example depends on other rows of its output "
+        f"of shape {list(first.shapes[0])}. Keep the {first.rows} examples of the batch in dimension 0 of every layer's "
+        "input, without operations that mix them, or freeze the layer."
+    )

@@ -1,0 +1,274 @@
+"""Calls of measured modules in the fused engine: by the layer's rule, or by the generic rule."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, added_up, examples_first
+from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.measured_output import MeasuredOutput, replay_errors_named
+from lightning_bayes.curvature.rules.generic import ReplayedCall
+from lightning_bayes.curvature.rules.pytree import differentiable
+from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
+from lightning_bayes.curvature.rules.registry import LayerRule, Sums
+from lightning_bayes.private_torch import has_children, is_in_backward, is_view, own_parameters, saved_by
+
+if TYPE_CHECKING:
+    from lightning_bayes.curvature.fused import FusedCapture
+
+
+def _is_needed(output: Tensor) -> bool:
+    """Whether a custom function may not mark `output` as changed in place: a view, or saved for its own backward."""
+    return is_view(output) or saved_by(output.grad_fn, "result") is not None
+
+
+class LayerCall(ABC):
+    """One call of a unit."""
+
+    def __init__(self, captured: FusedCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> None:
+        self.captured, self.unit, self.params = captured, unit, params
+        modules = unit.module.modules() if has_children(unit.module) else [unit.module]
+        self.modes = [(module, module.training) for module in modules]  # those of the forward, for the backward
+
+    @abstractmethod
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The unit's output, measured in the backward pass."""
+
+    @abstractmethod
+    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
+        """Measure the call; returns the leaves' gradients."""
+
+    @property
+    def rule(self) -> LayerRule:
+        """The unit's rule."""
+        assert self.unit.rule is not None
+        return self.unit.rule
+
+    def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The rule's inputs, whose number of examples is noted."""
+        inputs = self.rule.bind(self.unit.module, args, kwargs)
+        self.unit.require_examples(inputs[0])
+        self.rows, self.dim = (
+            self.rule.num_examples(self.unit.module, inputs),
+            self.rule.dims(self.unit.module, inputs)[0],
+        )
+        self.captured.note_call(self.unit.label, self.rows)
+        return list(inputs)
+
+    def watched(self, inputs: list[Any], output: Any, leaves: list[Any]) -> Any:
+        """`output` with an identity behind it, whose backward asks `backward` for the gradients of `leaves`."""
+        if isinstance(output, Tensor) and self.unit.rule is not None:
+            measured = MeasuredOutput.apply(self, inputs, 1, output.clone() if _is_needed(output) else output, *leaves)
+            self._note_outputs([measured])
+            return measured
+        tensors, rebuild = differentiable(output)
+        outputs = [t.clone() for t in tensors]  # outputs may be views of one another
+        measured = MeasuredOutput.apply(self, inputs, len(outputs), *outputs, *leaves)
+        self._note_outputs([measured] if isinstance(measured, Tensor) else measured)
+        return rebuild([measured] if isinstance(measured, Tensor) else list(measured))
+
+    def _note_outputs(self, tensors: Sequence[Tensor]) -> None:
+        rows, dim = self.example_rows
+        edges = [(tensor.grad_fn, tensor.output_nr) for tensor in tensors]
+        self.output = LayerOutput(self.unit, rows, dim, edges, [tuple(tensor.shape) for tensor in tensors])
+        if not is_in_backward():  # a checkpoint repeats a call that is known already
+            self.captured.outputs.append(self.output)
+
+    @property
+    def example_rows(self) -> tuple[int, int | None]:
+        """How many rows the call takes for examples, and in which dimension; None if each output has its own."""
+        return self.rows, self.dim
+
+    def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[nn.Parameter, Tensor]:
+        """The parameters' gradients for these gradients of the outputs, whatever the rows hold."""
+        raise NotImplementedError(f"{self.unit.label} is measured by its factors.")
+
+    def is_asked(self, accumulators: list[Any]) -> bool:
+        """Whether the running backward asks for `backward`; `accumulators` are the graph's nodes of the leaves."""
+        return self.captured.is_asked(accumulators)
+
+    def keep(self, param: nn.Parameter, grad: Tensor, square: Tensor) -> Tensor:
+        """Keep the square of a parameter that this call alone uses; returns its gradient."""
+        self.captured.add(param, square)
+        return grad.to(param.dtype)
+
+    def share(self, param: nn.Parameter, contribution: Tensor) -> Tensor:
+        """Keep the contribution to a parameter that several calls use; returns its gradient."""
+        grad = contribution.sum(0).to(param.dtype)
+        self.captured.add_shared(param, contribution)
+        return grad
+
+
+class RuleCall(LayerCall):
+    """One call of a unit that has a rule."""
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output, measured in the backward pass."""
+        module = self.unit.module
+        inputs = self.note_inputs(args, kwargs)
+        self.rng = rng_state() if self.rule.repeats_noise(module) else None
+        with _detached_parameters(module):
+            output = forward(*args, **kwargs)
+        self.saved = self.rule.saved(module, output)
+        return self.watched(inputs, output, list(self.params.values()))
+
+    def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[nn.Parameter, Tensor]:
+        """See `LayerCall.gradient`."""
+        totals = self._sums(self._call(inputs), self._grad_output(grads))
+        return {p: totals[name][0] for name, p in self.params.items()}
+
+    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
+        """Measure the call; see `LayerCall.backward`."""
+        call, grad_output, layout = self._call(inputs), self._grad_output(grads), self.output.layout
+        if layout == SHARED:
+            self.output.require_loop()
+            totals = self._sums(call, grad_output)
+            return [totals[name][0].to(p.dtype) for name, p in self.params.items()]
+        is_alone = self.captured.takes_sums(self.params.values())
+        if layout != ROWS:
+            call, grad_output, is_whole = self._examples_first(call, grad_output, layout)
+            if not is_whole:
+                return self._from_rows(call, grad_output, is_alone)
+        if is_alone:
+            totals = self._sums(call, grad_output)
+            return [self.keep(p, *totals[name]) for name, p in self.params.items()]
+        contributions = with_rng(self.rng, self.rule, self.unit.module, call, grad_output)
+        return [self.share(p, contributions[name]) for name, p in self.params.items()]
+
+    def _call(self, inputs: list[Any]) -> tuple[Any, ...]:
+        return tuple(in_full_precision(value) for value in inputs)
+
+    def _grad_output(self, grads: list[Tensor | None]) -> Any:
+        each = tuple(in_full_precision(grad) for grad in grads)
+        return each[0] if len(each) == 1 else each
+
+    def _sums(self, call: tuple[Any, ...], grad_output: Any) -> Sums:
+        workspace = self.captured.workspace
+        sums: Sums = with_rng(self.rng, self.rule.sums, self.unit.module, call, grad_output, workspace, self.saved)
+        return sums
+
+    def _examples_first(self, call: tuple[Any, ...], grad: Any, layout: Layout) -> tuple[tuple[Any, ...], Any, bool]:
+        """Inputs and gradient with the examples first, and whether each is one row of the rule's."""
+        n = self.captured.known_batch_size or 1
+        dims = self.rule.dims(self.unit.module, call)
+        grads = grad if isinstance(grad, tuple) else (grad,)
+        moved = [examples_first(g, dims[0], layout, n) for g in grads]
+        call = tuple(examples_first(value, dim, layout, n) for value, dim in zip(call, dims, strict=True))
+        if self.rule.takes_positions and layout.kind != "dim":
+            moved = [torch.unflatten(g, 0, (n, -1)) for g in moved]
+            call = tuple(v if d is None else torch.unflatten(v, 0, (n, -1)) for v, d in zip(call, dims, strict=True))
+        return call, tuple(moved) if isinstance(grad, tuple) else moved[0], self.rule.takes_positions
+
+    def _from_rows(self, call: tuple[Any, ...], grad: Any, is_alone: bool) -> list[Tensor | None]:
+        """Contributions of examples that have several rows each, which the rule takes for examples."""
+        n = self.captured.known_batch_size or 1
+        rows = with_rng(self.rng, self.rule, self.unit.module, call, grad)
+        found = {name: torch.unflatten(c, 0, (n, -1)).sum(1) for name, c in rows.items()}
+        if is_alone:
+            return [self.keep(p, found[name].sum(0), found[name].square().sum(0)) for name, p in self.params.items()]
+        return [self.share(p, found[name]) for name, p in self.params.items()]
+
+
+class GenericCall(LayerCall):
+    """One call of a unit without a rule, and of everything below it."""
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output, measured in the backward pass."""
+        self.one_call = ReplayedCall(self.unit.module, args, kwargs, self.captured.workspace)
+        self.detached = {name: p.detach() for name, p in self.unit.module.named_parameters()}
+        with self._alone():
+            output = self.one_call.forward(self.detached, self._is_checked)
+        self.captured.note_call(self.unit.label, self.one_call.inputs.batch_size)
+        return self.watched(self.one_call.inputs.leaves, output, list(self.params.values()))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self.captured.inside_generic = True
+        try:
+            yield
+        finally:
+            self.captured.inside_generic = False
+
+    @property
+    def example_rows(self) -> tuple[int, int | None]:
+        """See `LayerCall.example_rows`."""
+        return self.one_call.inputs.batch_size, None
+
+    def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[nn.Parameter, Tensor]:
+        """See `LayerCall.gradient`."""
+        trained, grads = self._prepare(inputs, grads)
+        with replay_errors_named(self.unit.label), self._alone(), torch.enable_grad():
+            found = self.one_call.gradient(trained, grads)
+        return {p: found[name] for name, p in self.params.items()}
+
+    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
+        """Measure the call; see `LayerCall.backward`."""
+        layout, n = self.output.layout, self.captured.known_batch_size or 1
+        if layout == SHARED:
+            self.output.require_loop()
+            return [g.to(p.dtype) for p, g in self.gradient(inputs, grads).items()]
+        trained, grads = self._prepare(inputs, grads)
+        # Gradients on, as in a forward: oneDNN's LSTM keeps nothing for its backward otherwise.
+        with replay_errors_named(self.unit.label), self._alone(), torch.enable_grad():
+            if layout == ROWS and self.captured.takes_sums(self.params.values()):
+                totals = self.one_call.sums(trained, grads)
+                self._check_once(trained, grads, lambda: totals)
+                return [self.keep(p, *totals[name]) for name, p in self.params.items()]
+            contributions = self.one_call.per_example(trained, grads)
+            self._check_once(
+                trained, grads, lambda: {k: (c.sum(0), c.square().sum(0)) for k, c in contributions.items()}
+            )
+            found = {name: added_up(c, layout, n) for name, c in contributions.items()}
+            if self.captured.takes_sums(self.params.values()):
+                return [
+                    self.keep(p, found[name].sum(0), found[name].square().sum(0)) for name, p in self.params.items()
+                ]
+            return [self.share(p, found[name]) for name, p in self.params.items()]
+
+    def _prepare(self, inputs: list[Any], grads: list[Tensor | None]) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+        """The trained parameters and the gradients, in full precision, with a call that replays in it."""
+        self.one_call.inputs.leaves = [in_full_precision(x) for x in inputs]
+        self.one_call.buffers = {name: in_full_precision(b) for name, b in self.one_call.buffers.items()}
+        self.one_call.frozen = {name: in_full_precision(p) for name, p in self.detached.items()}
+        trained = {name: self.one_call.frozen.pop(name) for name in self.params}
+        return trained, [in_full_precision(grad) for grad in grads]
+
+    @property
+    def _key(self) -> tuple[nn.Module, tuple[int | None, ...]]:
+        """A mask of as many rows as the batch has examples is split like them; so once for each way of splitting."""
+        return self.unit.module, self.one_call.inputs.dims
+
+    def _is_checked(self) -> bool:
+        return self._key in self.captured.checked
+
+    def _check_once(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Callable[[], Sums]) -> None:
+        if not self._is_checked() and all(grad.isfinite().all() for grad, _ in found().values()):
+            self.one_call.check_sum(params, grads, found())
+            if self.one_call.inputs.batch_size > 1:  # one example mixes with no other
+                self.captured.checked.add(self._key)
+
+
+@contextmanager
+def _detached_parameters(module: nn.Module) -> Iterator[None]:
+    """Let `module` and its children compute with detached parameters."""
+    holders = [module] if not has_children(module) else [m for m in module.modules() if own_parameters(m)]
+    own: list[dict[str, Any]] = [dict(own_parameters(holder)) for holder in holders]
+    try:
+        for holder, params in zip(holders, own, strict=True):
+            own_parameters(holder).update({name: p if p is None else p.detach() for name, p in params.items()})
+        yield
+    finally:
+        for holder, params in zip(holders, own, strict=True):
+            own_parameters(holder).update(params)
+
+
+def in_full_precision(value: Any) -> Any:
+    """Half precision cannot hold squares of gradients: 1e-4² is below its smallest number."""
+    is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
+    return value.float() if is_half else value

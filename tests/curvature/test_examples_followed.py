@@ -1,0 +1,230 @@
+"""Layers that hold the examples elsewhere than in the rows of dimension 0, and parameters that no layer holds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import one_example_at_a_time, relative_error
+from torch import nn
+
+from lightning_bayes.curvature import measure
+from lightning_bayes.errors import BayesError, UnsupportedTrainingError
+
+SIZES = [(4, 4), (4, 6), (8, 4), (4, 8)]  # examples and positions: equal, prime to each other, multiples
+pytestmark = pytest.mark.filterwarnings("ignore:.*all examples share these:UserWarning")
+
+
+class Positions(nn.Module):
+    """nanoGPT: token embeddings, one table of positions for all examples, an attention block, a head."""
+
+    def __init__(self, batch_first=True):
+        super().__init__()
+        self.tokens, self.positions, self.head = nn.Embedding(7, 8), nn.Embedding(9, 8), nn.Linear(8, 7)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=batch_first)
+        self.batch_first = batch_first
+
+    def forward(self, x):
+        hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]).to(hidden)
+        if self.batch_first:
+            return self.head(self.block(hidden, mask))
+        return self.head(self.block(hidden.transpose(0, 1), mask)).transpose(0, 1)
+
+
+class Relative(nn.Module):
+    """T5: a table of biases by distance, one for all examples, in the attention of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.bias, self.query, self.head = (
+            nn.Embedding(7, 8),
+            nn.Embedding(17, 2),
+            nn.Linear(8, 8),
+            nn.Linear(8, 7),
+        )
+
+    def forward(self, x):
+        hidden, places = self.tokens(x), torch.arange(x.shape[1])
+        bias = self.bias(places[:, None] - places + 8).permute(2, 0, 1)[None]
+        heads = self.query(hidden).unflatten(2, (2, 4)).transpose(1, 2)
+        mixed = (heads @ heads.mT + bias).softmax(-1) @ heads
+        return self.head(mixed.transpose(1, 2).flatten(2))
+
+
+class SequenceFirst(nn.Module):
+    """All layers have the time in dimension 0, and the output is turned back."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.tokens, self.body, self.head = nn.Embedding(7, 8), body, nn.Linear(8, 7)
+
+    def forward(self, x):
+        hidden = self.body(self.tokens(x.t()))
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        return self.head(hidden.tanh()).transpose(0, 1)
+
+
+class Tied(nn.Module):
+    """The embedding's weight is the output layer's too, by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.body = nn.Embedding(7, 5), nn.Linear(5, 5)
+
+    def forward(self, x):
+        return F.linear(self.body(self.tokens(x)).tanh(), self.tokens.weight)
+
+
+class RowsOfExamples(nn.Module):
+    """Layers that see the positions of all examples as rows: experts, patches, time-distributed layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.norm, self.conv, self.head = (
+            nn.Embedding(7, 8),
+            nn.LayerNorm(8),
+            nn.Conv1d(2, 3, 3, padding=1),
+            nn.Linear(12, 7),
+        )
+
+    def forward(self, x):
+        rows = self.norm(self.tokens(x.flatten()))
+        return self.head(self.conv(rows.view(-1, 2, 4)).flatten(1)).view(*x.shape, -1)
+
+
+MODELS = {
+    "positions": Positions,
+    "positions, sequence first": partial(Positions, batch_first=False),
+    "relative": Relative,
+    "linear, sequence first": lambda: SequenceFirst(nn.Linear(8, 8)),
+    "recurrent, sequence first": lambda: SequenceFirst(nn.LSTM(8, 8)),
+    "tied": Tied,
+    "rows": RowsOfExamples,
+}
+
+
+def of_tokens(model, example):
+    return F.cross_entropy(model(example[0]).flatten(0, 1), example[1].flatten())
+
+
+def drawn(examples, positions, generator):
+    return [torch.randint(0, 7, (examples, positions), generator=generator) for _ in range(2)]
+
+
+def assert_equals_the_loop(model, batch, loss, **options):
+    measured = measure(model, lambda: loss(model, batch), **options)
+    grad, square = one_example_at_a_time(model, list(zip(*(t.split(1) for t in batch), strict=True)), loss)
+    assert measured.num_examples == len(batch[0])
+    assert relative_error(measured.grad, grad) < 1e-9
+    assert relative_error(measured.curvature, square) < 1e-9
+
+
+@pytest.mark.parametrize(("examples", "positions"), SIZES)
+@pytest.mark.parametrize("name", MODELS)
+def test_any_layout_equals_the_loop(name, examples, positions, generator):
+    model, batch = MODELS[name]().double(), drawn(examples, positions, generator)
+    assert_equals_the_loop(model, batch, of_tokens)
+
+
+@pytest.mark.parametrize(("examples", "positions"), SIZES)
+@pytest.mark.parametrize("name", MODELS)
+def test_backpack_measures_no_other_layout(name, examples, positions, generator):
+    model, batch = MODELS[name]().double(), drawn(examples, positions, generator)
+    with pytest.raises(BayesError) as caught:
+        measure(model, lambda: of_tokens(model, batch), engine="backpack")
+    assert len(str(caught.value)) <= 600
+
+
+@pytest.mark.parametrize(("examples", "positions"), SIZES)
+def test_a_mean_over_positions_in_dimension_zero(examples, positions, generator):
+    model, batch = SequenceFirst(nn.Linear(8, 8)).double(), drawn(examples, positions, generator)
+    pooled = lambda m, e: F.cross_entropy(m(e[0]).mean(1), e[1][:, 0])  # noqa: E731
+    assert_equals_the_loop(model, batch, pooled)
+
+
+def test_siamese_networks(generator):
+    layer, head = nn.Linear(3, 5).double(), nn.Linear(5, 2).double()
+    model = nn.ModuleDict({"layer": layer, "head": head})
+
+    def contrast(model, pair):
+        first, second = model["layer"](torch.cat(pair[:2])).tanh().chunk(2)
+        return F.cross_entropy(model["head"]((first - second).abs()), pair[2])
+
+    batch = [torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2)]
+    assert_equals_the_loop(model, [*batch, torch.tensor([0, 1, 1, 0])], contrast)
+
+
+class Heteroscedastic(nn.Module):
+    """A LightningModule's own parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.log_sigma = nn.Linear(3, 1), nn.Parameter(torch.tensor(0.3))
+
+    def training_step(self, batch, inside=True):
+        errors = (self.body(batch[0]) - batch[1]).square() * torch.exp(-2 * self.log_sigma) / 2
+        return (errors + self.log_sigma).mean() if inside else errors.mean() + self.log_sigma
+
+
+@pytest.mark.parametrize("examples", [1, 2, 5])
+def test_parameters_of_the_module_itself(examples, generator):
+    model = Heteroscedastic().double()
+    batch = [torch.randn(examples, size, generator=generator, dtype=torch.float64) for size in (3, 1)]
+    assert_equals_the_loop(model, batch, Heteroscedastic.training_step)
+
+
+def test_a_term_that_no_example_enters_is_asked_for(generator):
+    model = Heteroscedastic().double()
+    batch = [torch.randn(5, size, generator=generator, dtype=torch.float64) for size in (3, 1)]
+    with pytest.raises(UnsupportedTrainingError, match=r"^log_sigma is in a term .*\.mean\(\)"):
+        measure(model, lambda: model.training_step(batch, inside=False))
+
+
+def test_examples_that_compare_with_one_another_are_refused(generator):
+    towers = nn.ModuleList(nn.Linear(3, 5) for _ in range(2))
+    x, y = (torch.randn(4, 3, generator=generator) for _ in range(2))
+    with pytest.raises(BayesError, match="does not keep the examples apart"):
+        measure(
+            towers,
+            lambda: F.cross_entropy(towers[0](x) @ towers[1](y).t(), torch.arange(4)),
+            loss_reduction="mean",
+        )
+
+
+def test_batch_norm_mixes_lawfully_and_attention_over_the_batch_does_not(generator):
+    x, y = torch.randn(6, 4, generator=generator), torch.arange(6) % 3
+    measure(
+        normed := nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)),
+        lambda: F.cross_entropy(normed(x), y),
+    )
+
+    class Mixing(nn.Sequential):
+        def forward(self, x):
+            hidden = self[0](x)
+            return self[1]((hidden @ hidden.t()).softmax(1) @ hidden)
+
+    mixing = Mixing(nn.Linear(4, 5), nn.Linear(5, 3))
+    for engine in ("fused", "backpack"):
+        with pytest.raises(BayesError, match="does not keep the examples apart"):
+            measure(mixing, lambda: F.cross_entropy(mixing(x), y), engine=engine)
+
+
+def test_the_probe_runs_once_for_each_kind_of_pass(generator, monkeypatch):
+    from lightning_bayes.curvature.fused import FusedEngine
+    from lightning_bayes.curvature.single_examples import SingleExamples
+
+    counted = []
+    monkeypatch.setattr(
+        SingleExamples, "_gradients", lambda self, *a, f=SingleExamples._gradients: counted.append(1) or f(self, *a)
+    )
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    engine = FusedEngine(model)
+    for examples in (6, 7, 6, 9, 5):  # 5 rows of 5 features may be a coincidence
+        with engine.capture() as captured:
+            loss = F.cross_entropy(model(torch.randn(examples, 4, generator=generator)), torch.arange(examples) % 3)
+            captured.observe(loss)
+            loss.backward()
+    assert len(counted) == 4
