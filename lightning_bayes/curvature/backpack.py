@@ -105,7 +105,7 @@ class BackpackEngine(AbstractEngine):
             captured.squares.update(collect(units, extension.savefield))
 
     def _has_rule(self, unit: MeasuredModule) -> bool:
-        return self.own_rules and unit.rule is not None
+        return self.own_rules and unit.rule is not None and unit.rule.by_hooks
 
     def _note(self, unit: MeasuredModule, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of every unit."""
@@ -119,7 +119,7 @@ class BackpackEngine(AbstractEngine):
     def _extension(self, units: list[MeasuredModule]) -> SumGradSquared:
         extension = SumGradSquared()
         for unit in units:
-            if self.own_rules and unit.rule is not None:
+            if unit.rule is not None and self._has_rule(unit):
                 extension.set_module_extension(
                     type(unit.module), _RuleExtension(unit.rule, self.workspace, self._calls), overwrite=True
                 )

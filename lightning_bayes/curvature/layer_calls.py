@@ -17,6 +17,7 @@ from lightning_bayes.curvature.rules.generic import ReplayedCall
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
 from lightning_bayes.curvature.rules.registry import LayerRule, Sums
+from lightning_bayes.curvature.rules.stateless import flat_weights
 from lightning_bayes.private_torch import has_children, is_in_backward, is_view, own_parameters, saved_by
 
 if TYPE_CHECKING:
@@ -259,6 +260,7 @@ def _detached_parameters(module: nn.Module) -> Iterator[None]:
     """Let `module` and its children compute with detached parameters."""
     holders = [module] if not has_children(module) else [m for m in module.modules() if own_parameters(m)]
     own: list[dict[str, Any]] = [dict(own_parameters(holder)) for holder in holders]
+    flat = flat_weights(module)
     try:
         for holder, params in zip(holders, own, strict=True):
             own_parameters(holder).update({name: p if p is None else p.detach() for name, p in params.items()})
@@ -266,6 +268,7 @@ def _detached_parameters(module: nn.Module) -> Iterator[None]:
     finally:
         for holder, params in zip(holders, own, strict=True):
             own_parameters(holder).update(params)
+        vars(module).update(flat)
 
 
 def in_full_precision(value: Any) -> Any:

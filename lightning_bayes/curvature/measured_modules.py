@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules import LayerRule, rule_for
+from lightning_bayes.curvature.rules.example_inputs import refuse_packed
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
 from lightning_bayes.private_torch import has_children, own_parameters
 
@@ -52,6 +53,7 @@ class MeasuredModule:
         Raises:
             ExampleDimensionError: If it lacks a dimension for them.
         """
+        refuse_packed(self.module, [x])
         if self.rule is not None and x.dim() < self.rule.least_dims(self.module):
             raise ExampleDimensionError(
                 f"{self.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "

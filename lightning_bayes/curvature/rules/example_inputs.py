@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,11 +36,7 @@ class ExampleInputs:
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.batch_dim = 0 if getattr(module, "batch_first", True) else 1
         self.leaves, self._spec = tree_flatten((args, kwargs), is_leaf=lambda node: isinstance(node, PackedSequence))
-        if any(isinstance(leaf, PackedSequence) for leaf in self.leaves):
-            raise UnsupportedLayerError(
-                f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be taken apart. Pass "
-                "padded sequences and leave the padding out of the loss, or freeze the layer with requires_grad_(False)."
-            )
+        refuse_packed(module, self.leaves)
         self._known = _known_dims(module, args, kwargs)
         self._take_apart(next(self._sizes(self.leaves), 0))
 
@@ -77,6 +73,23 @@ class ExampleInputs:
         if dim is None or not isinstance(leaf, Tensor) or leaf.dim() <= dim or leaf.shape[dim] != self.batch_size:
             return None
         return dim
+
+
+def refuse_packed(module: nn.Module, values: Iterable[Any]) -> None:
+    """Refuse examples that are packed.
+
+    Args:
+        module: The module that is called.
+        values: Its inputs.
+
+    Raises:
+        UnsupportedLayerError: If one of them is packed.
+    """
+    if any(isinstance(value, PackedSequence) for value in values):
+        raise UnsupportedLayerError(
+            f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be taken apart. Pass "
+            "padded sequences and leave the padding out of the loss, or freeze the layer with requires_grad_(False)."
+        )
 
 
 def _known_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int | None]:

@@ -53,6 +53,7 @@ class LayerRule:
         example_dims: The dimension of each input that holds the examples, None for an input that all examples share;
             inputs beyond the tuple are shared. Or a function of the layer and the inputs.
         applies: Whether the rule holds for a layer of its types with these parameters.
+        by_hooks: Whether a backward hook of the layer, as BackPACK's, sees the gradients of all outputs.
         repeats_noise: Whether the rule puts a layer's inputs through it again, with noise: it is called with the random
             numbers of the forward.
         takes_positions: Whether all dimensions before the features are alike, so that rows of one example may be positions.
@@ -67,6 +68,7 @@ class LayerRule:
     applies: Callable[[Any], bool]
     repeats_noise: Callable[[Any], bool]
     takes_positions: bool
+    by_hooks: bool
     cases: Sequence[Case]
     _fast_sums: Callable[..., Sums] | None = None
     _saved: Callable[[Any, Any], Any] | None = None
@@ -153,6 +155,7 @@ def layer_rule(
     applies: Callable[[Any], bool] = lambda layer: True,
     repeats_noise: Callable[[Any], bool] = lambda layer: False,
     takes_positions: bool = False,
+    by_hooks: bool = True,
     cases: Sequence[Case] = (),
 ) -> Callable[[Contributions], LayerRule]:
     """Register the decorated function as the rule of `layers`.
@@ -165,6 +168,7 @@ def layer_rule(
         applies: Whether the rule holds for a layer.
         repeats_noise: Whether the rule draws the forward's noise again.
         takes_positions: Whether all dimensions before the features are alike.
+        by_hooks: Whether a backward hook sees all gradients.
         cases: What the contract tests build.
 
     Returns:
@@ -172,7 +176,8 @@ def layer_rule(
     """
 
     def register(function: Contributions) -> LayerRule:
-        rule = LayerRule(function, parameters, input_dims, example_dims, applies, repeats_noise, takes_positions, cases)
+        about = (applies, repeats_noise, takes_positions, by_hooks)
+        rule = LayerRule(function, parameters, input_dims, example_dims, *about, cases)
         rule.__doc__ = function.__doc__
         _RULES.update(dict.fromkeys(layers, rule))
         return rule
@@ -243,6 +248,8 @@ def _signature(forward: Callable[..., Any]) -> tuple[inspect.Signature, tuple[An
 
 
 def _narrowed(value: Any, dim: int | None, start: int, stop: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_narrowed(each, dim, start, stop) for each in value)
     if dim is None or not isinstance(value, Tensor):
         return value
     stop = min(stop, value.shape[dim])

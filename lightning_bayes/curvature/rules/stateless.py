@@ -47,7 +47,7 @@ def replaced(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
         slots for part in module.modules() for slots in (own_parameters(part), own_buffers(part)) if slots
     ]
     own = [(slots, name, value) for slots in holders for name, value in slots.items() if value in new]
-    lists = [(part, _flat_weights(part)) for part in module.modules() if isinstance(part, nn.RNNBase)]
+    lists = [(part, flat_weights(part)) for part in module.modules() if isinstance(part, nn.RNNBase)]
     try:
         for slots, name, value in own:
             slots[name] = new[value]
@@ -90,5 +90,6 @@ def _without_result(hook: Callable[..., Any]) -> Callable[..., None]:
     return run
 
 
-def _flat_weights(layer: nn.RNNBase) -> dict[str, Any]:
+def flat_weights(layer: nn.Module) -> dict[str, Any]:
+    """The lists in which a recurrent layer holds its parameters again; a call with other ones changes them."""
     return {name: value for name, value in vars(layer).items() if name in FLAT_WEIGHTS}

@@ -1,0 +1,191 @@
+"""The cells of recurrent layers: their gates at all steps at once, and the gates' gradients step by step backwards.
+
+Sequences are ``[T, B, ·]``, weights are detached.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+
+class Steps(NamedTuple):
+    """What a cell has computed at every step, ``[T, B, ·]``."""
+
+    before: Tensor  # h_{t-1}
+    after: Tensor  # h_t
+    gates: tuple[Tensor, ...]
+    projected: Tensor | None = None  # m_t, what W_hr sees
+
+
+class Gradients(NamedTuple):
+    """Gradients at every step, ``[T, B, ·]``."""
+
+    of_input: Tensor  # of W_ih x_t + b_ih
+    of_hidden: Tensor  # of W_hh h_{t-1} + b_hh
+    of_output: Tensor  # of h_t
+
+
+class Cell(ABC):
+    """The cell of one direction of one layer.
+
+    Args:
+        layer: The layer.
+        suffix: Of its parameters' names.
+        dtype: In which everything is computed.
+    """
+
+    def __init__(self, layer: nn.RNNBase, suffix: str, dtype: torch.dtype) -> None:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        found = (getattr(layer, name + suffix, None) for name in names)
+        own: list[Any] = [None if p is None else p.detach().to(dtype) for p in found]
+        self.weight_ih: Tensor = own[0]
+        self.weight_hh: Tensor = own[1]
+        self.bias_ih, self.bias_hh, self.weight_hr = own[2:]
+        self.params = [p for p in own if p is not None]
+        self.sizes = [layer.proj_size or layer.hidden_size, layer.hidden_size]  # of h and c
+
+    def zeros(self, x: Tensor) -> list[Tensor]:
+        """First states where none are given."""
+        return [x.new_zeros(x.shape[1], size) for size in self.sizes]
+
+    @abstractmethod
+    def run(self, x: Tensor, start: Sequence[Tensor]) -> Tensor:
+        """h_t by torch's own kernel."""
+
+    @abstractmethod
+    def steps(self, x: Tensor, start: Sequence[Tensor], after: Tensor) -> Steps:
+        """All gates from inputs and hidden states."""
+
+    @abstractmethod
+    def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
+        """Gradients of all gates' arguments.
+
+        Args:
+            steps: From `steps`.
+            grad: Gradient of the outputs, ``[T, B, ·]``.
+            last: Gradients of the last states, ``[B, ·]``; None for zero.
+
+        Returns:
+            The gradients.
+        """
+
+    def _of_input(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight_ih, self.bias_ih)
+
+    def _of_hidden(self, before: Tensor) -> Tensor:
+        return nn.functional.linear(before, self.weight_hh, self.bias_hh)
+
+    def _options(self) -> tuple[Any, ...]:
+        """Biases, one layer, no dropout, no training, one direction, steps first."""
+        return self.bias_ih is not None, 1, 0.0, False, False, False
+
+
+def _shifted(first: Tensor, after: Tensor) -> Tensor:
+    return torch.cat([first[None], after[:-1]])
+
+
+@final
+class LSTMCell(Cell):
+    """i, f, g, o = σ, σ, tanh, σ of a_t; c_t = f c_{t-1} + i g; m_t = o tanh(c_t); h_t = m_t or W_hr m_t."""
+
+    def run(self, x: Tensor, start: Sequence[Tensor]) -> Tensor:
+        """h_t; see `Cell`."""
+        output: Tensor = torch.lstm(x, [state[None] for state in start], self.params, *self._options())[0]
+        return output
+
+    def steps(self, x: Tensor, start: Sequence[Tensor], after: Tensor) -> Steps:
+        """i, f, g, o, tanh(c_t), c_{t-1}; see `Cell`."""
+        before = _shifted(start[0], after)
+        i, f, g, o = (self._of_input(x) + self._of_hidden(before)).chunk(4, -1)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        cells, cell = i * g, start[1]
+        for new, forget in zip(cells, f, strict=True):
+            cell = new.addcmul_(forget, cell)
+        squashed = cells.tanh()
+        projected = None if self.weight_hr is None else o * squashed
+        return Steps(before, after, (i, f, g, o, squashed, _shifted(start[1], cells)), projected)
+
+    def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
+        """Gradients; see `Cell`."""
+        i, f, g, o, squashed, before = steps.gates
+        # da = [of c_t] · (di, df, dg), [of m_t] · do
+        factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)], 2)
+        through = o * (1 - squashed * squashed)
+        deltas, of_outputs = torch.empty_like(factors), grad.clone()
+        of_hidden = 0.0 if last[0] is None else last[0]
+        of_cell = torch.zeros_like(through[0]) if last[1] is None else last[1]
+        for t in reversed(range(len(grad))):
+            of_output = of_outputs[t].add_(of_hidden)
+            of_m = of_output if self.weight_hr is None else of_output @ self.weight_hr
+            of_cell = torch.addcmul(of_cell, of_m, through[t])
+            torch.mul(factors[t, :, :3], of_cell[:, None], out=deltas[t, :, :3])
+            torch.mul(factors[t, :, 3], of_m, out=deltas[t, :, 3])
+            of_hidden, of_cell = deltas[t].flatten(1) @ self.weight_hh, of_cell * f[t]
+        found = deltas.flatten(2)
+        return Gradients(found, found, of_outputs)
+
+
+@final
+class GRUCell(Cell):
+    """r, z = σ of a_t; q_t = W_hn h_{t-1} + b_hn; n = tanh(a_n + r q_t); h_t = (1-z) n + z h_{t-1}."""
+
+    def run(self, x: Tensor, start: Sequence[Tensor]) -> Tensor:
+        """h_t; see `Cell`."""
+        return torch.gru(x, start[0][None], self.params, *self._options())[0]
+
+    def steps(self, x: Tensor, start: Sequence[Tensor], after: Tensor) -> Steps:
+        """r, z, n, q; see `Cell`."""
+        before = _shifted(start[0], after)
+        (xr, xz, xn), (hr, hz, q) = self._of_input(x).chunk(3, -1), self._of_hidden(before).chunk(3, -1)
+        r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
+        return Steps(before, after, (r, z, (xn + r * q).tanh(), q))
+
+    def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
+        """Gradients; see `Cell`."""
+        r, z, n, q = steps.gates
+        new = (1 - z) * (1 - n * n)
+        factors = torch.stack([new * q * r * (1 - r), (steps.before - n) * z * (1 - z), new * r], 2)
+        deltas, of_outputs = torch.empty_like(factors), grad.clone()
+        of_hidden = 0.0 if last[0] is None else last[0]
+        for t in reversed(range(len(grad))):
+            of_output = of_outputs[t].add_(of_hidden)
+            torch.mul(factors[t], of_output[:, None], out=deltas[t])
+            of_hidden = torch.addmm(of_output * z[t], deltas[t].flatten(1), self.weight_hh)
+        of_input = torch.cat([deltas[:, :, :2].flatten(2), new * of_outputs], -1)
+        return Gradients(of_input, deltas.flatten(2), of_outputs)
+
+
+@final
+class PlainCell(Cell):
+    """h_t = tanh(a_t) or relu(a_t)."""
+
+    def __init__(self, layer: nn.RNNBase, suffix: str, dtype: torch.dtype) -> None:
+        super().__init__(layer, suffix, dtype)
+        self.is_relu = layer.mode == "RNN_RELU"
+
+    def run(self, x: Tensor, start: Sequence[Tensor]) -> Tensor:
+        """h_t; see `Cell`."""
+        kernel = torch.rnn_relu if self.is_relu else torch.rnn_tanh
+        return kernel(x, start[0][None], self.params, *self._options())[0]
+
+    def steps(self, x: Tensor, start: Sequence[Tensor], after: Tensor) -> Steps:
+        """The derivative of tanh or relu; see `Cell`."""
+        slope = (after > 0).to(after.dtype) if self.is_relu else 1 - after * after
+        return Steps(_shifted(start[0], after), after, (slope,))
+
+    def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
+        """Gradients; see `Cell`."""
+        (slope,) = steps.gates
+        deltas, of_hidden = torch.empty_like(slope), 0.0 if last[0] is None else last[0]
+        for t in reversed(range(len(grad))):
+            torch.mul(slope[t], grad[t] + of_hidden, out=deltas[t])
+            of_hidden = deltas[t] @ self.weight_hh
+        return Gradients(deltas, deltas, grad)
+
+
+CELLS: dict[str, type[Cell]] = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN_TANH": PlainCell, "RNN_RELU": PlainCell}
