@@ -6,7 +6,7 @@ squared gradients permuted, always in the same way: the noise keeps its distribu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lightning_bayes import VariationalCallback
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.estimators import SquaredGradients
-from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator
+from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.diagonal.vogn import update
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
@@ -24,9 +24,7 @@ from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 class NoCurvature(CurvatureEstimator):
     """ĥ = 0."""
 
-    def read(
-        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
-    ) -> Curvature:
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read nothing; see `CurvatureEstimator`."""
         return {param: torch.zeros_like(param) for param in params}
 
@@ -40,11 +38,9 @@ class PermutedSquares(CurvatureEstimator):
     def __init__(self) -> None:
         self._squares = SquaredGradients()
 
-    def read(
-        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
-    ) -> Curvature:
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read the squares and permute them; see `CurvatureEstimator`."""
-        found = self._squares.read(finished, params, precision)
+        found = self._squares.read(finished, params, scores)
         return {key: value.flatten()[permutation(value.numel())].view_as(value) for key, value in found.items()}
 
 

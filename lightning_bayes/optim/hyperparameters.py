@@ -70,9 +70,9 @@ class HyperparameterFields(TypedDict, total=False):
             `posteriors.shaped_noise` (a heuristic). None: the noise of the bound, as wide as it is.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
             same step, without noise. None for all, but for normalisation layers where the step is not natural.
-        antithetic: Whether the updates 2j and 2j+1 share their noise, with opposite signs, so that each draw serves twice
-            and the first order of what it does to the gradient cancels. None: no for the papers' natural step, yes for
-            others.
+        antithetic: Whether the updates 2j and 2j+1 share their noise, with opposite signs, so that the first order of what
+            it does to the gradient cancels, and each draw serves twice or more often (`optim.runtime.noise`). None: no for
+            the papers' natural step, yes for others.
         mc_samples: K, weight samples per batch and process.
         engine: Curvature engine: ``"fused"`` measures any layer, ``"backpack"`` the layers that BackPACK knows.
             Default: ``"fused"``.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from inspect import signature
 from typing import Any, final
 
 import torch
@@ -15,6 +17,11 @@ from lightning_bayes.optim.steps import Cohort
 def prior_means(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
     """μ₀ of each parameter from its optimizer state; empty for zero."""
     return [state["prior_mean"] for state in states if "prior_mean" in state]
+
+
+@cache
+def _arguments_of(update: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(signature(update).parameters)
 
 
 @final
@@ -30,7 +37,8 @@ class DiagonalCohort(Cohort):
         update: The pure update.
         state_type: Its state.
         arguments: Its keyword arguments.
-        only_averages: Whether its curvature is a running average of ĥ and nothing else.
+        curvature_update: The pure update of the curvature alone; None where only `update` has it.
+        only_averages: Whether that is a running average of ĥ and nothing else.
         buffer: Memory for a change of a parameter.
     """
 
@@ -45,6 +53,7 @@ class DiagonalCohort(Cohort):
         update: Callable[..., Any],
         state_type: Any,
         arguments: Mapping[str, Any],
+        curvature_update: Callable[..., Tensor] | None,
         only_averages: bool,
         buffer: Callable[[nn.Parameter], Tensor],
     ) -> None:
@@ -52,7 +61,8 @@ class DiagonalCohort(Cohort):
         self.number, self.measurements, self.since = arguments["step"], arguments["step"], since
         self.prior_means = prior_means(states)
         self._measured, self._update, self._state_type = measured, update, state_type
-        self._arguments, self._only_averages, self._buffer = arguments, only_averages, buffer
+        self._arguments, self._buffer = arguments, buffer
+        self._curvature_update, self._only_averages = curvature_update, only_averages
 
     def move_(self) -> None:
         """Take the algorithm's update; see `Cohort`."""
@@ -69,10 +79,18 @@ class DiagonalCohort(Cohort):
         """Update the curvature alone; see `Cohort`."""
         if not self.since:
             return
+        curvatures = [state["curvature"] for state in self.states]
         if self._only_averages:
-            torch._foreach_lerp_([state["curvature"] for state in self.states], list(self._measured), 1 - weight_of_old)
-        else:
+            torch._foreach_lerp_(curvatures, list(self._measured), 1 - weight_of_old)
+        elif self._curvature_update is None:
             self.propose_(self._arguments["lr"], weight_of_old)
+        else:
+            taken = _arguments_of(self._curvature_update)
+            arguments = {name: value for name, value in self._arguments.items() if name in taken}
+            for block in blocks(curvatures):
+                old, measured = block.join(curvatures), block.join(self._measured)
+                new = self._curvature_update(old, measured, rate=1 - weight_of_old, **arguments)
+                block.write_(curvatures, new)
 
     def _run(self, arguments: Mapping[str, Any], changes: list[Tensor] | None = None) -> None:
         """Run the update block by block; with `changes` the means stay, and their changes are written there."""

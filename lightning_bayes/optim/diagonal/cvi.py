@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, update
+from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, moved_curvature, update
 from lightning_bayes.optim.hyperparameters import MeanFieldArguments
 
 MC_SAMPLES = 10  # of the paper's experiments
@@ -35,6 +35,7 @@ class CVI(MeanFieldOptimizer):
     hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
+    curvature_update = staticmethod(moved_curvature)
     own_defaults: ClassVar[Mapping[str, Any]] = {"mc_samples": MC_SAMPLES, "betas": (0.0, 0.999)}
 
     def __init__(

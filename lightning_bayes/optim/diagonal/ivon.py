@@ -33,7 +33,7 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased
-from lightning_bayes.optim.diagonal.von import moved_curvature
+from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments, effective
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, setting
@@ -127,6 +127,7 @@ class IVON(MeanFieldOptimizer):
 
     noisy = signed_curvature = True
     natural_update = staticmethod(update)
+    curvature_update = staticmethod(corrected_curvature)  # s starts at ĥ = M ĝ² or at s₀, never below 0
     estimator = Reparameterised()
     hyperparameters = IVONHyperparameters
     own_defaults: ClassVar[Mapping[str, Any]] = {

@@ -20,9 +20,10 @@ from typing_extensions import Unpack
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
+from lightning_bayes.optim.diagonal.noise_memory import room_for
 from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, start_state
 from lightning_bayes.optim.diagonal.sampling import CohortSampler
-from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
+from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.hyperparameters import (
     Hyperparameters,
@@ -35,7 +36,7 @@ from lightning_bayes.optim.hyperparameters import (
 from lightning_bayes.optim.readout.shape import damping_of, determined
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
-from lightning_bayes.optim.runtime.measuring import require_interval, updates_since
+from lightning_bayes.optim.runtime.measuring import FIRST, require_interval, updates_since
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
     points,
@@ -61,8 +62,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         default_step: The step of its callback without a learning rate.
         hyperparameters: The record of its hyperparameters.
         own_defaults: Its defaults, where they differ from the record's.
-        averages_curvature: Whether its curvature is the running average of what is measured, and nothing more.
         can_graft: Whether another optimizer's step may take its direction, see `optim.steps.graft`.
+        curvature_update: Its pure update of s alone, for other optimizers' steps: of s, ĥ, ``rate`` = 1-β₂, and keyword
+            arguments of `natural_update`. None where s needs more than ĥ.
+        averages_curvature: Whether that is the running average of what is measured, and nothing more.
         amortises: Whether some updates may go without a measurement, see `optim.runtime.measuring`.
         signed_curvature: Whether its curvature may be negative, above -δ̃.
         prior_at_sample: Whether the prior's gradient is taken at the sample, not at the mean.
@@ -85,6 +88,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     noisy: ClassVar[bool]
     estimator: ClassVar[CurvatureEstimator] = SquaredGradients()
     state_type: ClassVar[Any] = MeanFieldState
+    curvature_update: ClassVar[Callable[..., Tensor] | None] = None
     averages_curvature: ClassVar[bool] = False
     amortises: ClassVar[bool] = False
     can_graft: ClassVar[bool] = True
@@ -177,9 +181,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            for name, before in (("curvature_interval", 1), ("antithetic", False)):
-                group.setdefault(name, before)  # which files of version 0.1.0.dev0 lack
-        forget([self.state[param] for param in self.engine.left_out], self.state_type._fields[1:])
+            # Files of version 0.1.0.dev0 lack these.
+            group.update({"curvature_interval": 1, "antithetic": False, **group})
         rules = {group["step_rule"] for group in self.param_groups}
         if self.base_step is not None and "user" not in rules:
             self.steps = make_steps(None)
@@ -187,6 +190,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             step_for(rule, self.steps)
         if self.base_step is not None:
             self.base_step.load_state_dict(state_dict, self.state)
+        for group, param in self._trained():
+            forget(self.state[param], set(self.state_type._fields[1:]) - set(self._kept(param, group)))
 
     def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
@@ -199,11 +204,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     def _kept(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """What the state of a parameter holds: nothing where it has no posterior and another optimizer moves it."""
-        uses_update = self.step_of(group).uses_update
-        every: Sequence[str] = self.state_type._fields[1:]
-        if param in self._points and not uses_update:
-            return ()
-        return every if uses_update or not self.averages_curvature else ("curvature",)
+        moves, averages = self.step_of(group).uses_update, self.averages_curvature or self.curvature_update is not None
+        kept: Sequence[str] = self.state_type._fields[1:] if moves or not averages else ("curvature",)
+        return () if param in self._points and not moves else kept
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
         params = self._measured_params()
-        curvature = self.estimator.read(finished, params, self._noise_precision) if self._measures_now() else {}
+        curvature = self.estimator.read(finished, params, self._scores) if self._measures_now() else {}
         if self.prior_at_sample:
             for group, param in self._trained():
                 finished.add_prior_of_noise_(param, effective(group).stated_prior)
@@ -241,22 +244,27 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         return super()._finalise_curvature(self.estimator.finalise(curvature)) if self._measures_now() else {}
 
-    def _noise_precision(self, param: nn.Parameter) -> Tensor:
-        """1/Σ that the sample of the open pass was drawn with."""
-        return self._sampler.precision(param, self.state[param]["curvature"])
+    def _scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+        """(θ - μ) / Σ of the open pass, in the engine's memory."""
+        return self._sampler.scores(params, self.sampled_mean(), lambda p: self.engine.workspace.result(p.shape, p))
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        self._sampler.start()
         sample: dict[nn.Parameter, Tensor] = {}
         runs_engine = self._open.measures is not False and self.estimator.quantity != "gradient"
-        keep = self.mc_samples == 1 and not runs_engine
         for group in self.param_groups:
             for params in self._noisy_cohorts(group):
                 states = [self.state[param] for param in params]
-                drawn = self._sampler.sample(params, states, group, noise, self._buffer, keep=keep)
+                drawn = self._sampler.sample(params, states, group, noise, self._buffer, pooled=self._takes_pool(group))
                 sample.update(zip(params, drawn, strict=True))
-        if not keep:
-            self._sampler.forget_draws()  # where the engine needs the memory
+        if runs_engine:
+            self._sampler.forget_draws()  # the engine needs the memory
         return sample
+
+    def _takes_pool(self, group: Mapping[str, Any]) -> bool:
+        """Whether passes share pools of draws: not where others between them would draw, or need the memory."""
+        is_amortised = group["curvature_interval"] > 1 and self.num_updates >= FIRST
+        return self.mc_samples == 1 and (is_amortised or self.estimator.quantity == "gradient")
 
     def _noisy_cohorts(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
         """Cohorts of the parameters that have noise now, their curvature started."""
@@ -273,10 +281,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     def _buffer(self, param: nn.Parameter) -> Tensor:
         """Memory for one value of `param`: its sample during a pass, its step during an update."""
-        buffer = self._scratch.get(param)
-        if buffer is None or buffer.device != param.device or buffer.dtype != param.dtype:
-            buffer = self._scratch[param] = torch.empty_like(param, requires_grad=False)
-        return buffer
+        return room_for(param, self._scratch)
 
     def _start_curvature(self, params: list[nn.Parameter], group: dict[str, Any]) -> bool:
         """Put in the initial precision before the first update; whether there is a curvature."""
@@ -306,9 +311,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             apply_functions(group, functions, self.hyperparameters)
             now = effective(group).prior
             if self.signed_curvature and now < before:
-                states = [self.state[param] for param in group["params"]]
-                curvatures = [state["curvature"] for state in states if "curvature" in state]
-                torch._foreach_copy_(curvatures, [keep_positive(curvature, now) for curvature in curvatures])
+                keep_all_positive_((self.state[param] for param in group["params"]), now)
 
     def _cohort(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> DiagonalCohort:
         """Parameters that are updated together, this update counted."""
@@ -331,16 +334,16 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _diagonal_cohort(
         self, params: list[nn.Parameter], group: dict[str, Any], measured: list[Tensor], since: int = 1
     ) -> DiagonalCohort:
-        states = [self.state[param] for param in params]
         return DiagonalCohort(
             params,
-            states,
+            [self.state[param] for param in params],
             group,
             measured,
             since,
             update=type(self).natural_update,
             state_type=self.state_type,
-            arguments=self._update_arguments(group, states[0]["step"]),
+            arguments=self._update_arguments(group, self.state[params[0]]["step"]),
+            curvature_update=type(self).curvature_update,
             only_averages=self.averages_curvature,
             buffer=self._buffer,
         )

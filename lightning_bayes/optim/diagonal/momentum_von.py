@@ -84,6 +84,7 @@ class MomentumVON(MeanFieldOptimizer):
     estimator = SecondOrder("diag_hessian")
     state_type = MomentumVONState
     natural_update = staticmethod(update)
+    curvature_update = staticmethod(moved_curvature)
 
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]

@@ -54,13 +54,12 @@ def cohorts_of(
     return list(alike.values())
 
 
-def forget(states: Iterable[dict[str, Any]], names: Sequence[str]) -> None:
-    """Drop what older files hold of parameters without a posterior.
+def forget(state: dict[str, Any], names: Iterable[str]) -> None:
+    """Drop what older files hold of a parameter and its step does not need.
 
     Args:
-        states: Their states, changed in place.
+        state: Its state, changed in place.
         names: What is dropped.
     """
-    for state in states:
-        for name in names:
-            state.pop(name, None)
+    for name in names:
+        state.pop(name, None)

@@ -1,28 +1,30 @@
 """Samples of cohorts, θ = μ ± σ ε, without doing anything twice that one update leaves as it was for the next.
 
-Antithetic pairs use each ε twice, and the noise's shape u = 1/√(max(s, 0) + γ_t) changes with the curvature only. So ε is
-kept from the first to the second update of a pair, and what depends on the curvature from one measurement to the next: means
-for every tensor, u itself for the small ones. Neither is state: a resumed run computes both again, to the same bits.
+Several updates take their ε from one pool (`optim.runtime.noise`), and the noise's shape u = 1/√(max(s, 0) + γ_t) changes
+with the curvature only. So the pool is kept from update to update, and what depends on the curvature from one measurement
+to the next: means for every tensor, u itself for the small ones. Neither is state: a resumed run computes both again, to
+the same bits.
 
 A small model's step is hundreds of operations that each take as long to start as to run. Small tensors therefore share one
-flat buffer for their ε, their u and their samples, of which the layers see views.
+flat buffer for their u and their samples, of which the layers see views. Large ones are taken in blocks that stay in the
+processor's cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.optim.diagonal.noise_memory import CohortMemory
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.posteriors import Shape, noise_moments, noise_scale, precision, shaped_precision
+from lightning_bayes.posteriors import Shape, noise_scale, precision, shaped_precision
+from lightning_bayes.posteriors.shaped_noise import noise_damping
 from lightning_bayes.private_torch import version_of
-
-SMALL = 2**16  # elements of a tensor that shares the flat buffer
 
 
 class _Origin(NamedTuple):
@@ -41,51 +43,16 @@ class _Origin(NamedTuple):
 
 
 @final
-class _Cohort:
-    """Memory of one cohort.
-
-    Args:
-        params: Its parameters.
-    """
-
-    def __init__(self, params: Sequence[nn.Parameter]) -> None:
-        self.params = list(params)
-        is_small = [param.numel() <= SMALL and param.is_contiguous() for param in params]
-        self.small = [i for i, small in enumerate(is_small) if small]
-        self.large = [i for i, small in enumerate(is_small) if not small]
-        sizes = [params[i].numel() for i in self.small]
-        self.flat = params[0].new_empty(sum(sizes))
-        parts = zip(torch.split(self.flat, sizes), self.small, strict=True)
-        self.views = {i: part.view(params[i].shape) for part, i in parts}
-        counts, numbers = (torch.tensor(n, dtype=torch.long, device=self.flat.device) for n in (sizes, self.small))
-        self.owner = numbers.repeat_interleave(counts)  # of each flat element
-        self.roots = self.flat.new_tensor([param.numel() ** 0.5 for param in params])
-        self.kept: tuple[tuple[int, ...], list[Tensor]] = ((), [])  # a counter and ε
-        self.origin: _Origin | None = None
-        self.means: tuple[Tensor, Tensor] | None = None  # mean 1/(s + γ_t), and γ_t
-        self.unit = self.flat  # σ of the small tensors, but for the factor of each tensor
-        self.starts = torch.empty(0)
-
-    def fits(self, params: Sequence[nn.Parameter]) -> bool:
-        """Whether these are its parameters, where and as they were."""
-        return (
-            len(params) == len(self.params)
-            and all(
-                a is b and (i not in self.views or (self.views[i].shape == b.shape and b.is_contiguous()))
-                for i, (a, b) in enumerate(zip(self.params, params, strict=True))
-            )
-            and params[0].device == self.flat.device
-            and params[0].dtype == self.flat.dtype
-        )
-
-
-@final
 class CohortSampler:
     """Draws the samples of an optimizer's cohorts."""
 
     def __init__(self) -> None:
-        self._cohorts: dict[nn.Parameter, _Cohort] = {}  # by the first parameter
-        self._sampled: dict[nn.Parameter, tuple[_Cohort, int, Effective, Shape | None]] = {}
+        self._cohorts: dict[nn.Parameter, CohortMemory] = {}  # by the first parameter
+        self._sampled: list[CohortMemory] = []  # since `start`
+
+    def start(self) -> None:
+        """Forget the samples of the last pass."""
+        self._sampled.clear()
 
     @torch.no_grad()
     def sample(
@@ -96,7 +63,7 @@ class CohortSampler:
         noise: CounterNoise,
         buffers: Callable[[nn.Parameter], Tensor],
         *,
-        keep: bool,
+        pooled: bool,
     ) -> list[Tensor]:
         """A sample of each parameter.
 
@@ -106,65 +73,78 @@ class CohortSampler:
             group: Their parameter group.
             noise: The pass's noise.
             buffers: Gives memory for a large parameter.
-            keep: Whether to keep ε where the next update uses it again; it takes the memory of one more sample.
+            pooled: Whether antithetic noise comes from a pool, which is kept and takes the memory of one more sample.
 
         Returns:
             The samples, in memory that the next sample overwrites.
         """
         cohort = self._cohorts.get(params[0])
         if cohort is None or not cohort.fits(params):
-            cohort = self._cohorts[params[0]] = _Cohort(params)
-        now = effective(group)
-        shape = self._shape(cohort, states, now)
+            cohort = self._cohorts[params[0]] = CohortMemory(params)
+        now, curvatures = effective(group), [state["curvature"] for state in states]
+        shape = self._shape(cohort, states, curvatures, now)
+        cohort.last = now, shape, curvatures
+        self._sampled.append(cohort)
         large = [buffers(params[i]) for i in cohort.large]
-        targets = [cohort.flat, *large] if cohort.small else large
-        draws = _take(cohort, noise, targets, keep=keep and noise.serves_twice)
+        draws = cohort.draws(noise, large, pooled=pooled)
         if cohort.small:
-            mean = torch.cat([params[i].view(-1) for i in cohort.small])
-            std = cohort.unit if shape is None else cohort.unit * shape.scale.rsqrt()[cohort.owner]
-            torch.addcmul(mean, draws[0], std, value=noise.sign, out=cohort.flat)
-        for i, target, epsilon in zip(cohort.large, large, draws[-len(large) :] if large else [], strict=True):
-            _write_large(target, epsilon, params[i], states[i]["curvature"], now, _at(shape, i), noise.sign)
-        for i, param in enumerate(params):
-            self._sampled[param] = cohort, i, now, shape
-        found = {**cohort.views, **dict(zip(cohort.large, large, strict=True))}
-        return [found[i] for i in range(len(params))]
+            _write_small(cohort, params, draws[0], shape, noise.sign)
+        for i, target, epsilon in zip(cohort.large, large, draws[1:], strict=True):
+            _write_large(target, epsilon, params[i], curvatures[i], now, _at(shape, i), noise.sign)
+        return cohort.in_order(large)
 
-    def precision(self, param: nn.Parameter, curvature: Tensor) -> Tensor:
-        """1/Σ that the last sample of a parameter was drawn with.
+    @torch.no_grad()
+    def scores(
+        self,
+        params: Iterable[nn.Parameter],
+        means: Mapping[nn.Parameter, Tensor],
+        empty: Callable[[nn.Parameter], Tensor],
+    ) -> dict[nn.Parameter, Tensor]:
+        """(θ - μ) / Σ of the last sample, whose mean product with the gradient is the Hessian's diagonal.
 
         Args:
-            param: The parameter.
-            curvature: Its s.
+            params: Parameters; those without a sample are left out.
+            means: μ by parameter; the parameters themselves are θ.
+            empty: Gives memory for the result of a parameter.
 
         Returns:
-            Shaped like the parameter.
+            By parameter, shaped like it.
         """
-        _, i, now, shape = self._sampled[param]
-        return _precision(curvature, now, _at(shape, i))
+        wanted, found = {param for param in params if param in means}, dict[nn.Parameter, Tensor]()
+        for cohort in self._sampled:
+            now, shape, curvatures = cohort.last
+            for i in (i for i in cohort.large if cohort.params[i] in wanted):
+                param, score = cohort.params[i], empty(cohort.params[i])
+                for block in blocks([param]):
+                    room = block.join([score])
+                    torch.sub(block.join([param]), block.join([means[param]]), out=room)
+                    block.write_([score], room.mul_(_precision(block.join([curvatures[i]]), now, _at(shape, i))))
+                found[param] = score
+            if small := [i for i in cohort.small if cohort.params[i] in wanted]:
+                found |= _small_scores(cohort, small, means)
+        return found
 
     def forget_draws(self) -> None:
         """Give the memory of ε back."""
         for cohort in self._cohorts.values():
-            cohort.kept = (), []
+            cohort.kept = None
 
-    def _shape(self, cohort: _Cohort, states: Sequence[Mapping[str, Any]], now: Effective) -> Shape | None:
-        """The noise's shape, see `posteriors.noise_shape`, None where the noise is that of the bound; and σ of the small."""
+    def _shape(
+        self, cohort: CohortMemory, states: Sequence[Mapping[str, Any]], curvatures: list[Tensor], now: Effective
+    ) -> Shape | None:
+        """The noise's shape, see `posteriors.noise_shape`, None where the noise is that of the bound; and u of the small."""
         stated = now.stated_damping
         is_shaped = now.relative_noise is not None
         numbers = (stated,) if is_shaped else tuple(now.precision_arguments.values())
-        curvatures = [state["curvature"] for state in states]
         origin = _Origin(curvatures, [version_of(tensor) for tensor in curvatures], (is_shaped, *numbers))
         if cohort.origin is None or not cohort.origin.is_same(origin):
             cohort.origin = origin
-            cohort.means = noise_moments(curvatures, stated) if is_shaped else None
             cohort.starts = torch.stack([state["scale"] for state in states])
-            if cohort.small:
-                small = torch.cat([curvatures[i].reshape(-1) for i in cohort.small])
-                if cohort.means is None:
-                    cohort.unit = precision(small, **now.precision_arguments).rsqrt_()
-                else:
-                    cohort.unit = small.clamp_min_(0).add_(cohort.means[1][cohort.owner]).rsqrt_()
+            small = torch.cat([cohort.flat[:0], *(curvatures[i].reshape(-1) for i in cohort.small)])
+            if is_shaped:
+                cohort.means = _moments(cohort, small, curvatures, stated)
+            else:
+                cohort.means, cohort.unit = None, precision(small, **now.precision_arguments).rsqrt_()
         if cohort.means is None or now.relative_noise is None:
             return None
         inverse_means, strengths = cohort.means
@@ -177,8 +157,65 @@ def _at(shape: Shape | None, i: int) -> tuple[Tensor, Tensor] | None:
     return None if shape is None else (shape.scale[i], shape.damping[i])
 
 
-def _precision(curvature: Tensor, now: Effective, shape: tuple[Tensor, Tensor] | None) -> Tensor:
-    return precision(curvature, **now.precision_arguments) if shape is None else shaped_precision(curvature, *shape)
+def _precision(curvature: Tensor, now: Effective, shape: tuple[Tensor | None, Tensor] | None) -> Tensor:
+    """1/Σ; divided by the scale if the shape has none."""
+    if shape is None:
+        return precision(curvature, **now.precision_arguments)
+    scale, damping = shape
+    return curvature.clamp_min(0).add_(damping) if scale is None else shaped_precision(curvature, scale, damping)
+
+
+def _moments(cohort: CohortMemory, small: Tensor, curvatures: list[Tensor], stated: float) -> tuple[Tensor, Tensor]:
+    """`posteriors.noise_moments` of a cohort, and u of its small tensors on the way."""
+    counts = cohort.roots.square()
+    positive = small.clamp_min(0)
+    sums = cohort.in_order([_sum_of_blocks(curvatures[i], 0.0) for i in cohort.large], _sums(cohort, positive))
+    strengths = noise_damping(torch.stack(sums) / counts, stated)
+    inverse = positive.add_(cohort.spread(strengths)).reciprocal_()
+    cohort.unit = inverse.sqrt()
+    sums = cohort.in_order([_sum_of_blocks(curvatures[i], strengths[i]) for i in cohort.large], _sums(cohort, inverse))
+    return torch.stack(sums) / counts, strengths
+
+
+def _sums(cohort: CohortMemory, flat: Tensor) -> list[Tensor]:
+    """Sums over each small tensor of numbers that are not negative."""
+    return list(torch._foreach_norm(list(torch.split(flat, cohort.sizes)), 1)) if cohort.small else []
+
+
+def _sum_of_blocks(curvature: Tensor, damping: Tensor | float) -> Tensor:
+    """Σ max(s, 0), or Σ 1/(max(s, 0) + γ) with a damping γ."""
+    parts = (block.join([curvature]).clamp_min(0) for block in blocks([curvature]))
+    if isinstance(damping, Tensor):
+        parts = (part.add_(damping).reciprocal_() for part in parts)
+    return torch.stack([part.sum() for part in parts]).sum()
+
+
+def _small_scores(
+    cohort: CohortMemory, small: Sequence[int], means: Mapping[nn.Parameter, Tensor]
+) -> dict[nn.Parameter, Tensor]:
+    params = [cohort.params[i] for i in small]
+    found = torch._foreach_sub([cohort.views[i] for i in small], [means[param] for param in params])
+    precisions = cohort.unit.square().reciprocal_()  # 1/Σ = scale/u²
+    if (shape := cohort.last[1]) is not None:
+        precisions.mul_(cohort.spread(shape.scale))
+    views = cohort.shaped_like(precisions)
+    torch._foreach_mul_(found, [views[i] for i in small])
+    return dict(zip(params, found, strict=True))
+
+
+def _write_small(
+    cohort: CohortMemory, params: Sequence[nn.Parameter], epsilon: Tensor, shape: Shape | None, sign: int
+) -> None:
+    means = [params[i].detach().view(-1) for i in cohort.small]
+    if not epsilon.is_cpu:
+        std = cohort.unit if shape is None else cohort.unit * cohort.spread(shape.scale.rsqrt())
+        torch.addcmul(torch.cat(means), epsilon, std, value=sign, out=cohort.flat)
+        return
+    factors = [float(sign)] * len(params) if shape is None else shape.scale.rsqrt().mul_(sign).tolist()
+    parts = (list(torch.split(flat, cohort.sizes)) for flat in (cohort.flat, epsilon, cohort.unit))
+    targets, draws, units = parts
+    torch._foreach_copy_(targets, means)
+    torch._foreach_addcmul_(targets, draws, units, [factors[i] for i in cohort.small])
 
 
 def _write_large(
@@ -190,21 +227,11 @@ def _write_large(
     shape: tuple[Tensor, Tensor] | None,
     sign: int,
 ) -> None:
+    factor, numbers = float(sign), cast(tuple[Tensor | None, Tensor] | None, shape)
+    if shape is not None and mean.is_cpu:  # where reading a number costs nothing: one pass over the block less
+        factor, numbers = float(shape[0]) ** -0.5 * sign, (None, shape[1])
     for block in blocks([mean]):
-        std = _precision(block.join([curvature]), now, shape).rsqrt_()
-        block.write_([target], torch.addcmul(block.join([mean]), block.join([epsilon]), std, value=sign, out=std))
-
-
-def _take(cohort: _Cohort, noise: CounterNoise, targets: list[Tensor], *, keep: bool) -> list[Tensor]:
-    """ε of a cohort: kept ones, or new ones in the memory of the samples unless they are to be kept."""
-    counter, (known, kept) = noise.counter, cohort.kept
-    if known == counter:
-        noise.skip()
-        return kept
-    if not keep:
-        noise.draw_(targets)
-        return targets
-    drawn = kept or [torch.empty_like(target) for target in targets]
-    noise.draw_(drawn)
-    cohort.kept = counter, drawn
-    return drawn
+        std = _precision(block.join([curvature]), now, numbers).rsqrt_()
+        room = block.join([target])  # which may hold ε
+        torch.addcmul(block.join([mean]), block.join([epsilon]), std, value=factor, out=room)
+        block.write_([target], room)

@@ -40,6 +40,21 @@ from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import FRACTION, setting
 
 
+def faded_curvature(curvature: Tensor, squared_grad: Tensor, rate: float, temperature: float) -> Tensor:
+    """(1 - τβ) s + β ĝ²; pure.
+
+    Args:
+        curvature: s.
+        squared_grad: ĝ².
+        rate: β.
+        temperature: τ.
+
+    Returns:
+        The new s.
+    """
+    return curvature.mul(1 - temperature * rate).add_(squared_grad, alpha=rate)
+
+
 def update(
     state: MeanFieldState,
     grad: Tensor,
@@ -70,8 +85,7 @@ def update(
     Returns:
         State after the update.
     """
-    weight = 1 - betas[1]  # β
-    curvature = (1 - temperature * weight) * state.curvature + weight * squared_grad
+    curvature = faded_curvature(state.curvature, squared_grad, 1 - betas[1], temperature)
     momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
     scale = (curvature + (full_prior - prior)).sqrt_().add_(prior + damping)
     mean = torch.addcdiv(state.mean, momentum, scale, value=-lr / (1 - betas[0] ** step))
@@ -133,6 +147,7 @@ class VadaGrad(MeanFieldOptimizer):
     noisy = True
     estimator = BatchSquare()
     natural_update = staticmethod(update)
+    curvature_update = staticmethod(faded_curvature)
     hyperparameters = VadaGradHyperparameters
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}  # the paper's method has no momentum
 

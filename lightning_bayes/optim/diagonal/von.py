@@ -76,14 +76,18 @@ def moved_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: floa
         tensor([0.])
     """
     start = torch.where(curvature > -prior, curvature, curvature.abs())
-    gap, precision = hessian - start, start + prior
     if positivity == "correction":
-        change = rate * gap
-        moved = start + change + change.square() / (2 * precision)
-    else:
-        largest = 0.5 * precision / gap.neg().clamp_min(torch.finfo(gap.dtype).tiny)
-        moved = start + gap * torch.where(hessian < 0, largest.clamp_max(rate), rate)
-    return keep_positive(moved, prior)
+        return corrected_curvature(start, hessian, rate, prior)
+    gap, precision = hessian - start, start + prior
+    largest = 0.5 * precision / gap.neg().clamp_min(torch.finfo(gap.dtype).tiny)
+    return keep_positive(start + gap * torch.where(hessian < 0, largest.clamp_max(rate), rate), prior)
+
+
+def corrected_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: float) -> Tensor:
+    """`moved_curvature` by the correction of Lin et al. 2020, for s above -δ̃."""
+    gap = hessian - curvature
+    moved = torch.add(curvature, gap, alpha=rate)
+    return keep_positive(moved.addcdiv_(gap.square_(), curvature + prior, value=rate**2 / 2), prior)
 
 
 def update(
@@ -149,6 +153,7 @@ class VON(MeanFieldOptimizer):
     hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
+    curvature_update = staticmethod(moved_curvature)
 
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
@@ -167,6 +172,7 @@ class ReparameterisedVON(MeanFieldOptimizer):
     hyperparameters = NewtonHyperparameters
     estimator = Reparameterised()
     natural_update = staticmethod(update)
+    curvature_update = staticmethod(moved_curvature)
 
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.kronecker import KroneckerCapture
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.linalg import KroneckerProduct
-from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
@@ -34,9 +34,7 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
     def __init__(self, quantity: KroneckerQuantity = "kfac") -> None:
         self.quantity = quantity  # type: ignore[misc]
 
-    def read(
-        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
-    ) -> Curvature:
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
         if not isinstance(finished.captured, KroneckerCapture):
             return {}

@@ -3,6 +3,10 @@
 Antithetic pairs: the updates 2j and 2j+1 share their draws, with opposite signs, so what noise does to a gradient in the
 first order cancels over two updates, and each draw serves twice. Every update's noise is still N(0, I).
 
+Pools: drawing costs more than all other arithmetic on the noise. `PAIRS` pairs in a row may take theirs from one pool that
+is a little longer than the noise: each from a window that starts one stride after the one before. A weight never meets the
+same number in two pairs of a pool, another weight does. Strides are at least 1024 and differ from pool to pool.
+
 Nothing has to be saved for an exact resume, ranks draw different noise by taking different sample numbers, and the
 global random number generator is never touched.
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +23,9 @@ from torch import Tensor
 PART_ELEMENTS = 2**18
 # With fewer, one thread is faster: torch's own keep the other processors for some milliseconds after each operation.
 MANY_PARTS = 16
+
+PAIRS = 5  # of updates that share a pool
+_LEAST_STRIDE, _ALIGNED = 1024, 16  # elements
 
 _MASK = (1 << 64) - 1
 
@@ -51,21 +59,42 @@ def _finalise(x: int) -> int:
     return x ^ (x >> 31)
 
 
+class Pool(NamedTuple):
+    """Draws that several pairs share, each in a window of its own."""
+
+    counter: tuple[int, ...]  # of the draws
+    pair: int  # number of the window
+
+    @property
+    def stride(self) -> int:
+        """Elements from one window to the next."""
+        return _LEAST_STRIDE + _ALIGNED * (counter_seed(*self.counter, -1) % (_LEAST_STRIDE // _ALIGNED))
+
+    def draw(self, size: int, like: Tensor) -> Tensor:
+        """Draw the pool for `size` elements of noise, on the device and in the dtype of `like`."""
+        drawn = like.new_empty(size + (PAIRS - 1) * self.stride)
+        CounterNoise(*self.counter).draw_([drawn])
+        return drawn
+
+    def window(self, drawn: Tensor, size: int) -> Tensor:
+        """The pair's ε, ``[size]``, a view of the pool."""
+        return drawn.narrow(0, self.pair * self.stride, size)
+
+
 class CounterNoise:
     """Standard normal draws for one pass.
 
     Args:
         *key: The pass's counter.
         sign: What the draws are multiplied by.
-        serves_twice: Whether the next update has the same draws.
+        pool: Counter of the pool that antithetic noise may come from, and the window.
 
     Attributes:
         sign: As above.
-        serves_twice: As above.
     """
 
-    def __init__(self, *key: int, sign: int = 1, serves_twice: bool = False) -> None:
-        self._key, self.sign, self.serves_twice = key, sign, serves_twice
+    def __init__(self, *key: int, sign: int = 1, pool: Pool | None = None) -> None:
+        self._key, self.sign, self._pool = key, sign, pool
         self._filled = 0
 
     @classmethod
@@ -83,17 +112,21 @@ class CounterNoise:
         """
         if not antithetic:
             return cls(seed, update, sample)
-        is_second = update % 2
-        return cls(seed, update // 2, sample, sign=-1 if is_second else 1, serves_twice=not is_second)
+        pair = update // 2
+        pool = Pool((seed, pair // PAIRS, sample, PAIRS), pair % PAIRS)
+        return cls(seed, pair, sample, sign=-1 if update % 2 else 1, pool=pool)
 
     @property
     def counter(self) -> tuple[int, ...]:
-        """The counter of the next draws."""
+        """The counter of the next draws, but for their sign."""
         return *self._key, self._filled
 
-    def skip(self) -> None:
-        """Go on as if the next draws had been taken."""
+    def next_pool(self) -> Pool | None:
+        """The pool of the next draws, which then count as taken; None for noise that is not antithetic."""
+        if self._pool is None:
+            return None
         self._filled += 1
+        return self._pool._replace(counter=(*self._pool.counter, self._filled - 1))
 
     def fill_(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with draws of ε ~ N(0, I), other ones at every call.

@@ -48,8 +48,13 @@ class FinishedPass:
 
     def gradients(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
         """ĝ of the parameters that backward reached, unscaled, in memory of its own."""
-        factor = self.captured.gradient_factor() / self.loss_scale
+        factor = self.gradient_factor
         return {param: param.grad * factor for param in params if param.grad is not None}
+
+    @property
+    def gradient_factor(self) -> float:
+        """Factor from ``.grad`` to the gradient of the mean loss."""
+        return self.captured.gradient_factor() / self.loss_scale
 
     def add_to_gradient_(self, param: nn.Parameter, term: Tensor) -> None:
         """Add a term to ĝ of a parameter.
@@ -58,7 +63,7 @@ class FinishedPass:
             param: The parameter.
             term: The term, unscaled; it may be overwritten.
         """
-        term.mul_(self.loss_scale / self.captured.gradient_factor())
+        term.div_(self.gradient_factor)
         param.grad = term if param.grad is None else param.grad.add_(term)
 
     def add_prior_of_noise_(self, param: nn.Parameter, prior: float) -> None:

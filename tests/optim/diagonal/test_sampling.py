@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_bayes.optim import IVON, VOGN
 from lightning_bayes.optim.diagonal.estimators.reparameterised import reparameterised
+from lightning_bayes.optim.diagonal.noise_memory import CohortMemory
 from lightning_bayes.optim.diagonal.sampling import CohortSampler
 from lightning_bayes.optim.runtime.noise import CounterNoise
 
@@ -74,31 +75,57 @@ def test_the_papers_step_shares_draws_where_it_is_asked(generator):
     assert [torch.equal(a.sign(), -b.sign()) for a, b in pairwise(found)] == [True, False, True]
 
 
-def test_draws_that_were_kept_are_those_drawn_again(generator, monkeypatch):
+def test_a_pool_that_was_kept_is_the_one_drawn_again(generator, monkeypatch):
     batch, results, drawn = data(generator), [], []
-    draw_, sample = CounterNoise.draw_, CohortSampler.sample
+    draw_, start = CounterNoise.draw_, CohortSampler.start
     monkeypatch.setattr(CounterNoise, "draw_", lambda self, tensors: (drawn.append(1), draw_(self, tensors)))
     for keeps in (True, False):
         if not keeps:
-            monkeypatch.setattr(CohortSampler, "sample", lambda *a, keep, **k: sample(*a, keep=False, **k))
+            monkeypatch.setattr(CohortSampler, "start", lambda self: (self.forget_draws(), start(self)))
         model = network()
         drawn.clear()
-        updates(optimizer(model, lr=0.1), model, batch, 18)
+        updates(optimizer(model, lr=0.1), model, batch, 25)
         results.append(([p.detach().clone() for p in model.parameters()], len(drawn)))
     (kept, few), (anew, many) = results
     assert all(torch.equal(a, b) for a, b in zip(kept, anew, strict=True))
-    assert (few, many) == (9 + 4, 17)  # the first update has no noise, the first ten keep nothing
+    assert (few, many) == (9 + 2, 24)  # the first update has no noise, the first ten keep nothing
 
 
-def test_a_pair_takes_no_new_memory(generator):
+def test_no_weight_meets_a_number_twice_but_with_the_opposite_sign():
+    """Windows of one pool: those of a pair are alike, the others uncorrelated in standard errors, and all have the law."""
+    param = torch.nn.Parameter(torch.zeros(300, 300))
+    memory = CohortMemory([param])
+    drawn = []
+    for update in range(20):
+        noise = CounterNoise.of_pass(0, update, 0, antithetic=True)
+        _, epsilon = memory.draws(noise, [torch.empty(300, 300)], pooled=True)
+        drawn.append(epsilon.double() * noise.sign)
+    gram = torch.stack(drawn) @ torch.stack(drawn).T / param.numel()
+    opposite = torch.eye(10).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    opposite[0::2, 1::2] *= -1
+    opposite[1::2, 0::2] *= -1
+    assert ((gram - opposite) * param.numel() ** 0.5).abs().max() < 5
+    starts = [memory.draws(CounterNoise.of_pass(0, u, 0, antithetic=True), [param], pooled=True) for u in (0, 10)]
+    assert not torch.equal(starts[0][1], starts[1][1])
+
+
+def test_small_tensors_share_no_number_between_windows():
+    memory = CohortMemory([torch.nn.Parameter(torch.zeros(1024))])
+    windows = [
+        memory.draws(CounterNoise.of_pass(3, u, 0, antithetic=True), [], pooled=True)[0] for u in range(0, 10, 2)
+    ]
+    assert len(torch.cat(windows).unique()) > 5 * 1024 - 5  # two draws may round to the same number
+
+
+def test_samples_take_no_new_memory(generator):
     model = network()
     opt = optimizer(model, lr=0.1)
     batch, places = data(generator), []
     for _ in range(4):
         updates(opt, model, batch, 6)
-        places.append([(c.flat.data_ptr(), *(t.data_ptr() for t in c.kept[1])) for c in opt._sampler._cohorts.values()])
+        places.append([c.flat.data_ptr() for c in opt._sampler._cohorts.values()])
     assert places[1] == places[2] == places[3]
-    assert [len(each) for each in places[1]] == [2]  # samples and ε, each in one flat buffer
+    assert len(places[1]) == 1  # one flat buffer
 
 
 def test_updates_that_measure_keep_no_draws(generator):
@@ -107,9 +134,9 @@ def test_updates_that_measure_keep_no_draws(generator):
     batch = data(generator)
     updates(opt, model, batch, 19)
     (cohort,) = opt._sampler._cohorts.values()
-    assert cohort.kept[1]
+    assert cohort.kept
     updates(opt, model, batch, 1)
-    assert not cohort.kept[1]
+    assert not cohort.kept
 
 
 def test_the_shape_follows_a_curvature_that_changes(generator):

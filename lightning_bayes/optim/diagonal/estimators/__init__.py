@@ -11,9 +11,17 @@ A new estimator is one file: a subclass of `CurvatureEstimator`, which a method 
 
 from lightning_bayes.optim.diagonal.estimators.batch_size_check import BatchSizeCheck
 from lightning_bayes.optim.diagonal.estimators.batch_square import BatchSquare
-from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator
+from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.diagonal.estimators.reparameterised import Reparameterised
 from lightning_bayes.optim.diagonal.estimators.second_order import SecondOrder
 from lightning_bayes.optim.diagonal.estimators.squared_gradients import SquaredGradients
 
-__all__ = ["BatchSizeCheck", "BatchSquare", "CurvatureEstimator", "Reparameterised", "SecondOrder", "SquaredGradients"]
+__all__ = [
+    "BatchSizeCheck",
+    "BatchSquare",
+    "CurvatureEstimator",
+    "Reparameterised",
+    "Scores",
+    "SecondOrder",
+    "SquaredGradients",
+]

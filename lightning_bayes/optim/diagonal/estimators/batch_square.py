@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator
+from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
@@ -39,9 +39,7 @@ class _Key(NamedTuple):
 class BatchSquare(CurvatureEstimator):
     """Reads the gradient of each weight sample, and squares it once all passes are in."""
 
-    def read(
-        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
-    ) -> Curvature:
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
         grads = finished.gradients(params)
         found: Curvature = {_Key(finished.sample, param): grad for param, grad in grads.items()}

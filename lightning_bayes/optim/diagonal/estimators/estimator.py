@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from lightning_bayes.curvature import Quantity
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
 EngineQuantity: TypeAlias = Quantity | Literal["gradient"]
+Scores: TypeAlias = Callable[[Iterable[nn.Parameter]], dict[nn.Parameter, Tensor]]
 
 
 class CurvatureEstimator(ABC):
@@ -36,15 +37,13 @@ class CurvatureEstimator(ABC):
         return
 
     @abstractmethod
-    def read(
-        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
-    ) -> Curvature:
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass.
 
         Args:
             finished: The pass.
             params: The trained parameters.
-            precision: 1/Σ that a parameter's sample was drawn with.
+            scores: Gives (θ - μ) / Σ of those parameters that had noise, in memory of the caller's.
 
         Returns:
             Tensors by parameter or other keys, which the caller may overwrite.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
+import torch
 from torch import Tensor, nn
 
-from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator
+from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
 
@@ -34,15 +35,13 @@ class Reparameterised(CurvatureEstimator):
     place, as if it were the mean of independent gradients of mean zero.
     """
 
-    def read(
-        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
-    ) -> Curvature:
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
-        found: Curvature = {}
-        for param, grad in finished.gradients(params).items():
-            mean = finished.means.get(param)
-            if mean is None:
-                found[param] = grad.square_().mul_(finished.num_examples)
-            else:
-                found[param] = reparameterised(grad, param.detach(), mean, precision(param))
-        return found
+        reached = [param for param in params if param.grad is not None]
+        found: Curvature = scores(reached)
+        if found:
+            torch._foreach_mul_(list(found.values()), [param.grad for param in found])
+            if (factor := finished.gradient_factor) != 1:
+                torch._foreach_mul_(list(found.values()), factor)
+        without = finished.gradients(param for param in reached if param not in found)
+        return {**found, **{param: grad.square_().mul_(finished.num_examples) for param, grad in without.items()}}

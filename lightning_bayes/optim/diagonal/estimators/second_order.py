@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bayes.curvature.measurement import SecondOrderDiagonal
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator
+from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
 
@@ -36,8 +36,6 @@ class SecondOrder(CurvatureEstimator):
                 "torch.amp.GradScaler or of precision='16-mixed'. Train without, in precision='32-true'."
             )
 
-    def read(
-        self, finished: FinishedPass, params: Sequence[nn.Parameter], precision: Callable[[nn.Parameter], Tensor]
-    ) -> Curvature:
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
         return dict(finished.captured.mean_curvature())

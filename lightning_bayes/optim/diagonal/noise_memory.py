@@ -1,0 +1,128 @@
+"""Memory for the noise and the samples of a cohort: small tensors share one flat buffer, large ones have their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.optim.hyperparameters import Effective
+from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
+from lightning_bayes.posteriors import Shape
+
+SMALL = 2**16  # elements of a tensor that shares the flat buffer
+
+
+@final
+class CohortMemory:
+    """Memory of one cohort, and what is known of its noise.
+
+    Args:
+        params: Its parameters.
+
+    Attributes:
+        small: Numbers of the parameters in the flat buffer.
+        large: Numbers of the others.
+        sizes: Number of elements of the small ones.
+        flat: Their samples.
+        views: Their samples, shaped like them, by number.
+        roots: Square root of the number of elements of every parameter, ``[params]``.
+        kept: The pool of the last draws; None for none.
+        origin: What `means` and `unit` were computed from.
+        means: mean 1/(s + γ_t) and γ_t, ``[params]`` each; None where the noise is that of the bound.
+        unit: u = 1/√(max(s, 0) + γ_t) of the small parameters, flat.
+        starts: Size of every parameter at the start, ``[params]``.
+        last: What the last sample was drawn with: effective hyperparameters, shape of the noise, curvatures.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        self.params = list(params)
+        is_small = [param.numel() <= SMALL and param.is_contiguous() for param in params]
+        self.small = [i for i, small in enumerate(is_small) if small]
+        self.large = [i for i, small in enumerate(is_small) if not small]
+        self.sizes = [params[i].numel() for i in self.small]
+        self.flat = params[0].new_empty(sum(self.sizes))
+        self.views = self.shaped_like(self.flat)
+        counts, numbers = (torch.tensor(n, dtype=torch.long, device=self.flat.device) for n in (self.sizes, self.small))
+        self._owner = numbers.repeat_interleave(counts)  # of each flat element
+        self.roots = self.flat.new_tensor([param.numel() ** 0.5 for param in params])
+        self.kept: tuple[Pool, Tensor] | None = None
+        self.origin: Any = None
+        self.means: tuple[Tensor, Tensor] | None = None
+        self.unit, self.starts = self.flat, self.roots
+        self.last: tuple[Effective, Shape | None, list[Tensor]]
+
+    def fits(self, params: Sequence[nn.Parameter]) -> bool:
+        """Whether these are its parameters, where and as they were."""
+        return (
+            len(params) == len(self.params)
+            and all(
+                a is b and (i not in self.views or (self.views[i].shape == b.shape and b.is_contiguous()))
+                for i, (a, b) in enumerate(zip(self.params, params, strict=True))
+            )
+            and params[0].device == self.flat.device
+            and params[0].dtype == self.flat.dtype
+        )
+
+    def shaped_like(self, flat: Tensor) -> dict[int, Tensor]:
+        """Views of a flat tensor of all small parameters, by number."""
+        parts = zip(torch.split(flat, self.sizes), self.small, strict=True) if self.small else ()
+        return {i: part.view(self.params[i].shape) for part, i in parts}
+
+    def spread(self, values: Tensor) -> Tensor:
+        """One value for each parameter, ``[params]``, repeated for each element of the small ones."""
+        return values.index_select(0, self._owner)  # several times as fast as values[self._owner]
+
+    def in_order(self, large: Sequence[Tensor], small: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Tensors of all parameters in their order.
+
+        Args:
+            large: Those of the large ones.
+            small: Those of the small ones, by default the views of their samples.
+
+        Returns:
+            All of them.
+        """
+        found = dict(zip(self.large, large, strict=True))
+        found |= self.views if small is None else dict(zip(self.small, small, strict=True))
+        return [found[i] for i in range(len(self.params))]
+
+    def draws(self, noise: CounterNoise, large: Sequence[Tensor], *, pooled: bool) -> list[Tensor]:
+        """ε but for its sign.
+
+        Args:
+            noise: The pass's noise.
+            large: Memory of the large parameters' samples, which ε takes unless it comes from a pool.
+            pooled: Whether antithetic noise comes from a pool.
+
+        Returns:
+            That of the small parameters, flat, and that of every large one.
+        """
+        pool = noise.next_pool() if pooled else None
+        if pool is None:
+            small = torch.empty_like(self.flat)
+            noise.draw_([small, *large] if self.small else large)
+            return [small, *large]
+        sizes = [len(self.flat), *(self.params[i].numel() for i in self.large)]
+        if self.kept is None or self.kept[0].counter != pool.counter:
+            self.kept = None  # before memory for the next one is taken
+            self.kept = pool, pool.draw(sum(sizes), self.flat)
+        return list(torch.split(pool.window(self.kept[1], sum(sizes)), sizes))
+
+
+def room_for(param: nn.Parameter, known: dict[nn.Parameter, Tensor]) -> Tensor:
+    """Memory for one value of a parameter, the same at each call while the parameter stays where it is.
+
+    Args:
+        param: The parameter.
+        known: What earlier calls returned; changed in place.
+
+    Returns:
+        The memory, with arbitrary content.
+    """
+    room = known.get(param)
+    if room is None or room.device != param.device or room.dtype != param.dtype:
+        room = known[param] = torch.empty_like(param, requires_grad=False)
+    return room
