@@ -64,6 +64,7 @@ SUBCLASSED = {  # concrete classes that others inherit from
     "Hyperparameters": "algorithms extend the record by their own fields",
     "Record": "only records inherit",
     **dict.fromkeys(["Capture", "FusedCapture"], "what a pass keeps is refined"),
+    "RuleCall": "a linear layer hands out the factors of its contributions",
     "FusedEngine": "opens the captures above",
 }
 LARGER = {  # constructors of more than 12 arguments

@@ -3,21 +3,45 @@
     c_i = J_iᵀ v_i,  J_i = ∂f_i/∂θ        one backward for each column v of output gradients
 
 A parameter's contributions ``[B, *shape]`` are handed out as soon as backward has passed its layer, so that those of one
-parameter are in memory and not those of the whole model; unless several calls of a pass share the parameter.
+parameter are in memory and not those of the whole model; unless several calls of a pass share the parameter. Those of a
+linear layer are handed out as the outer products that they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.engine import Capture
 from lightning_bayes.curvature.fused import FusedCapture, FusedEngine
+from lightning_bayes.curvature.layer_calls import LayerCall, RuleCall, in_full_precision
+from lightning_bayes.curvature.layouts import ROWS, LayerOutput
+from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.rules.linear import linear
 
-Receive: TypeAlias = Callable[[nn.Parameter, Tensor], None]  # a parameter and c_i of every example
+
+class Outer(NamedTuple):
+    """Contributions of rank one, c_i = left_i right_iᵀ: those of a linear layer without positions.
+
+    Attributes:
+        left: δ, ``[B, out]``.
+        right: x, ``[B, in]``.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def dense(self) -> Tensor:
+        """c_i, ``[B, out, in]``."""
+        return self.left[:, :, None] * self.right[:, None, :]
+
+
+Contribution: TypeAlias = Tensor | Outer
+Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # a parameter and c_i of every example
 
 
 @final
@@ -39,6 +63,14 @@ class ExampleCapture(FusedCapture):
     def reached(self) -> set[nn.Parameter]:
         """The parameters of the layers that were called."""
         return set(self.calls)
+
+    def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
+        """The object that measures one call of `unit`."""
+        return _LinearCall(self, unit, params) if unit.rule is linear else super().record(unit, params)
+
+    def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
+        """Refuse calls with examples elsewhere than in rows; see `Capture.arrange`."""
+        Capture.arrange(self, loss, divided_by_host, outputs)
 
     def takes_sums(self, params: Iterable[nn.Parameter]) -> bool:
         """Never: every example's contribution is wanted."""
@@ -74,6 +106,23 @@ class ExampleCapture(FusedCapture):
             self.finish()
         finally:
             self._is_running = False
+
+
+@final
+class _LinearCall(RuleCall):
+    """One call of a linear layer."""
+
+    captured: ExampleCapture
+
+    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
+        """Hand the factors out, where there are no positions and no other call."""
+        x, delta = in_full_precision(inputs[0]), in_full_precision(grads[0])
+        is_plain = x.dim() == 2 and self.output.layout == ROWS
+        if not is_plain or any(self.captured.calls[param] != 1 for param in self.params.values()):
+            return super().backward(inputs, grads)
+        for name, param in self.params.items():
+            self.captured.receive(param, Outer(delta, x) if name == "weight" else delta)
+        return [None] * len(self.params)
 
 
 @contextmanager

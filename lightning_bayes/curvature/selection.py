@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.measured_modules import find_measured_modules
-from lightning_bayes.errors import UnsupportedLayerError, name_some
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
 
 
 @contextmanager
@@ -50,8 +50,15 @@ def require_measured(
 
     Raises:
         UnsupportedLayerError: Listing those for which this does not hold.
+        ExampleDimensionError: If a layer sees other examples than the outputs have.
     """
     captured.observe(outputs.sum())
+    others = set().union(*captured.sizes.values()) - {len(outputs)}
+    if others:
+        raise ExampleDimensionError(
+            f"A layer sees {min(others)} examples where the outputs have {len(outputs)}, so they cannot be told apart. Call "
+            "the model once for a batch, and keep the examples in dimension 0 of every layer's input."
+        )
     called, beside = set(captured.calls_of), engine.used_beside_layers(captured)
     reached = {
         p for unit in find_measured_modules(engine.model) if unit.label in called for p in unit.module.parameters()

@@ -94,6 +94,19 @@ class AbstractPosterior(ABC):
         variances: Tensor = torch.func.vmap(one)(directions)
         return variances
 
+    def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """dᵀ Σ d of directions d = vec(left rightᵀ) in a matrix that is a block of its own.
+
+        Args:
+            name: Of the matrix, ``[out, in]``.
+            left: ``[B, out]``.
+            right: ``[B, in]``.
+
+        Returns:
+            ``[B]``.
+        """
+        return self.variance_along({name: left[:, :, None] * right[:, None, :]})
+
     @abstractmethod
     def select(self: PosteriorT, prefix: str) -> PosteriorT:
         """The posterior of a submodule.

@@ -115,6 +115,13 @@ class EigenGaussian(AbstractPosterior):
                 terms.append((self._to_basis(name, direction).square() / self.eigenvalues[name]).flatten(1).sum(1))
         return torch.stack(terms).sum(0)
 
+    def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """Σ_jk (U_Sᵀ left)_j² (U_Aᵀ right)_k²/D_jk; see `AbstractPosterior.variance_along_outer`."""
+        if name in self.precision:
+            return ((left.square() @ self.precision[name].reciprocal()) * right.square()).sum(1)
+        left, right = (part @ basis for part, basis in zip((left, right), self.bases[name], strict=True))
+        return ((left.square() @ self.eigenvalues[name].reciprocal()) * right.square()).sum(1)
+
     def select(self, prefix: str) -> EigenGaussian:
         """The posterior of a submodule; see `AbstractPosterior.select`."""
         self._require_selected(prefix)

@@ -84,6 +84,10 @@ class MeanField(AbstractPosterior):
         terms = [(d.square() / self.precision[name]).flatten(1).sum(1) for name, d in directions.items()]
         return torch.stack(terms).sum(0)
 
+    def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """Σ_jk left_j² right_k²/P_jk; see `AbstractPosterior.variance_along_outer`."""
+        return ((left.square() @ self.precision[name].reciprocal()) * right.square()).sum(1)
+
     def select(self, prefix: str) -> MeanField:
         """The posterior of a submodule; see `AbstractPosterior.select`."""
         self._require_selected(prefix)

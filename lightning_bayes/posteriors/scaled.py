@@ -100,6 +100,10 @@ class ScaledPosterior(AbstractPosterior):
         """c² dᵀ Σ d; see `AbstractPosterior.variance_along`."""
         return self.scale**2 * self.posterior.variance_along(directions)
 
+    def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """c² dᵀ Σ d; see `AbstractPosterior.variance_along_outer`."""
+        return self.scale**2 * self.posterior.variance_along_outer(name, left, right)
+
     def select(self, prefix: str) -> ScaledPosterior:
         """The posterior of a submodule; see `AbstractPosterior.select`."""
         return ScaledPosterior(self.posterior.select(prefix), self.scale, self.linearized)

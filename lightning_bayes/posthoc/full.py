@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_gradients import watched_examples
+from lightning_bayes.curvature.example_gradients import Contribution, Outer, watched_examples
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.output_roots import Columns
 from lightning_bayes.curvature.selection import require_measured
@@ -49,7 +49,11 @@ class Full(AbstractStructure):
     def measure(self, forward: Callable[[], Tensor], columns: Columns) -> Tensor:
         """Add one batch; see `AbstractStructure.measure`."""
         rows: dict[nn.Parameter, Tensor] = {}
-        with watched_examples(self.engine, rows.__setitem__) as captured:
+
+        def receive(param: nn.Parameter, contribution: Contribution) -> None:
+            rows[param] = contribution.dense() if isinstance(contribution, Outer) else contribution
+
+        with watched_examples(self.engine, receive) as captured:
             outputs = forward()
             require_measured(self.engine, captured, outputs, self.params)
             for column in columns(outputs):

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_gradients import watched_examples
+from lightning_bayes.curvature.example_gradients import Contribution, Outer, watched_examples
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.output_roots import unit_columns
 from lightning_bayes.curvature.selection import only_trained, require_measured
@@ -73,11 +73,14 @@ class _Blocks:
         self.waiting: dict[str, Tensor] = {}
         self.terms: list[Tensor] = []
 
-    def receive(self, param: nn.Parameter, contribution: Tensor) -> None:
+    def receive(self, param: nn.Parameter, contribution: Contribution) -> None:
         """Take c_i of a parameter."""
         name = self.names[param]
-        self.waiting[name] = contribution
         block = self.block_of[name]
+        if isinstance(contribution, Outer) and len(block) == 1:
+            self.terms.append(self.posterior.variance_along_outer(name, *contribution))
+            return
+        self.waiting[name] = contribution.dense() if isinstance(contribution, Outer) else contribution
         if all(other in self.waiting for other in block):
             self.terms.append(self.posterior.variance_along({other: self.waiting.pop(other) for other in block}))
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev
 
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.errors import ExampleDimensionError, HyperparameterError
 from lightning_bayes.posteriors import FullGaussian, MeanField, ScaledPosterior
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, mc_predict, output_moments, probit
 from lightning_bayes.predictive.closed_form import spread_points
@@ -125,3 +125,8 @@ def test_the_model_is_as_it_was(net, x, generator):
 def test_an_unknown_predictive_is_refused(net, x, generator):
     with pytest.raises(HyperparameterError, match=r"linearized='probit' is unknown; use False, True or 'closed_form'"):
         mc_predict(net, mean_field(net), x, linearized="probit")
+
+
+def test_a_forward_in_pieces_is_refused(net, x):
+    with pytest.raises(ExampleDimensionError, match=r"sees 2 examples where the outputs have 6"):
+        output_moments(net, mean_field(net), lambda: torch.cat([net(part) for part in x.split(2)]))
