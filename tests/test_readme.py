@@ -17,7 +17,15 @@ from lightning_bayes.report import command as report
 
 ROOT = Path(__file__).parents[1]
 PAGES = pytest.mark.parametrize(
-    "page", ["README.md", "docs/distributed.md", "docs/evaluation.md", "docs/finetuning.md", "docs/kronecker.md"]
+    "page",
+    [
+        "README.md",
+        "docs/distributed.md",
+        "docs/evaluation.md",
+        "docs/finetuning.md",
+        "docs/kronecker.md",
+        "docs/laplace.md",
+    ],
 )
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 

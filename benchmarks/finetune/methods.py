@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+import lightning_bayes
 from benchmarks.finetune.data import Images
 from benchmarks.finetune.training import Weights, finetune
 from lightning_bayes import NoisyKFACCallback, VariationalCallback, VOGNCallback, mc_predict
@@ -59,6 +60,14 @@ def laplace(weights: Weights, images: Images, seed: int, epochs: int) -> Predict
     return _in_parts(posterior)
 
 
+def posthoc(weights: Weights, images: Images, seed: int, epochs: int, **arguments: Any) -> Predict:
+    """Adam, then Laplace of this package with its defaults: Kronecker factors, probit, prior by evidence."""
+    task = finetune(weights, images, seed, epochs, None)
+    loader = DataLoader(TensorDataset(*images), batch_size=100)
+    found = lightning_bayes.laplace(task, loader, require_trained=False, **arguments)
+    return _in_parts(lambda x: mc_predict(task, found.posterior, x, linearized="closed_form").probs)
+
+
 # Asked for, the prior also acts on the mean; by default its precision counts in the posterior's width alone.
 _vogn: Final = partial(variational, VOGNCallback, prior_precision=PRIOR_PRECISION)
 
@@ -71,6 +80,9 @@ METHODS: Final[dict[str, tuple[str, Method]]] = {
         "Noisy K-FAC, prior at the pretrained weights",
         partial(variational, NoisyKFACCallback, prior_mean="initial"),
     ),
+    "laplace_head": ("Laplace, last layer", posthoc),
+    "laplace_head_full": ("Laplace, last layer, full", partial(posthoc, structure="full")),
+    "laplace_all": ("Laplace, all layers", partial(posthoc, subset="all")),
     PEER: ("laplace-torch, last layer", laplace),
 }
 
