@@ -27,6 +27,11 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
     Raises:
         UnsupportedTrainingError: Naming what is in the way.
     """
+    if type(trainer).__module__.startswith("pytorch_lightning."):
+        raise UnsupportedTrainingError(
+            f"{type(trainer).__name__} comes from pytorch_lightning, whose classes are not those of lightning.pytorch. "
+            "Import the Trainer, the LightningModule and the callbacks from lightning.pytorch."
+        )
     if not pl_module.automatic_optimization:
         raise UnsupportedTrainingError(
             f"{type(pl_module).__name__} uses manual optimization, where the callback sees no steps. Build the optimizer "
@@ -72,6 +77,17 @@ def check_swappable(optimizers: list[Optimizer], module: nn.Module, explicit_lr:
         raise UnsupportedTrainingError(
             f"The optimizer is {type(old).__name__} already, from configure_optimizers or from a second callback. Return "
             "Adam, AdamW or SGD from configure_optimizers and use one callback, or train with it and without callback."
+        )
+    if any(group["lr"] is None for group in old.param_groups):
+        raise UnsupportedTrainingError(
+            f"{type(old).__name__} has no learning rate (lr=None) and chooses the length of each step itself, so it cannot "
+            f"bound the noisy step. Pass it a number, such as lr=1e-3 (Adafactor: with relative_step=False), or "
+            " return Adam, AdamW or SGD."
+        )
+    if all("train_mode" in group for group in old.param_groups) and hasattr(old, "train"):
+        raise UnsupportedTrainingError(
+            f"{type(old).__name__} is schedule-free: its weights in training are not the ones it evaluates, so there is no "
+            "one mean for the posterior. Return Adam, AdamW or SGD with a schedule from configure_optimizers."
         )
     if isinstance(old, torch.optim.LBFGS):
         raise UnsupportedTrainingError(

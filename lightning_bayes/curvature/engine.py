@@ -60,6 +60,7 @@ class Capture:
     def __init__(self, loss_reduction: LossReduction = "auto", finder: ExampleProbe | None = None) -> None:
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
+        self._reached: list[LayerOutput] = []
         self.whole: Whole | None = None
         self.is_following = False
         self._mixing = ""  # why single examples cannot be told apart
@@ -116,7 +117,14 @@ class Capture:
                 output.layout = layout
                 reached.append(output)
         self.outputs = [output for output in self.outputs if output not in reached]
+        self._reached += reached
         return reached
+
+    def forget_nodes(self) -> None:
+        """Let go of autograd's nodes, which hold this capture: a cycle that Python cannot collect."""
+        for output in (*self.outputs, *self._reached):
+            output.edges.clear()
+        self.outputs, self._reached, self.whole = [], [], None
 
     @contextmanager
     def following(self) -> Iterator[None]:

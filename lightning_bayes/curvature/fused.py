@@ -76,7 +76,7 @@ class FusedEngine(AbstractEngine):
             with changes_refused(units), self.watching_whole(captured):
                 yield captured
         finally:
-            captured.outputs.clear()  # their nodes hold this capture: a cycle that Python cannot collect
+            captured.forget_nodes()
             for module in wrapped:
                 _unwrap(module)
         captured.finish()

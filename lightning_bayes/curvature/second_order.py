@@ -72,7 +72,7 @@ class SecondOrderEngine(AbstractEngine):
         captured = _SecondOrderCapture(self, as_modules)
         with ExitStack() as undo:
             undo.callback(collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
-            undo.callback(captured.outputs.clear)
+            undo.callback(captured.forget_nodes)
             undo.enter_context(self.watching_whole(captured))
             undo.enter_context(watched(self.model, layers, extension, as_modules, captured, _OTHERWISE))
             yield captured

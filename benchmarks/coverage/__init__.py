@@ -1,0 +1,1 @@
+"""Which models of torchvision, timm and transformers are measured right."""

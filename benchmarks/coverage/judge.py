@@ -1,0 +1,117 @@
+"""One model: measured right, refused with a reason, wrong, damaged, or a crash that explains nothing.
+
+In evaluation mode the truth is a loop of autograd calls, one example each, in float64. In training mode, where BatchNorm
+leaves examples no gradient of their own, the measured gradient has to equal autograd's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import measure
+from lightning_bayes.curvature.engine import EngineName
+from lightning_bayes.errors import BayesError
+
+Loss: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a batch.
+
+    Attributes:
+        model: The model, in float64 and without dropout.
+        batch: Tensors with the examples in dimension 0.
+        loss: The mean loss of a batch.
+    """
+
+    model: nn.Module
+    batch: Sequence[Tensor]
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a model.
+
+    Attributes:
+        word: ``right``, ``refused``, ``wrong``, ``damaged`` or ``crashed``.
+        reason: Why, empty for ``right``.
+    """
+
+    word: str
+    reason: str = ""
+
+
+def judge(case: Case, engine: EngineName = "fused", *, training: bool = False) -> Verdict:
+    """Measure one batch and compare.
+
+    Args:
+        case: The model and its batch.
+        engine: What measures.
+        training: Whether in training mode.
+
+    Returns:
+        The verdict.
+    """
+    model = case.model.train(training)
+    before = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
+    try:
+        found = measure(model, lambda: case.loss(case.batch), engine=engine)
+    except BayesError as error:
+        return _unless_damaged(model, before, Verdict("refused", _short(error)))
+    except Exception as error:  # a crash is what is counted
+        return Verdict("crashed", _short(error))
+    gradient, square = _of_batch(case), None if training else _of_loop(case)
+    errors = _errors(found.grad, gradient) + ([] if square is None else _errors(found.curvature, square))
+    word = Verdict("wrong", "; ".join(errors[:3])) if errors else Verdict("right")
+    return _unless_damaged(model, before, word)
+
+
+def _unless_damaged(model: nn.Module, before: dict[str, tuple[int, Tensor]], verdict: Verdict) -> Verdict:
+    now = dict(model.named_parameters())
+    same = now.keys() == before.keys() and all(
+        id(p) == before[name][0] and torch.equal(p, before[name][1]) for name, p in now.items()
+    )
+    return verdict if same else Verdict("damaged", verdict.reason)
+
+
+def _of_batch(case: Case) -> dict[str, Tensor]:
+    named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
+    grads = torch.autograd.grad(case.loss(case.batch), list(named.values()), allow_unused=True)
+    return {name: g for name, g in zip(named, grads, strict=True) if g is not None}
+
+
+def _of_loop(case: Case) -> dict[str, Tensor]:
+    """The mean square of the examples' gradients."""
+    named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
+    squares: dict[str, Tensor] = {}
+    size = len(case.batch[0])
+    for i in range(size):
+        one = [tensor[i : i + 1] for tensor in case.batch]
+        for name, g in zip(
+            named, torch.autograd.grad(case.loss(one), list(named.values()), allow_unused=True), strict=True
+        ):
+            if g is not None:
+                squares[name] = squares.get(name, torch.zeros_like(g)) + g.square() / size
+    return squares
+
+
+def _errors(found: dict[str, Tensor], truth: dict[str, Tensor]) -> list[str]:
+    largest = max((float(t.norm()) for t in truth.values()), default=0.0)
+    missing = [name for name, t in truth.items() if name not in found and float(t.norm()) > TOLERANCE**2 * largest]
+    pairs = ((name, float((found[name] - t).norm()), float(t.norm())) for name, t in truth.items() if name in found)
+    # A gradient may be zero but for rounding, such as that of a key's bias.
+    off = [f"{name}: {error / norm:.0e}" for name, error, norm in pairs if error > TOLERANCE * norm + 1e-14 * largest]
+    return [f"{name} is missing" for name in missing] + off
+
+
+def _short(error: Exception) -> str:
+    return re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__
