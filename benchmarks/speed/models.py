@@ -25,12 +25,34 @@ class Case(NamedTuple):
     batches: tuple[int, ...] = (32, 128)
 
 
+class Rows(nn.Module):
+    """A recurrent network that reads an image row by row.
+
+    Args:
+        kind: The recurrent layer.
+        features: Size of its state.
+    """
+
+    def __init__(self, kind: type[nn.RNNBase], features: int = 64) -> None:
+        super().__init__()
+        layer: Callable[..., nn.RNNBase] = kind
+        self.rows, self.head = layer(3 * 32, features, num_layers=2, batch_first=True), nn.Linear(features, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of images ``[B, 3, 32, 32]``."""
+        outputs, _ = self.rows(images.transpose(1, 2).flatten(2))
+        logits: Tensor = self.head(outputs[:, -1])
+        return logits
+
+
 MODELS: dict[str, Case] = {
     "lenet": Case("LeNet-5", lambda: LeNet5(num_classes=10, in_channels=3, image_size=32)),
     "alexnet": Case("AlexNet", lambda: AlexNet(num_classes=10)),
     "vgg16": Case("VGG16", lambda: VGG16(num_classes=10)),
     "vgg16-bn": Case("VGG16-BN", lambda: VGG16(num_classes=10, norm="batch")),
     "resnet18": Case("ResNet-18", lambda: ResNet18(num_classes=10)),
+    "lstm": Case("LSTM over rows", lambda: Rows(nn.LSTM), batches=(32,)),
+    "gru": Case("GRU over rows", lambda: Rows(nn.GRU), batches=(32,)),
     # Stock BackPACK and torch.func cannot run on BatchNorm in training mode, so here they can be compared.
     "resnet18-eval": Case(
         "ResNet-18, BatchNorm in evaluation mode", lambda: ResNet18(num_classes=10).eval(), batches=(32,)
