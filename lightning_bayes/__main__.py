@@ -1,19 +1,27 @@
 """``python -m lightning_bayes`` and the command ``lightning-bayes``.
 
-``lightning-bayes report --help`` answers without torch, which takes seconds to import.
+``--version`` and ``report --help`` answer without torch, which takes seconds to import.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 
 
 def main() -> None:
     """Run the command line of this process."""
-    if sys.argv[1:2] == ["report"]:
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    if command == "--version":
+        print(f"lightning-bayes {version('lightning-bayes')}")
+    elif command == "report":
         from lightning_bayes.report.command import run
 
         run(sys.argv[2:])
+    elif command == "list":
+        from lightning_bayes.listing import run as run_list
+
+        run_list(sys.argv[2:])
     else:
         from lightning_bayes.cli import main as run_lightning
 

@@ -8,9 +8,11 @@ A config is a file, the name of a recipe of this package, or a composition such 
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -20,21 +22,28 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, r
 from rich.console import Console
 
 import lightning_bayes.zoo  # noqa: F401  (imported classes can be named without their module)
-from lightning_bayes import report
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
-from lightning_bayes.composition import known_names
+from lightning_bayes.cli_parser import BayesParser
 from lightning_bayes.config_lookup import with_configs
 from lightning_bayes.errors import BayesError, ConfigError
 from lightning_bayes.laplace_command import as_test_under_laplace
 from lightning_bayes.metric_table import metric_table
 
 _DESCRIPTION = """Train, validate, test and predict with a posterior over the weights.
-CONFIG is a YAML file, a recipe, or DATA+MODEL+METHOD, such as digits+lenet+vogn. {names}
-fit --trainer.callbacks.help=VOGNCallback lists the arguments of a class; --trainer.max_epochs=5 or
---trainer.callbacks.mc_samples=2 overrides one.
-lightning-bayes report RUN [RUN ...] writes one HTML page that compares runs.
-lightning-bayes laplace --config CONFIG --ckpt_path CHECKPOINT tests a trained network under its Laplace approximation and
-saves it beside the checkpoint; --trainer.callbacks.structure=diagonal or --trainer.callbacks.subset=all overrides one."""
+
+  lightning-bayes fit --config digits+lenet+vogn                train; CONFIG is DATA+MODEL+METHOD, a recipe or a file
+  lightning-bayes fit --config digits+lenet+vogn --trainer.max_epochs=5 --trainer.callbacks.mc_samples=2
+  lightning-bayes test --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+  lightning-bayes laplace --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+                                                                test under a Laplace approximation, and save it
+  lightning-bayes report RUN [RUN ...]                          compare runs on one HTML page
+  lightning-bayes list configs|data|models|methods|presets      what there is
+  lightning-bayes fit --trainer.callbacks.help=VOGNCallback     the arguments of a class
+  lightning-bayes --version
+
+--debug prints whole messages and tracebacks."""
+_DEBUG = "--debug"
+_KINDS_OF_CHECKPOINT = ("best", "last", "hpc")  # Lightning's words
 
 
 def main() -> None:
@@ -42,38 +51,45 @@ def main() -> None:
 
     Raises:
         SystemExit: With status 2 for a config that does not exist and for arguments that do not parse, and with status 1
-            and the message for an error of this package.
+            and the message for an error of this package and for a package that is not installed.
     """
-    if sys.argv[1:2] == ["report"]:
-        report.command.run(sys.argv[2:])
-        return
+    is_debugging = _DEBUG in sys.argv
     try:
         # Not args=...: DDP starts its processes from sys.argv.
-        sys.argv[1:] = as_test_under_laplace(with_configs(sys.argv[1:]))
+        sys.argv[1:] = as_test_under_laplace(with_configs([word for word in sys.argv[1:] if word != _DEBUG]))
     except ConfigError as error:
         print(f"lightning-bayes: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     # Lightning 2.6 uses torch's pytrees in a way that torch 2.15 deprecates; users of a command line cannot change that.
     warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)
     try:
-        BayesCLI()
+        BayesCLI(is_debugging=is_debugging)
     except Exception as error:
         own = _own_error(error)
-        if own is None:
+        if own is None or is_debugging:
             raise
         raise SystemExit(_message(own)) from error  # it says how to go on; a traceback would hide it
 
 
-def _message(error: BayesError) -> str:
+def _message(error: BaseException) -> str:
     """The line to print. Torch puts the whole traceback into the message of an error from a data-loading process."""
     kind = type(error)
     message = str(error).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")[2]
     return f"lightning-bayes: {kind.__name__}: {message}"
 
 
-def _own_error(error: BaseException | None) -> BayesError | None:
-    """The error of this package behind another one: jsonargparse wraps the errors of constructors."""
-    while error is not None and not isinstance(error, BayesError):
+def _own_error(error: BaseException | None) -> BaseException | None:
+    """The error behind another one that says enough: this package's, or that of a package that is not there.
+
+    jsonargparse wraps the errors of constructors.
+
+    Args:
+        error: The error that was caught.
+
+    Returns:
+        The first such error along its causes; None if there is none.
+    """
+    while error is not None and not isinstance(error, (BayesError, ModuleNotFoundError)):
         error = error.__cause__
     return error
 
@@ -104,9 +120,10 @@ class BayesCLI(LightningCLI):
     Args:
         arguments: The command line; None takes that of this process.
         run: Whether to run the subcommand. If not, there are no subcommands.
+        is_debugging: Whether messages about arguments are whole.
     """
 
-    def __init__(self, arguments: list[str] | None = None, run: bool = True) -> None:
+    def __init__(self, arguments: list[str] | None = None, run: bool = True, is_debugging: bool = False) -> None:
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -115,7 +132,12 @@ class BayesCLI(LightningCLI):
             auto_configure_optimizers=False,  # a task takes its optimizer as an argument
             trainer_defaults={"callbacks": [PredictionWriter(), EvaluationFigures(required=False)]},
             save_config_callback=RunConfig if run else None,
-            parser_kwargs={"prog": "lightning-bayes", "description": _DESCRIPTION.format(names=known_names())},
+            parser_class=partial(BayesParser, is_debugging=is_debugging),  # type: ignore[arg-type]  # it is only called
+            parser_kwargs={
+                "prog": "lightning-bayes",
+                "description": _DESCRIPTION,
+                "formatter_class": argparse.RawDescriptionHelpFormatter,
+            },
             args=arguments,
             run=run,
         )
@@ -128,6 +150,15 @@ class BayesCLI(LightningCLI):
             args: The arguments.
         """
         self.config = parser.parse_args(args)  # type: ignore[arg-type]  # a list or None, see __init__
+
+    def _require_checkpoint(self) -> None:
+        path = self.config[str(self.subcommand)].get("ckpt_path")
+        if path and path not in _KINDS_OF_CHECKPOINT and "://" not in str(path) and not Path(path).exists():
+            raise ConfigError(
+                f"There is no checkpoint {path} below {Path.cwd()}. Pass the path of a file that a fit saved."
+            )
+
+    before_fit = _require_checkpoint
 
     def after_fit(self) -> None:
         """Print the folder of the run and the command that tests it."""
@@ -147,6 +178,7 @@ class BayesCLI(LightningCLI):
             )
         # Every run has its own folder, and evaluations save no checkpoints.
         warnings.filterwarnings("ignore", "The dirpath has changed from", UserWarning)
+        self._require_checkpoint()
         arguments = self.config_init[str(self.subcommand)]
         if "verbose" in arguments:  # Lightning would print the metrics of all loaders under each of them
             arguments["verbose"] = False

@@ -15,6 +15,7 @@ torchvision.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module, resources
@@ -141,16 +142,27 @@ def _part(name: str) -> tuple[str, dict[str, Any]]:
         return "data", _registered_data(short)
     if short in MODELS or short.startswith(_SOURCES):
         return "models", _registered_model(short)
-    raise ConfigError(f"There is no part {name!r}. {known_names()}")
+    raise ConfigError(f"There is no part {name!r}. {nearest_names(name)}")
 
 
-def known_names() -> str:
-    """All names of configs, for messages."""
-    listed = "; ".join(f"{kind}: {', '.join(parts(kind))}" for kind in (*KINDS, EVALUATION))
-    return (
-        f"Recipes are {', '.join(recipes())}. Parts of DATA+MODEL+METHOD are, {listed}; registered data: "
-        f"{', '.join(sorted(DATA))}; registered models: {', '.join(sorted(MODELS))}, timm/NAME and torchvision/NAME."
-    )
+def nearest_names(name: str) -> str:
+    """What a misspelled name may have been, for messages.
+
+    Args:
+        name: A name that is not known.
+
+    Returns:
+        A sentence or two.
+
+    Example:
+        >>> nearest_names("lennet")
+        "Did you mean lenet? `lightning-bayes list configs|data|models|methods` prints all names."
+    """
+    known = {*recipes(), *DATA, *MODELS, *(part for kind in (*KINDS, EVALUATION) for part in parts(kind))}
+    whole = {"_".join(combined): "+".join(combined) for combined in product(*map(parts, KINDS))}
+    close = [whole.get(found, found) for found in difflib.get_close_matches(name, sorted(known | whole.keys()), 3)]
+    asked = f"Did you mean {' or '.join(close)}? " if close else ""
+    return f"{asked}`lightning-bayes list configs|data|models|methods` prints all names."
 
 
 def _is_registered(name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lightning_bayes.composition import compose, known_names, recipes, split_name
+from lightning_bayes.composition import compose, nearest_names, recipes, split_name
 from lightning_bayes.errors import ConfigError
 
 _OPTIONS: Final = ("-c", "--config")
@@ -93,7 +93,9 @@ def _whole_config(name: str) -> str | None:
 def _parts_of(name: str) -> tuple[str, ...]:
     parts = split_name(name) or split_name(_stem(name))
     if not parts:
-        raise ConfigError(f"There is no config {name}, neither as a file below {Path.cwd()} nor here. {known_names()}")
+        raise ConfigError(
+            f"There is no config {name}, neither as a file below {Path.cwd()} nor here. {nearest_names(name)}"
+        )
     return parts
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ import yaml
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_bayes import cli, load_posterior, mc_predict
-from lightning_bayes.cli import instantiate, main
+from lightning_bayes.__main__ import main
+from lightning_bayes.cli import instantiate
 from lightning_bayes.composition import KINDS, parts, recipes
 from lightning_bayes.config_lookup import find_config, with_configs
 from lightning_bayes.errors import DataError
@@ -296,11 +298,12 @@ def test_only_the_values_of_config_options_are_replaced():
 
 
 @pytest.mark.parametrize("arguments", [["--config", "digits_lenet_vgn"], ["--config=digits_lenet_vgn"]])
-def test_an_unknown_config_is_refused_with_the_known_ones(arguments, capsys):
+def test_an_unknown_config_is_refused_with_the_nearest_ones(arguments, capsys):
     status, said = refused(capsys, "fit", *arguments)
     assert status == 2
     assert said.err.startswith("lightning-bayes: There is no config digits_lenet_vgn, neither as a file below ")
-    assert all(name in said.err for name in (*recipes(), *parts("data"), *parts("models"), *parts("methods")))
+    assert "Did you mean digits+lenet+vogn or " in said.err
+    assert said.err.count("\n") == 1
 
 
 def test_instantiate_builds_and_ignores_the_arguments_of_the_process(monkeypatch):
@@ -340,7 +343,11 @@ def test_a_value_out_of_range_is_refused_in_the_words_of_its_class(option, messa
     ("option", "message"),
     [
         ("--trainer.nonsense=1", "--trainer.nonsense=1"),
-        ("--trainer.callbacks.mc_sample=2", "mc_sample"),
+        (
+            "--trainer.max_epoch=1",
+            r"unrecognized arguments: --trainer.max_epoch=1\nDid you mean --trainer.max_epochs\?",
+        ),
+        ("--trainer.callbacks.mc_sample=2", r"Option 'mc_sample' is not accepted\nDid you mean mc_samples\?"),
         ("--trainer.callbacks.engine=faster", r"Expected a typing.Literal\['fused', 'backpack'\]. Got value: faster"),
         ("--model=BayesClasifier", "BayesClasifier"),
         ("--data.batchsize=3", "batchsize"),
@@ -349,7 +356,53 @@ def test_a_value_out_of_range_is_refused_in_the_words_of_its_class(option, messa
 def test_arguments_that_do_not_parse_are_named(option, message, capsys):
     status, said = refused(capsys, "fit", "--config", "digits_lenet_vogn", option)
     assert status == 2
-    assert re.search(message, said.err.partition("error:")[2])
+    assert re.search(message, said.err)
+    assert said.err.startswith("lightning-bayes fit: ")
+    assert said.err.count("\n") <= 6
+
+
+def test_debug_prints_the_whole_message(capsys):
+    status, said = refused(capsys, "fit", "--config", "digits_lenet_vogn", "--debug", "--data.batchsize=3")
+    assert status == 2
+    assert "error: Parser key" in said.err
+    assert "Subtypes: " in said.err
+
+
+def test_a_checkpoint_that_is_not_there_is_named():
+    with pytest.raises(SystemExit, match=r"^lightning-bayes: ConfigError: There is no checkpoint nowhere.ckpt below "):
+        command("test", "--config", "digits_mlp_vogn", *QUIET, "--trainer.logger=false", "--ckpt_path=nowhere.ckpt")
+
+
+def test_a_package_that_is_not_installed_is_named():
+    logger = ["--trainer.logger=lightning.pytorch.loggers.CometLogger", "--trainer.max_epochs=1"]
+    with pytest.raises(SystemExit, match=r"^lightning-bayes: ModuleNotFoundError: .*comet"):
+        command("fit", "--config", "digits_mlp_vogn", *QUIET, *logger)
+
+
+def test_version(capsys):
+    command("--version")
+    assert capsys.readouterr().out == f"lightning-bayes {version('lightning-bayes')}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("configs", r"^osawa2019_cifar10_lenet_vogn +LeNet-5 on CIFAR-10"),
+        ("data", r"^digits +scikit-learn's digits"),
+        ("models", r"^timm/NAME +any model of timm$"),
+        ("methods", r"^vogn +VOGN: the optimizer moves the mean"),
+        ("presets", r"^osawa2019-cifar10-lenet +VOGNCallback.from_preset\('osawa2019-cifar10-lenet'\)$"),
+    ],
+)
+def test_list_prints_a_line_for_each(kind, line, capsys):
+    command("list", kind)
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
+
+
+def test_help_begins_with_examples(capsys):
+    status, said = refused(capsys, "--help")
+    assert status == 0
+    assert "lightning-bayes fit --config digits+lenet+vogn" in said.out[: said.out.index("options:")]
 
 
 class Damaged(Dataset):
@@ -371,12 +424,18 @@ def test_an_error_of_another_kind_keeps_its_traceback(fitted):
         command("test", "--config", "digits_lenet_adam", *QUIET, "--ckpt_path=nowhere.ckpt")
 
 
-def test_help_names_subcommands_and_packaged_configs(capsys):
+def test_help_names_all_commands(capsys):
     status, said = refused(capsys, "--help")
-    words = set(re.findall(r"[\w/]+", said.out))
     assert status == 0
-    assert {"fit", "validate", "test", "predict"} <= words
-    assert all(name in words for kind in (recipes(), *map(parts, KINDS)) for name in kind)
+    assert {"fit", "validate", "test", "predict", "laplace", "report", "list"} <= set(re.findall(r"\w+", said.out))
+
+
+@pytest.mark.parametrize("kind", ["configs", *KINDS])
+def test_list_names_all_packaged_configs(kind, capsys):
+    command("list", kind)
+    assert {*(recipes() if kind == "configs" else parts(kind))} <= set(
+        re.findall(r"^\S+", capsys.readouterr().out, re.M)
+    )
 
 
 def test_help_of_fit_shows_trainer_model_and_data(capsys):

@@ -237,7 +237,7 @@ def test_a_name_is_given_to_one_object(stranger):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("digits+lennet+vogn", r"There is no part 'lennet'\. Recipes are .*models: alexnet, lenet, .*timm/NAME"),
+        ("digits+lennet+vogn", r"There is no part 'lennet'\. Did you mean lenet or .*lightning-bayes list configs"),
         ("digits+mnist+vogn", r"digits\+mnist\+vogn has two parts of one kind \(data, data, methods\)"),
         ("lenet+vogn", r"lenet\+vogn needs a value for image_size, in_channels, num_classes\. Name a data set"),
         ("svhn+lenet+vadagrad", r"needs a value for steps\. .*\+FILE\.yaml with `values: \{steps: \.\.\.\}`"),

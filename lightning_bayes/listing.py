@@ -1,0 +1,78 @@
+"""``lightning-bayes list``: what can follow ``--config``, and the presets of the callbacks, a line each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from lightning_bayes.composition import parts, recipes
+from lightning_bayes.zoo.registry import DATA, MODELS
+
+Entry = tuple[str, str]  # name, description
+
+
+def configs() -> Iterator[Entry]:
+    """Recipes: configs that are whole."""
+    return _described(recipes())
+
+
+def data() -> Iterator[Entry]:
+    """Data sets."""
+    yield from _described(parts("data"))
+    yield from ((name, DATA[name].__name__) for name in sorted(DATA.keys() - parts("data").keys()))
+
+
+def models() -> Iterator[Entry]:
+    """Models."""
+    yield from _described(parts("models"))
+    yield from ((name, MODELS[name].class_path) for name in sorted(MODELS.keys() - parts("models").keys()))
+    yield "timm/NAME", "any model of timm"
+    yield "torchvision/NAME", "any model of torchvision"
+
+
+def methods() -> Iterator[Entry]:
+    """Methods, and what may be added to evaluate them."""
+    yield from _described(parts("methods"))
+    yield from _described(parts("evaluation"))
+
+
+def presets() -> Iterator[Entry]:
+    """Published settings, ``CALLBACK.from_preset(NAME)``."""
+    from lightning_bayes import callbacks
+
+    for name in sorted(callbacks.__all__):
+        found: Callable[[], dict[str, object]] | None = getattr(getattr(callbacks, name), "presets", None)
+        yield from ((preset, f"{name}.from_preset({preset!r})") for preset in (found() if found else ()))
+
+
+KINDS: Final[dict[str, Callable[[], Iterator[Entry]]]] = {
+    "configs": configs,
+    "data": data,
+    "models": models,
+    "methods": methods,
+    "presets": presets,
+}
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run the command.
+
+    Args:
+        arguments: The command line after ``lightning-bayes list``.
+    """
+    parser = argparse.ArgumentParser("lightning-bayes list", description=__doc__, allow_abbrev=False)
+    parser.add_argument("kind", choices=KINDS, help="configs are whole; DATA+MODEL+METHOD is one more")
+    kind = parser.parse_args(arguments).kind
+    entries = list(KINDS[kind]())
+    width = max(len(name) for name, _ in entries)
+    for name, description in entries:
+        print(f"{name:{width}}  {description}".rstrip())
+
+
+def _described(files: dict[str, Path]) -> Iterator[Entry]:
+    """Names with the comments that the files begin with."""
+    for name, path in files.items():
+        first = path.read_text("utf-8").partition("\n")[0]
+        yield name, first.removeprefix("#").strip() if first.startswith("#") else ""
