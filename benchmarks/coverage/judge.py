@@ -42,7 +42,7 @@ class Verdict:
     """What became of a model.
 
     Attributes:
-        word: ``right``, ``refused``, ``wrong``, ``damaged`` or ``crashed``.
+        word: ``right``, ``refused``, ``wrong``, ``damaged``, ``crashed``; ``skipped`` where a pass never repeats.
         reason: Why, empty for ``right``.
     """
 
@@ -60,6 +60,9 @@ def judge(case: Case, engine: EngineName = "fused", *, training: bool = False) -
 
     Returns:
         The verdict.
+
+    Raises:
+        TimeoutError: As whoever sets a limit does.
     """
     model = case.model.train(training)
     before = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
@@ -67,9 +70,13 @@ def judge(case: Case, engine: EngineName = "fused", *, training: bool = False) -
         found = measure(model, lambda: case.loss(case.batch), engine=engine)
     except BayesError as error:
         return _unless_damaged(model, before, Verdict("refused", _short(error)))
+    except TimeoutError:
+        raise
     except Exception as error:  # a crash is what is counted
         return Verdict("crashed", _short(error))
     gradient, square = _of_batch(case), None if training else _of_loop(case)
+    if training and _errors(_of_batch(case), gradient):
+        return _unless_damaged(model, before, Verdict("skipped", "draws random numbers in training mode"))
     errors = _errors(found.grad, gradient) + ([] if square is None else _errors(found.curvature, square))
     word = Verdict("wrong", "; ".join(errors[:3])) if errors else Verdict("right")
     return _unless_damaged(model, before, word)

@@ -106,10 +106,10 @@ class ExampleLoop:
         late: set[Any],
     ) -> None:
         edges: list[Any] = [*(GradientEdge(*edge) for out in outputs for edge in out.edges), *leaves]
-        uses: Counter[nn.Parameter] = Counter(leaves)
+        beside, uses = set(leaves), Counter(leaves)
         for output in outputs:
             uses.update(output.edges[0][0].record.params.values())
-        others = {param for param, count in uses.items() if self.captured.calls[param] + (param in leaves) > count}
+        others = {param for param, count in uses.items() if self.captured.calls[param] + (param in beside) > count}
         totals: dict[nn.Parameter, Tensor] = {}
         rows: dict[nn.Parameter, list[Tensor]] = {param: [] for param in others}
         whole = _by_parameter(outputs, leaves, examples.of_batch(edges))
@@ -128,11 +128,30 @@ class ExampleLoop:
                     else:
                         square = value.square()
                         self._squares[param] = self._squares[param] + square if param in self._squares else square
-        for param, total in totals.items():
-            fixed = constant.get(param)
-            _require_equal(param, whole[param], total if fixed is None else total + fixed)
+        fixed_by = {param: grad for param, grad in constant.items() if grad is not None}
+        sums = {param: value + fixed_by[param] if param in fixed_by else value for param, value in totals.items()}
+        self._require_equal(whole, sums)
         self._shared.update({param: torch.stack(values) for param, values in rows.items() if values})
         self.captured.calls.update(param for param in leaves if param in others)
+
+    def _require_equal(self, whole: dict[nn.Parameter, Tensor], sums: dict[nn.Parameter, Tensor]) -> None:
+        """Require gradients of single examples that add up to the gradient of the batch."""
+        largest = max(float(grad.abs().max()) for grad in whole.values())  # a key's bias has no gradient but rounding
+        off = [
+            param
+            for param, total in sums.items()
+            if bool(whole[param].isfinite().all())
+            and not torch.allclose(
+                total, whole[param], rtol=1e-2, atol=1e-3 * float(whole[param].abs().max()) + 1e-6 * largest
+            )
+        ]
+        if off:
+            names = {param: name for name, param in self.captured.engine.model.named_parameters()}
+            raise ExampleDimensionError(
+                f"{names[off[0]]} is shared by all examples, whose gradients do not add up to its gradient: examples mix on "
+                "the way to the loss, for instance by BatchNorm in training mode. Call .eval() on such layers, or "
+                "freeze the parameter with requires_grad_(False)."
+            )
 
     def _require_no_term(self, params: Iterable[nn.Parameter]) -> None:
         """Refuse terms such as ``log_sigma`` beside a mean: a part of each example's loss, or a penalty."""
@@ -191,16 +210,6 @@ def _by_parameter(
         grad = torch.zeros_like(leaf) if grad is None else grad
         found[leaf] = found[leaf] + grad if leaf in found else grad
     return found
-
-
-def _require_equal(param: nn.Parameter, whole: Tensor, total: Tensor) -> None:
-    scale = float(whole.abs().max())
-    if bool(whole.isfinite().all()) and not torch.allclose(total, whole, rtol=1e-2, atol=1e-3 * scale):
-        raise ExampleDimensionError(
-            f"The gradients of single examples by a parameter of shape {list(param.shape)}, which all examples share, do "
-            "not add up to its gradient: examples mix on the way to the loss, for instance by BatchNorm in training mode. "
-            "Call .eval() on such layers, or freeze the parameter with requires_grad_(False)."
-        )
 
 
 def _late(reader: LossReader) -> set[Any]:

@@ -1,0 +1,74 @@
+"""The sweep over models of other packages: its judge notices what is wrong, and a sample of it is right."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.coverage.__main__ import main, table
+from benchmarks.coverage.families import FAMILIES
+from benchmarks.coverage.judge import Case, Verdict, judge
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def case(model):
+    generator = torch.Generator().manual_seed(0)
+    batch = [torch.randn(4, 3, generator=generator, dtype=torch.float64), torch.arange(4) % 2]
+    return Case(model.double(), batch, lambda b: F.cross_entropy(model(b[0]), b[1]))
+
+
+def test_a_linear_layer_is_right():
+    assert judge(case(nn.Linear(3, 2))) == Verdict("right")
+
+
+def test_wrong_squares_are_noticed(monkeypatch):
+    from lightning_bayes.curvature.engine import Capture
+
+    monkeypatch.setattr(
+        Capture, "scaled_squares", lambda self, factor: {p: s * 2 * factor for p, s in self.squares.items()}
+    )
+    assert judge(case(nn.Linear(3, 2))).word == "wrong"
+
+
+class Crashing(nn.Linear):
+    def forward(self, x):
+        raise KeyError("lost")
+
+
+def test_a_crash_is_no_refusal():
+    assert judge(case(Crashing(3, 2))).word == "crashed"
+
+
+def test_rows_become_a_table_with_reasons():
+    rows = [
+        {"family": "timm", "model": "one", "evaluation": {"word": "right", "reason": ""}}
+        | {"training": {"word": "refused", "reason": "It mixes."}}
+    ]
+    assert "| timm | training | 0 | 1 |" in table(rows)
+    assert "- timm one, training: refused. It mixes." in table(rows)
+
+
+SAMPLE = [
+    ("torchvision", "resnet18"),
+    ("torchvision", "mobilenet_v3_small"),
+    ("timm", "efficientnet"),
+    ("transformers", "bert, 4"),
+    ("transformers", "gpt2, 4"),
+    ("transformers", "t5, 4"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "name"), SAMPLE)
+def test_a_sample_of_the_sweep_is_right(family, name, tmp_path):
+    if family == "transformers":
+        pytest.importorskip("transformers")
+    assert any(name in found for found, _ in FAMILIES[family]())
+    main(["--json", str(tmp_path / "rows.json"), "--families", family, "--only", name, "--limit", "300"])
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert {row[mode]["word"] for row in rows for mode in ("evaluation", "training")} == {"right"}
