@@ -28,7 +28,17 @@ PACKAGE = "lightning_bayes"
 MAPPED = ("callbacks", "zoo", "configs")
 
 CORE = {"errors", "private_torch", "linalg", "posteriors", "curvature", "optim", "posthoc", "predictive", "metrics"}
-SHELL = {"report", "composition", "config_lookup", "metric_table", "cli", "laplace_command", "demo"}
+SHELL = {
+    "report",
+    "composition",
+    "config_lookup",
+    "metric_table",
+    "cli",
+    "cli_parser",
+    "listing",
+    "laplace_command",
+    "demo",
+}
 EVERYTHING = {PACKAGE, *CORE, *SHELL, "strategies", "callbacks", "zoo", "configs"}
 ARROWS = {  # room: the rooms it may import, beside itself
     "errors": set(),
@@ -47,6 +57,8 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "report": {"metrics", "errors"},
     PACKAGE: {*EVERYTHING, "public"},  # lightning_bayes/__init__.py, which gathers the public names
     "cli": EVERYTHING,
+    "cli_parser": EVERYTHING,
+    "listing": EVERYTHING,
     "composition": {"zoo", "configs", "errors"},
     "config_lookup": {"composition", "errors"},
     "laplace_command": {"errors"},
@@ -56,7 +68,7 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "__main__": EVERYTHING,
 }
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
-MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "demo", "__main__"}
+MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "cli_parser", "demo", "__main__"}
 LEVELS = {  # classes with 4 own levels of inheritance, not 3
     **dict.fromkeys(["KFAC", "NoisyKFAC"], "mean-field outside of their matrices"),
 }
