@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, Optimizer
 from benchmarks.papers.cifar10.networks import NETWORKS, Network, dropout_layers
 from lightning_bayes import (
     BBBCallback,
+    LaplaceCallback,
     MCDropoutCallback,
     NoisyKFACCallback,
     OGNCallback,
@@ -40,6 +41,7 @@ METHODS: Final = {
     "ogn": "OGN",
     "vogn": "VOGN",
     "noisy_kfac": "Noisy K-FAC",
+    "laplace": "Laplace on Adam",
 }
 
 
@@ -88,6 +90,8 @@ def callback(
     if method == "mc_dropout":
         layers = dropout_layers(module, network.drops)
         return MCDropoutCallback(p=network.dropout, layers=layers, **overrides)
+    if method == "laplace":
+        return LaplaceCallback(**overrides)
     if method not in VARIATIONAL:
         return None
     kind = VARIATIONAL[method]
