@@ -39,6 +39,10 @@ class _Part(NamedTuple):
     steps: Steps  # what its cell has computed
 
 
+def _suffix(number: int, direction: int) -> str:
+    return "_".join([f"l{number}", *["reverse"] * direction])
+
+
 def _example_dims(layer: nn.RNNBase, inputs: Inputs) -> ExampleDims:
     return (0 if layer.batch_first else 1), 1
 
@@ -59,9 +63,9 @@ def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
 @layer_rule(
     *(nn.LSTM, nn.GRU, nn.RNN),
     parameters=tuple(
-        f"{name}_l{layer}{reverse}"
+        f"{name}_{suffix}"
         for layer in range(64)
-        for reverse in ("", "_reverse")
+        for suffix in (_suffix(layer, 0), _suffix(layer, 1))
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
     ),
     input_dims=3,
@@ -142,8 +146,8 @@ def _named(layer: nn.RNNBase, part: _Part, found: Any) -> Iterator[tuple[str, Te
         ("weight_hr", part.steps.projected, found.of_output),
     ]
     for name, x, delta in seen:
-        if hasattr(layer, name + part.suffix):
-            yield name + part.suffix, None if x is None else x.transpose(0, 1), delta.transpose(0, 1)
+        if hasattr(layer, f"{name}_{part.suffix}"):
+            yield f"{name}_{part.suffix}", None if x is None else x.transpose(0, 1), delta.transpose(0, 1)
 
 
 def _forward(layer: nn.RNNBase, inputs: Inputs, top: Tensor | None) -> list[tuple[list[_Part], Tensor | None]]:
@@ -171,7 +175,7 @@ def _directions_of(
     count = _directions(layer)
     outputs = (None,) * count if known is None else known.chunk(count, -1)
     for d, output in enumerate(outputs):
-        suffix = f"_l{number}" + ("_reverse" if d else "")
+        suffix = _suffix(number, d)
         cell, seen = CELLS[layer.mode](layer, suffix, x.dtype), x.flip(0) if d else x
         start = [state[number * count + d] for state in states] or cell.zeros(x)
         after = cell.run(seen, start) if output is None else output.flip(0) if d else output
@@ -183,5 +187,5 @@ def _directions(layer: nn.RNNBase) -> int:
 
 
 def _weight(layer: nn.RNNBase, name: str, part: _Part) -> Tensor:
-    weight: Tensor = getattr(layer, name + part.suffix)
+    weight: Tensor = getattr(layer, f"{name}_{part.suffix}")
     return weight.detach().to(part.x.dtype)

@@ -41,7 +41,7 @@ class Cell(ABC):
 
     def __init__(self, layer: nn.RNNBase, suffix: str, dtype: torch.dtype) -> None:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-        found = (getattr(layer, name + suffix, None) for name in names)
+        found = (getattr(layer, f"{name}_{suffix}", None) for name in names)
         own: list[Any] = [None if p is None else p.detach().to(dtype) for p in found]
         self.weight_ih: Tensor = own[0]
         self.weight_hh: Tensor = own[1]
