@@ -55,7 +55,7 @@ class BayesParser(LightningArgumentParser):
 
     def options(self) -> list[str]:
         """All options of this parser, such as ``--trainer.max_epochs``."""
-        return [option for action in self._actions for option in action.option_strings]
+        return re.findall(r"--[\w.]+", self.format_usage())
 
 
 def brief(message: str, options: Iterable[str] = ()) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.errors import DataError, UnsupportedTrainingError, name_some
+from lightning_bayes.predictive import dropout_layers
 
 
 def labelled(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any, Tensor]]:
@@ -50,10 +50,11 @@ def require_evaluation_mode(model: nn.Module) -> None:
     Raises:
         UnsupportedTrainingError: If BatchNorm or dropout is in training mode.
     """
+    by_chance = {module for module in dropout_layers(model) if module.training and getattr(module, "p", 1) > 0}
     found = [
         f"{name or 'the model itself'} ({type(module).__name__})"
         for name, module in model.named_modules()
-        if uses_batch_statistics(module) or (isinstance(module, _DropoutNd) and module.training and module.p > 0)
+        if uses_batch_statistics(module) or module in by_chance
     ]
     if found:
         raise UnsupportedTrainingError(
