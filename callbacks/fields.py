@@ -149,7 +149,7 @@ def complete_arguments(
     record.check(values)
     check_names(values["engine"], values["loss_reduction"])
     of_callback = {name: values[name] for name in _OF_CALLBACK}
-    others = [name for name in known if name in values and name not in of_callback]
+    others = [name for name in known if name in values and name not in {*of_callback, "step"}]
     in_group = {name: values[name] for name in others if record.settings()[name].in_group}
     return CallbackArguments(
         **of_callback,

@@ -155,8 +155,8 @@ def nearest_names(name: str) -> str:
         A sentence or two.
 
     Example:
-        >>> nearest_names("lennet")
-        "Did you mean lenet? `lightning-bayes list configs|data|models|methods` prints all names."
+        >>> nearest_names("digits_lenet_vgn").partition(" or ")[0]
+        'Did you mean digits+lenet+vogn'
     """
     known = {*recipes(), *DATA, *MODELS, *(part for kind in (*KINDS, EVALUATION) for part in parts(kind))}
     whole = {"_".join(combined): "+".join(combined) for combined in product(*map(parts, KINDS))}

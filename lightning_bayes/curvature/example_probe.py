@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, entries
+from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, entries, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, read_loss
 from lightning_bayes.curvature.parameter_uses import is_measured
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
@@ -97,6 +97,7 @@ class ExampleProbe:
         self.loss_reduction = loss_reduction
         self._plans: dict[Kind, Plan] = {}
         self._probes: dict[Kind, int] = {}
+        self._mixing = ""  # the operation by which the last loss mixes its examples
 
     def find(self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool) -> Found | None:
         """Where the calls of a pass hold the examples.
@@ -139,6 +140,7 @@ class ExampleProbe:
             return Found(1, False, tuple(ROWS for _ in outputs))
         if not can_repeat_backward(loss):
             return None
+        self._mixing = ""
         tried = [found for n in candidates if n > 1 for found in self._try(loss, outputs, n, whole, by_host)]
         feasible = [found for found in tried if found is not None]
         if feasible:
@@ -148,7 +150,8 @@ class ExampleProbe:
         if 1 in sizes and not tried:
             return Found(1, False, tuple(ROWS if out.rows == 1 else Layout("groups") for out in outputs))
         if tried and len(sizes) == 1:
-            return Found(max(sizes), False, tuple(None for _ in outputs), is_settled=False, error=_mixed(outputs))
+            error = _mixed_by_loss(self._mixing) if self._mixing else _mixed(outputs)
+            return Found(max(sizes), False, tuple(None for _ in outputs), is_settled=False, error=error)
         return None
 
     def _try(
@@ -161,13 +164,15 @@ class ExampleProbe:
             except UnsupportedTrainingError:
                 continue
             if reader is not None and reader.mixing:
+                self._mixing = reader.mixing
                 yield None
                 continue
             examples = None if reader is None else SingleExamples(loss, reader)
             if examples is None or not examples.is_possible:
                 continue
             given = whole.edge if whole is not None and whole.rows == n else None
-            found = _followed(examples, outputs, examples_second, given)
+            with retained_grads_kept(outputs):
+                found = _followed(examples, outputs, examples_second, given)
             yield found
             if found is not None and not any(found.score):
                 return
@@ -254,6 +259,13 @@ def _is_first(output: LayerOutput) -> bool:
         stack += [child for child, _ in node.next_functions if child not in seen]
         seen.update(child for child, _ in node.next_functions)
     return True
+
+
+def _mixed_by_loss(operation: str) -> str:
+    return (
+        f"The loss mixes the examples of the batch by {operation}, so no part of it belongs to one example alone, whatever "
+        "loss_reduction says. Average a loss of each example, or take a method without per-example curvature, such as IVON."
+    )
 
 
 def _mixed(outputs: Sequence[LayerOutput]) -> str:

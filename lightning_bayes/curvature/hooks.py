@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from backpack import extend
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.engine import Capture
 from lightning_bayes.curvature.layouts import LayerOutput
@@ -152,9 +151,7 @@ def _note_output(
     dim: int | None = 0
     if unit.rule is not None:
         dim = unit.rule.dims(module, unit.rule.bind(module, args, kwargs))[0]
-    edges = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
-    rows = args[0].shape[dim or 0]
-    captured.outputs.append(LayerOutput(unit, rows, dim, edges, [tuple(tensor.shape) for tensor in tensors]))
+    captured.outputs.append(LayerOutput.of(unit, args[0].shape[dim or 0], dim, tensors))
 
 
 @contextmanager

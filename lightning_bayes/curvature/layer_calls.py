@@ -76,8 +76,7 @@ class LayerCall(ABC):
 
     def _note_outputs(self, tensors: Sequence[Tensor]) -> None:
         rows, dim = self.example_rows
-        edges = [(tensor.grad_fn, tensor.output_nr) for tensor in tensors]
-        self.output = LayerOutput(self.unit, rows, dim, edges, [tuple(tensor.shape) for tensor in tensors])
+        self.output = LayerOutput.of(self.unit, rows, dim, tensors)
         if not is_in_backward():  # a checkpoint repeats a call that is known already
             self.captured.outputs.append(self.output)
 

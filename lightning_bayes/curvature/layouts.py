@@ -9,12 +9,15 @@ shared   none of these: one output for all examples, such as position embeddings
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.loss_graph import Shape
 from lightning_bayes.curvature.measured_modules import MeasuredModule
@@ -45,9 +48,10 @@ class LayerOutput:
     Attributes:
         unit: The module.
         rows: How many examples the call holds, as far as its rule or its first input can tell.
-        dim: The dimension that holds them; None if each output has its own.
+        dim: The dimension of the first output that holds them; None if each has its own.
         edges: Node of autograd's graph and number of its output, for each.
         shapes: Shape of each.
+        tensors: Weak reference to each.
         layout: Where the examples are.
         is_looped: Whether its contributions were taken one example at a time.
     """
@@ -57,8 +61,15 @@ class LayerOutput:
     dim: int | None
     edges: list[tuple[Any, int]]
     shapes: list[Shape]
+    tensors: list[ReferenceType[Tensor]]
     layout: Layout = field(default=ROWS)
     is_looped: bool = False
+
+    @classmethod
+    def of(cls, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> LayerOutput:
+        """The outputs of a call; arguments as the attributes."""
+        edges = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
+        return cls(unit, rows, dim, edges, [tuple(tensor.shape) for tensor in tensors], list(map(ref, tensors)))
 
     def require_loop(self) -> None:
         """Require contributions of a shared call that were taken one example at a time.
@@ -97,15 +108,22 @@ class LayerOutput:
         Returns:
             The layouts, the likeliest first; None if the gradient is zero.
         """
-        pairs = [(g, shape) for g, shape in zip(grads, self.shapes, strict=True) if g is not None and bool(g.any())]
-        if not pairs:
+        each = zip(grads, self.shapes, self._dims, strict=True)
+        known = [(g.reshape(shape), dim) for g, shape, dim in each if g is not None and bool(g.any())]
+        if not known:
             return None
-        fitting = [list(self._fitting(g.reshape(shape), example, num_examples)) for g, shape in pairs]
+        fitting = [list(self._fitting(g, dim, example, num_examples)) for g, dim in known]
         return [layout for layout in fitting[0] if all(layout in others for others in fitting)]
 
-    def _fitting(self, grad: Tensor, example: int, n: int) -> Iterator[Layout]:
+    @property
+    def _dims(self) -> list[int | None]:
+        """The dimension of each output that holds the examples."""
+        later = () if self.unit.rule is None or self.dim is None else self.unit.rule.later_dims
+        return [self.dim, *later, *(self.dim for _ in self.shapes)][: len(self.shapes)]
+
+    def _fitting(self, grad: Tensor, dim: int | None, example: int, n: int) -> Iterator[Layout]:
         k, is_whole = self.rows // n, self.rows % n == 0
-        dims = range(grad.dim()) if self.dim is None else [self.dim]
+        dims = range(grad.dim()) if dim is None else [dim]
         held = [entries(grad, d) for d in dims if d < grad.dim() and grad.shape[d] == self.rows]
         if self.rows == n and any(found <= {example} for found in held):
             yield ROWS
@@ -115,15 +133,36 @@ class LayerOutput:
             if any(found <= set(range(example, self.rows, n)) for found in held):
                 yield Layout("strided")
         if self.takes_positions:
-            others = (d for d in range(grad.dim() - self._num_features) if d != self.dim and grad.shape[d] == n)
+            others = (d for d in range(grad.dim() - self._num_features) if d != dim and grad.shape[d] == n)
             yield from (Layout("dim", d) for d in others if entries(grad, d) <= {example})
+
+
+@contextmanager
+def retained_grads_kept(outputs: Iterable[LayerOutput]) -> Iterator[None]:
+    """Keep the gradients that users retain in outputs of layers (`torch.Tensor.retain_grad`) as they are.
+
+    Args:
+        outputs: The calls.
+
+    Yields:
+        Nothing.
+    """
+    alive = (reference() for output in outputs for reference in output.tensors)
+    kept = [(tensor, tensor.grad) for tensor in alive if tensor is not None and tensor.retains_grad]
+    for tensor, _ in kept:
+        tensor.grad = None
+    try:
+        yield
+    finally:
+        for tensor, grad in kept:
+            tensor.grad = grad
 
 
 def entries(grad: Tensor, dim: int) -> set[int]:
     """The indices of a dimension at which a gradient is not zero, but for rounding."""
     if not grad.numel() or not bool(grad.any()):
         return set()
-    sizes = grad.detach().abs().movedim(dim, 0).flatten(1).amax(1)
+    sizes = grad.detach().abs().movedim(dim, 0).reshape(grad.shape[dim], -1).amax(1)
     return set((sizes > _NOTHING * sizes.max()).nonzero().flatten().tolist())
 
 

@@ -130,5 +130,5 @@ def _own_rows(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor
     grad = grad_outputs[0]
     if grad is None or grad_inputs[0] is None:
         return None
-    has_gradient = grad.flatten(1).any(1).view(-1, *(1 for _ in grad.shape[1:]))
+    has_gradient = grad.reshape(len(grad), -1).any(1).view(-1, *(1 for _ in grad.shape[1:]))
     return (grad_inputs[0] * has_gradient, *grad_inputs[1:])

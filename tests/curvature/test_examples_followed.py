@@ -186,7 +186,7 @@ def test_a_term_that_no_example_enters_is_asked_for(generator):
 def test_examples_that_compare_with_one_another_are_refused(generator):
     towers = nn.ModuleList(nn.Linear(3, 5) for _ in range(2))
     x, y = (torch.randn(4, 3, generator=generator) for _ in range(2))
-    with pytest.raises(BayesError, match="does not keep the examples apart"):
+    with pytest.raises(BayesError, match=r"^The loss mixes the examples of the batch by Mm"):
         measure(
             towers,
             lambda: F.cross_entropy(towers[0](x) @ towers[1](y).t(), torch.arange(4)),
@@ -228,3 +228,16 @@ def test_the_probe_runs_once_for_each_kind_of_pass(generator, monkeypatch):
             captured.observe(loss)
             loss.backward()
     assert len(counted) == 4
+
+
+def test_gradients_that_are_retained_in_outputs_of_layers_are_those_of_one_backward(generator):
+    layer, x = nn.Linear(3, 3), torch.randn(4, 3, generator=generator)
+    seen = []
+
+    def loss():
+        seen.append(layer(x))
+        seen[-1].retain_grad()
+        return seen[-1].square().mean()
+
+    measure(layer, loss)
+    torch.testing.assert_close(seen[0].grad, seen[0].detach() / 6)  # 2 v / 12

@@ -13,7 +13,7 @@ from torch.nn.parallel.distributed import _DDPSink
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.loss import loss_functions, read_loss_scale
-from lightning_bayes.errors import BayesError, UnsupportedTrainingError
+from lightning_bayes.errors import BayesError, ExampleDimensionError, UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.vogn import VOGN
 
 # The number of outputs or classes is a multiple of the number of examples, a divisor, the same, or neither.
@@ -99,6 +99,10 @@ def test_loss_that_may_be_a_mean_or_a_sum_is_refused_until_declared(name, batch,
         match=f"The loss .*{words}.*batch of {batch} examples.*Pass loss_reduction='mean' or 'sum'",
     ):
         measure(model, loss)
+    if "mixes" in words:
+        with pytest.raises(ExampleDimensionError, match=r"^The loss mixes the examples of the batch by"):
+            measure(model, loss, loss_reduction="mean")
+        return
     grad = torch.autograd.grad(loss(), model.weight)[0]
     assert relative_error({"": measure(model, loss, loss_reduction="mean").grad["weight"]}, {"": grad}) < 1e-10
     assert relative_error({"": measure(model, loss, loss_reduction="sum").grad["weight"]}, {"": grad / batch}) < 1e-10

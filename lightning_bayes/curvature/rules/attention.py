@@ -62,6 +62,7 @@ _CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)  # [T, S]
     ),
     input_dims=3,
     example_dims=_example_dims,
+    later_dims=(0,),  # of the attention weights
     repeats_noise=lambda layer: layer.training and layer.dropout > 0,
     cases=[
         (lambda: nn.MultiheadAttention(4, 2, batch_first=True), _draw((6, 4))),

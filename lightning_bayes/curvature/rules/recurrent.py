@@ -73,6 +73,7 @@ def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
     applies=lambda layer: not (layer.dropout and layer.num_layers > 1 and layer.weight_ih_l0.is_cuda),
     repeats_noise=lambda layer: layer.training and layer.dropout > 0,
     by_hooks=False,
+    later_dims=(1, 1),  # of the last states
     cases=[
         (lambda: nn.LSTM(4, 3), _draw(True)),
         (lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True), _draw(False, (4, 3, 3))),

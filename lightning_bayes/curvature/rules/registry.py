@@ -57,6 +57,7 @@ class LayerRule:
         repeats_noise: Whether the rule puts a layer's inputs through it again, with noise: it is called with the random
             numbers of the forward.
         takes_positions: Whether all dimensions before the features are alike, so that rows of one example may be positions.
+        later_dims: The dimensions that hold the examples in outputs after the first; those beyond have them as the first.
         cases: Layers and inputs for the contract tests: how to build a layer, and the shape of its input or a function that
             draws its inputs.
     """
@@ -70,6 +71,7 @@ class LayerRule:
     takes_positions: bool
     by_hooks: bool
     cases: Sequence[Case]
+    later_dims: tuple[int, ...] = ()
     _fast_sums: Callable[..., Sums] | None = None
     _saved: Callable[[Any, Any], Any] | None = None
 
@@ -156,6 +158,7 @@ def layer_rule(
     repeats_noise: Callable[[Any], bool] = lambda layer: False,
     takes_positions: bool = False,
     by_hooks: bool = True,
+    later_dims: tuple[int, ...] = (),
     cases: Sequence[Case] = (),
 ) -> Callable[[Contributions], LayerRule]:
     """Register the decorated function as the rule of `layers`.
@@ -169,6 +172,7 @@ def layer_rule(
         repeats_noise: Whether the rule draws the forward's noise again.
         takes_positions: Whether all dimensions before the features are alike.
         by_hooks: Whether a backward hook sees all gradients.
+        later_dims: The dimensions that hold the examples in outputs after the first.
         cases: What the contract tests build.
 
     Returns:
@@ -177,7 +181,7 @@ def layer_rule(
 
     def register(function: Contributions) -> LayerRule:
         about = (applies, repeats_noise, takes_positions, by_hooks)
-        rule = LayerRule(function, parameters, input_dims, example_dims, *about, cases)
+        rule = LayerRule(function, parameters, input_dims, example_dims, *about, cases, later_dims)
         rule.__doc__ = function.__doc__
         _RULES.update(dict.fromkeys(layers, rule))
         return rule
