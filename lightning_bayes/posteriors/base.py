@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
@@ -107,23 +108,22 @@ class AbstractPosterior(ABC):
         """
         return self.variance_along({name: left[:, :, None] * right[:, None, :]})
 
-    @abstractmethod
     def select(self: PosteriorT, prefix: str) -> PosteriorT:
-        """The posterior of a submodule.
+        """The posterior of a submodule, of independent parameters unless a family says otherwise.
 
         Args:
             prefix: Beginning of its parameters' names, such as ``"model."``.
 
         Returns:
-            The marginal of its weights, without the prefix.
-
-        Raises:
-            PosteriorError: If no parameter begins with the prefix.
+            The marginal of its weights, without the prefix. Where no parameter begins with it, that is a `PosteriorError`.
         """
+        self._require_selected(prefix)
+        parts = self.state_dict().items()
+        return type(self)(**{name: cut(value, prefix) if isinstance(value, dict) else value for name, value in parts})
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``."""
+        """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``: the fields of the dataclass."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]  # each family is one
 
     def sample(self, generator: torch.Generator | None = None) -> TensorDict:
         """Draw one set of weights.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -121,18 +121,6 @@ class BlockTridiagonal(AbstractPosterior):
             self.num_data,
             cut(self.constants, prefix),
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``."""
-        return {
-            "mean": self.mean,
-            "factors": self.factors,
-            "links": self.links,
-            "biases": self.biases,
-            "prior_precision": self.prior_precision,
-            "num_data": self.num_data,
-            "constants": self.constants,
-        }
 
     @cached_property
     def _covariance(self) -> BlockTridiagonalInverse:

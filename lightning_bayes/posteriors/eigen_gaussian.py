@@ -11,13 +11,13 @@ Parameters are independent of each other. A bias is a column, of which A is abse
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, cut
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
 @final
@@ -121,33 +121,6 @@ class EigenGaussian(AbstractPosterior):
             return ((left.square() @ self.precision[name].reciprocal()) * right.square()).sum(1)
         left, right = (part @ basis for part, basis in zip((left, right), self.bases[name], strict=True))
         return ((left.square() @ self.eigenvalues[name].reciprocal()) * right.square()).sum(1)
-
-    def select(self, prefix: str) -> EigenGaussian:
-        """The posterior of a submodule; see `AbstractPosterior.select`."""
-        self._require_selected(prefix)
-        return EigenGaussian(
-            cut(self.mean, prefix),
-            cut(self.bases, prefix),
-            cut(self.eigenvalues, prefix),
-            cut(self.precision, prefix),
-            cut(self.prior_precision, prefix),
-            self.num_data,
-            cut(self.constants, prefix),
-            cut(self.prior_mean, prefix),
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``."""
-        return {
-            "mean": self.mean,
-            "bases": self.bases,
-            "eigenvalues": self.eigenvalues,
-            "precision": self.precision,
-            "prior_precision": self.prior_precision,
-            "num_data": self.num_data,
-            "constants": self.constants,
-            "prior_mean": self.prior_mean,
-        }
 
     def _matrix(self, name: str, values: Tensor) -> Tensor:
         """Values of a parameter ``[…, *shape]`` as those of its matrix, ``[…, *D.shape]``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -112,16 +112,6 @@ class FullGaussian(AbstractPosterior):
             self.num_data,
             cut(self.constants, prefix),
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers only, safe for ``torch.load(..., weights_only=True)``."""
-        return {
-            "mean": self.mean,
-            "precision": self.precision,
-            "prior_precision": self.prior_precision,
-            "num_data": self.num_data,
-            "constants": self.constants,
-        }
 
     @cached_property
     def _root(self) -> Tensor:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, cut
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
 @final
@@ -101,29 +101,6 @@ class LowRankGaussian(AbstractPosterior):
         own = [(d.square() * self.diagonal[name]).flatten(1).sum(1) for name, d in directions.items()]
         along = [d.flatten(1) @ self.deviations[name].flatten(1).mT for name, d in directions.items()]
         return torch.stack(own).sum(0) + torch.stack(along).sum(0).square().sum(1)
-
-    def select(self, prefix: str) -> LowRankGaussian:
-        """The posterior of a submodule; see `AbstractPosterior.select`."""
-        self._require_selected(prefix)
-        return LowRankGaussian(
-            cut(self.mean, prefix),
-            cut(self.diagonal, prefix),
-            cut(self.deviations, prefix),
-            cut(self.prior_precision, prefix),
-            self.num_data,
-            cut(self.constants, prefix),
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers only, safe for ``torch.load(..., weights_only=True)``."""
-        return {
-            "mean": self.mean,
-            "diagonal": self.diagonal,
-            "deviations": self.deviations,
-            "prior_precision": self.prior_precision,
-            "num_data": self.num_data,
-            "constants": self.constants,
-        }
 
     @cached_property
     def _columns(self) -> TensorDict:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -138,19 +138,6 @@ class MatrixGaussian(AbstractPosterior):
             cut(self.constants, prefix),
             cut(self.prior_mean, prefix),
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``."""
-        return {
-            "mean": self.mean,
-            "factors": self.factors,
-            "biases": self.biases,
-            "precision": self.precision,
-            "prior_precision": self.prior_precision,
-            "num_data": self.num_data,
-            "constants": self.constants,
-            "prior_mean": self.prior_mean,
-        }
 
     @cached_property
     def _roots(self) -> dict[str, KroneckerProduct]:

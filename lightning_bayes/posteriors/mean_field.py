@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, cut
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
 @final
@@ -87,26 +87,3 @@ class MeanField(AbstractPosterior):
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
         """Σ_jk left_j² right_k²/P_jk; see `AbstractPosterior.variance_along_outer`."""
         return ((left.square() @ self.precision[name].reciprocal()) * right.square()).sum(1)
-
-    def select(self, prefix: str) -> MeanField:
-        """The posterior of a submodule; see `AbstractPosterior.select`."""
-        self._require_selected(prefix)
-        return MeanField(
-            cut(self.mean, prefix),
-            cut(self.precision, prefix),
-            cut(self.prior_precision, prefix),
-            self.num_data,
-            cut(self.constants, prefix),
-            cut(self.prior_mean, prefix),
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers only, safe for ``torch.load(..., weights_only=True)``."""
-        return {
-            "mean": self.mean,
-            "precision": self.precision,
-            "prior_precision": self.prior_precision,
-            "num_data": self.num_data,
-            "constants": self.constants,
-            "prior_mean": self.prior_mean,
-        }
