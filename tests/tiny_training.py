@@ -60,6 +60,18 @@ class ValidatedClassifier(Classifier):
         self.log("val_loss", F.cross_entropy(self(x), y))
 
 
+class NormedClassifier(ValidatedClassifier):
+    """A network with BatchNorm, which keeps what its test steps see."""
+
+    def __init__(self) -> None:
+        layers = (nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES))
+        super().__init__(net=nn.Sequential(*layers))
+        self.seen = []
+
+    def test_step(self, batch, batch_idx):
+        self.seen.append(self(batch[0]))
+
+
 def mlp(seed: int = 0) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

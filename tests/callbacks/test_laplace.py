@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_training import Classifier, ValidatedClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
+from tiny_training import Classifier, NormedClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,18 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. 
 EPOCHS = 3
 
 
-class Net(ValidatedClassifier):
-    def __init__(self) -> None:
-        super().__init__(net=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
-        self.seen = []
-
-    def test_step(self, batch, batch_idx):
-        self.seen.append(self(batch[0]))
-
-
 def trained(callback, **kwargs):
     torch.manual_seed(0)
-    module = Net()
+    module = NormedClassifier()
     return module, fit(module, callback, max_epochs=EPOCHS, **kwargs)
 
 
@@ -60,7 +51,7 @@ def test_a_fit_ends_with_the_laplace_approximation_and_is_tested_under_it():
 
 
 def test_training_is_that_without_the_callback():
-    plain = Net.__new__(Net)
+    plain = NormedClassifier.__new__(NormedClassifier)
     torch.manual_seed(0)
     plain.__init__()
     fit(plain, max_epochs=EPOCHS)
@@ -74,7 +65,7 @@ def test_a_checkpoint_keeps_the_posterior(tmp_path, structure, linearized):
     module, trainer = trained(callback)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     again = LaplaceCallback(structure, r"^net\.", linearized=linearized, eval_samples=4)
-    found = scored(Net(), again, ckpt_path=tmp_path / "last.ckpt")
+    found = scored(NormedClassifier(), again, ckpt_path=tmp_path / "last.ckpt")
     torch.testing.assert_close(found, scored(module, callback))
     posterior = load_posterior(tmp_path / "last.ckpt")
     assert_same_bits(posterior.variance(), callback.posterior.variance())
@@ -85,10 +76,10 @@ def test_a_checkpoint_keeps_the_posterior(tmp_path, structure, linearized):
 
 def test_a_checkpoint_without_a_posterior_gets_one_before_its_test(tmp_path):
     torch.manual_seed(0)
-    module = Net()
+    module = NormedClassifier()
     fit(module, max_epochs=EPOCHS).save_checkpoint(tmp_path / "adam.ckpt")
     callback = LaplaceCallback()
-    other = Net()
+    other = NormedClassifier()
     other.train_dataloader = lambda: loader()
     found = scored(other, callback, ckpt_path=tmp_path / "adam.ckpt")
     torch.testing.assert_close(found, expected(module)[1])
@@ -96,7 +87,7 @@ def test_a_checkpoint_without_a_posterior_gets_one_before_its_test(tmp_path):
 
 
 def test_without_training_data_it_says_where_they_come_from(tmp_path):
-    module = Net()
+    module = NormedClassifier()
     with pytest.raises(UnsupportedTrainingError, match=r"LaplaceCallback needs training batches, but has seen no fit"):
         scored(module, LaplaceCallback())
 
@@ -111,7 +102,7 @@ def test_no_samples_are_the_network():
 def test_the_width_is_chosen_on_the_validation_set():
     callback, width = LaplaceCallback(), PosteriorScale()
     torch.manual_seed(0)
-    module = Net()
+    module = NormedClassifier()
     trainer = quiet_trainer(callback, width, max_epochs=EPOCHS)
     trainer.fit(module, loader(), loader(examples=24))
     assert width.scale is not None
@@ -124,7 +115,7 @@ def test_the_width_is_chosen_on_the_validation_set():
 def test_the_prior_is_chosen_on_the_validation_set():
     callback = LaplaceCallback(prior_precision="validation")
     torch.manual_seed(0)
-    module = Net()
+    module = NormedClassifier()
     quiet_trainer(callback, max_epochs=EPOCHS).fit(module, loader(), loader(examples=24))
     found = laplace(module.eval(), loader(), prior_precision="validation", validation=loader(examples=24))
     assert callback.result.prior_precision == pytest.approx(found.prior_precision, rel=1e-3)
@@ -151,14 +142,14 @@ def test_a_regression_has_the_noise_of_its_module_or_of_the_evidence():
 
 def test_online_the_weight_decay_becomes_the_prior_precision():
     torch.manual_seed(0)
-    module = Net()
+    module = NormedClassifier()
     module.configure = lambda m: torch.optim.Adam(m.parameters(), lr=1e-2)
     callback = LaplaceCallback("diagonal", "all", online_every=2)
     trainer = fit(module, callback, max_epochs=3)
     (decay,) = {group["weight_decay"] for group in trainer.optimizers[0].param_groups}
     assert isinstance(callback.posterior, MeanField)
     assert 0 < decay < 1
-    before = Net()
+    before = NormedClassifier()
     torch.manual_seed(0)
     before.__init__()
     before.configure = module.configure
@@ -191,7 +182,7 @@ def test_online_needs_an_l2_penalty():
 
 def test_two_posteriors_are_refused():
     with pytest.raises(UnsupportedTrainingError, match=r"LaplaceCallback and VOGNCallback each average predictions"):
-        fit(Net(), LaplaceCallback(), VOGNCallback())
+        fit(NormedClassifier(), LaplaceCallback(), VOGNCallback())
 
 
 def test_a_full_matrix_that_does_not_fit_is_refused_before_the_fit():
@@ -202,15 +193,15 @@ def test_a_full_matrix_that_does_not_fit_is_refused_before_the_fit():
 
 
 def test_a_fit_that_is_no_better_than_chance_is_not_lost():
-    module, callback = Net(), LaplaceCallback()
+    module, callback = NormedClassifier(), LaplaceCallback()
     fit(module, callback, limit_train_batches=1)
     assert callback.posterior is not None
-    with pytest.raises(UnsupportedTrainingError, match=r"Net was not trained: its NLL"):
+    with pytest.raises(UnsupportedTrainingError, match=r"NormedClassifier was not trained: its NLL"):
         scored(untrained(), LaplaceCallback())
 
 
 def untrained():
-    module = Net()
+    module = NormedClassifier()
     nn.init.zeros_(module.net[3].weight)
     nn.init.zeros_(module.net[3].bias)
     module.train_dataloader = lambda: loader()

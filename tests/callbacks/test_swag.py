@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import Callback
-from tiny_training import ValidatedClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
-from torch import nn
+from tiny_training import NormedClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
 
 from lightning_bayes import DeepEnsembleCallback, SWAGCallback, load_posterior, mc_predict
 from lightning_bayes.errors import HyperparameterError
@@ -14,15 +13,6 @@ from lightning_bayes.predictive import PosteriorSamples, placed
 from lightning_bayes.zoo import create_model, load, save_posterior
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
-
-
-class Net(ValidatedClassifier):
-    def __init__(self) -> None:
-        super().__init__(net=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
-        self.seen = []
-
-    def test_step(self, batch, batch_idx):
-        self.seen.append(self(batch[0]))
 
 
 class Iterates(Callback):
@@ -35,7 +25,7 @@ class Iterates(Callback):
 
 def trained(*callbacks, seed=0, **kwargs):
     torch.manual_seed(seed)
-    module = Net()
+    module = NormedClassifier()
     return module, fit(module, *callbacks, max_epochs=8, **kwargs)
 
 
@@ -80,14 +70,14 @@ def test_a_checkpoint_keeps_the_posterior(run):
     posterior = load_posterior(path)
     expected = mc_predict(module.eval(), posterior, blobs().tensors[0], 5).probs
     torch.testing.assert_close(scored(module, callback), expected)
-    torch.testing.assert_close(scored(Net(), SWAGCallback(eval_samples=5), ckpt_path=path), expected)
+    torch.testing.assert_close(scored(NormedClassifier(), SWAGCallback(eval_samples=5), ckpt_path=path), expected)
     plain = module.net(blobs().tensors[0]).softmax(1)
     assert (expected - plain).abs().max() > 1e-4
 
 
 def test_a_resumed_fit_goes_on_collecting(tmp_path, run):
     torch.manual_seed(0)
-    first = Net()
+    first = NormedClassifier()
     stopped = quiet_trainer(SWAGCallback(start=0.5), max_epochs=8)
     stopped.fit_loop.max_epochs = 8
 
@@ -100,7 +90,7 @@ def test_a_resumed_fit_goes_on_collecting(tmp_path, run):
     fit(first, SWAGCallback(start=0.5), Stop(), max_epochs=8)
     again = SWAGCallback(start=0.5)
     trainer = quiet_trainer(again, max_epochs=8)
-    trainer.fit(Net(), loader(), ckpt_path=tmp_path / "middle.ckpt")
+    trainer.fit(NormedClassifier(), loader(), ckpt_path=tmp_path / "middle.ckpt")
     assert again.moments.count == 4
     for name, mean in again.posterior.mean.items():
         torch.testing.assert_close(mean, run[1].posterior.mean[name])
@@ -123,7 +113,7 @@ def test_multi_swag_samples_every_member(tmp_path):
         _, trainer = trained(SWAGCallback(start=0.5), seed=seed)
         paths.append(tmp_path / f"{seed}.ckpt")
         trainer.save_checkpoint(paths[-1])
-    module, before = Net(), None
+    module, before = NormedClassifier(), None
     before = weights(module)
     found = scored(module, DeepEnsembleCallback(paths, samples=3))
     each = []
@@ -167,6 +157,6 @@ def test_too_few_epochs_are_refused_before_the_fit():
     with pytest.raises(
         HyperparameterError, match=r"at least 2 epochs, but start=0\.75 and every=1 leave 1 of max_epochs=1"
     ):
-        fit(Net(), SWAGCallback())
+        fit(NormedClassifier(), SWAGCallback())
     with pytest.raises(HyperparameterError, match=r"samples=-1 must be a whole number"):
         DeepEnsembleCallback(["a.ckpt"], samples=-1)
