@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.example_probe import ExampleProbe, Whole
-from lightning_bayes.curvature.layouts import ROWS, LayerOutput
+from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.parameter_uses import count_uses
@@ -128,11 +128,12 @@ class Capture:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Backward passes inside measure nothing."""
+        """Backward passes inside measure nothing, and leave retained gradients of layers' outputs alone."""
         self.is_following = True
         backpack = sys.modules.get("backpack")
         try:
-            with nullcontext() if backpack is None else backpack.backpack(retain_graph=True):
+            alone = nullcontext() if backpack is None else backpack.backpack(retain_graph=True)
+            with alone, retained_grads_kept((*self.outputs, *self._reached)):
                 yield
         finally:
             self.is_following = False

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, entries, retained_grads_kept
+from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, entries
 from lightning_bayes.curvature.loss import LossReduction, read_loss
 from lightning_bayes.curvature.parameter_uses import is_measured
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
@@ -171,8 +171,7 @@ class ExampleProbe:
             if examples is None or not examples.is_possible:
                 continue
             given = whole.edge if whole is not None and whole.rows == n else None
-            with retained_grads_kept(outputs):
-                found = _followed(examples, outputs, examples_second, given)
+            found = _followed(examples, outputs, examples_second, given)
             yield found
             if found is not None and not any(found.score):
                 return

@@ -241,3 +241,17 @@ def test_gradients_that_are_retained_in_outputs_of_layers_are_those_of_one_backw
 
     measure(layer, loss)
     torch.testing.assert_close(seen[0].grad, seen[0].detach() / 6)  # 2 v / 12
+
+
+def test_the_loop_over_examples_leaves_retained_gradients_alone_too(generator):
+    model = nn.ModuleDict({"table": nn.Embedding(3, 3), "layer": nn.Linear(3, 3)})
+    x, kept = torch.randn(4, 3, generator=generator), []
+
+    def loss():
+        kept.append(model["layer"](x + model["table"](torch.tensor([1]))))
+        kept[-1].retain_grad()
+        return kept[-1].square().mean()
+
+    with pytest.warns(UserWarning, match=r"^table \(Embedding\): all examples share"):
+        measure(model, loss)
+    torch.testing.assert_close(kept[0].grad, kept[0].detach() / 6)
