@@ -61,6 +61,7 @@ from lightning_bayes.optim.readout import load_posterior
 from lightning_bayes.posteriors import EigenGaussian, FullGaussian, LowRankGaussian, MatrixGaussian, MeanField
 from lightning_bayes.posthoc import SWAG, Laplace, laplace
 from lightning_bayes.predictive import Prediction, mc_predict
+from lightning_bayes.predictor import Predictor
 from lightning_bayes.strategies import BayesDDPStrategy
 
 __all__ = [
@@ -110,6 +111,7 @@ __all__ = [
     "PosteriorDiagnostics",
     "PosteriorScale",
     "Prediction",
+    "Predictor",
     "ReparameterisedVON",
     "SWAGCallback",
     "Schedule",

@@ -37,6 +37,7 @@ SHELL = {
     "cli_parser",
     "listing",
     "laplace_command",
+    "predictor",
     "demo",
 }
 EVERYTHING = {PACKAGE, *CORE, *SHELL, "strategies", "callbacks", "zoo", "configs"}
@@ -56,6 +57,7 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "configs": set(),
     "report": {"metrics", "errors"},
     PACKAGE: {*EVERYTHING, "public"},  # lightning_bayes/__init__.py, which gathers the public names
+    "predictor": {"posteriors", "predictive", "zoo", "errors"},
     "cli": EVERYTHING,
     "cli_parser": set(),
     "listing": {"composition", "zoo", "callbacks"},

@@ -52,7 +52,7 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
     yield from (
         "",
         "```python",
-        *_usage(file_name, content["transform"] is not None, content["temperature"] != 1),
+        *_usage(file_name, content["transform"] is not None, content["link"]),
         "```",
     )
     if content["metrics"]:
@@ -83,12 +83,13 @@ def _input(transform: dict[str, Any] | None) -> str:
     return f"{len(transform['mean'])} × {size} × {size} pixels, mean {transform['mean']}, std {transform['std']}"
 
 
-def _usage(file_name: str, has_transform: bool, is_scaled: bool) -> Iterator[str]:
-    yield "from lightning_bayes import mc_predict, zoo"
+def _usage(file_name: str, has_transform: bool, link: str) -> Iterator[str]:
+    yield "from lightning_bayes import Predictor"
     yield ""
-    yield f'saved = zoo.load("{file_name}")'
-    if has_transform:
-        yield "images = saved.transform(image).unsqueeze(0)  # a PIL image, or bytes [channels, height, width]"
-    scaled = ", temperature=saved.temperature" if is_scaled else ""
-    yield f"prediction = mc_predict(saved.model, saved.posterior, images{scaled})"
-    yield "prediction.probs, prediction.entropy, prediction.mutual_information"
+    yield f'predict = Predictor.load("{file_name}")'
+    is_image = "  # a path, a PIL image, or bytes"
+    yield (
+        f"prediction = predict(image){is_image}" if has_transform else "prediction = predict(inputs)  # floats [B, ...]"
+    )
+    columns = ("mean", "std") if link == "identity" else ("probs", "entropy", "mutual_information")
+    yield ", ".join(f"prediction.{column}" for column in columns)

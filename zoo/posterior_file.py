@@ -22,7 +22,7 @@ from lightning_bayes.posteriors import (
     atomic_write,
     named_if_unreadable,
 )
-from lightning_bayes.predictive import check_fits
+from lightning_bayes.predictive import Link, check_fits, check_link
 from lightning_bayes.zoo.create import Architecture, architecture, create_model, input_transform
 from lightning_bayes.zoo.model_card import model_card
 from lightning_bayes.zoo.posterior_folder import find_posterior
@@ -46,6 +46,7 @@ class SavedPosterior:
         metrics: Measured values by name.
         config: The training configuration.
         temperature: The temperature that logits are divided by, 1 without scaling.
+        link: How outputs become predictions, see `mc_predict`.
     """
 
     model: nn.Module
@@ -55,6 +56,7 @@ class SavedPosterior:
     metrics: dict[str, float]
     config: dict[str, Any]
     temperature: float
+    link: Link = "softmax"
 
 
 def save_posterior(
@@ -67,6 +69,7 @@ def save_posterior(
     metrics: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     temperature: float = 1.0,
+    link: Link = "softmax",
 ) -> Path:
     """Write a posterior into one file, and a model card beside it.
 
@@ -82,6 +85,7 @@ def save_posterior(
         metrics: Measured values, such as ``trainer.callback_metrics``.
         config: The training configuration, such as the YAML of the run; plain values only.
         temperature: The temperature that logits are divided by, such as from `lightning_bayes.predictive.fit_temperature`.
+        link: How outputs become predictions, see `lightning_bayes.mc_predict`; ``"identity"`` for regression.
 
     Returns:
         The model card's path.
@@ -103,6 +107,7 @@ def save_posterior(
         ('tiny.md', ('no', 'yes'), 10)
     """
     check_fits(model, posterior)
+    check_link(link)
     built = architecture(model)
     transform = transform or input_transform(model)
     _check_fits(built, class_names, temperature)
@@ -114,6 +119,7 @@ def save_posterior(
         "metrics": {str(name): float(value) for name, value in (metrics or {}).items()},
         "config": dict(config or {}),
         "temperature": float(temperature),
+        "link": link,
     }
     strange = _not_plain(content, "")
     if strange:
@@ -174,7 +180,9 @@ def _decoded(content: dict[str, Any], source: str, map_location: str | torch.dev
     class_names, temperature = tuple(map(str, content["class_names"])), float(content["temperature"])
     _check_fits(built, class_names, temperature)
     metrics = {str(name): float(value) for name, value in content["metrics"].items()}
-    return SavedPosterior(model, posterior, transform, class_names, metrics, dict(content["config"]), temperature)
+    link = content.get("link", "softmax")  # of files that were written before there was one
+    check_link(link)
+    return SavedPosterior(model, posterior, transform, class_names, metrics, dict(content["config"]), temperature, link)
 
 
 def _check_fits(built: Architecture, class_names: Sequence[str], temperature: float) -> None:

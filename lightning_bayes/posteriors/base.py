@@ -125,6 +125,14 @@ class AbstractPosterior(ABC):
         """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``: the fields of the dataclass."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]  # each family is one
 
+    def __repr__(self) -> str:
+        priors = sorted(set(self.prior_precision.values()))
+        span = " to ".join(f"{each:.4g}" for each in dict.fromkeys([*priors[:1], *priors[-1:]]))
+        return (
+            f"{type(self).__name__}({self._size} weights in {len(self.mean)} tensors, num_data={self.num_data:g}, "
+            f"prior_precision={span})"
+        )
+
     def sample(self, generator: torch.Generator | None = None) -> TensorDict:
         """Draw one set of weights.
 

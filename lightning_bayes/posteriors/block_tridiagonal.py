@@ -21,7 +21,7 @@ from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BlockTridiagonal(AbstractPosterior):
     """A Gaussian posterior over a chain of linear layers.
 

@@ -21,7 +21,7 @@ from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EigenGaussian(AbstractPosterior):
     """A Gaussian posterior whose precision is diagonal in a Kronecker basis of each parameter.
 

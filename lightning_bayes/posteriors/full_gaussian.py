@@ -34,7 +34,7 @@ def check_full_size(params: Mapping[str, Tensor], limit_mib: float = DEFAULT_LIM
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FullGaussian(AbstractPosterior):
     """A Gaussian posterior over named weights, correlated without restriction.
 

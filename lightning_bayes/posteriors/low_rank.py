@@ -23,7 +23,7 @@ from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LowRankGaussian(AbstractPosterior):
     """A Gaussian posterior over named weights with covariance V + A Aᵀ.
 

@@ -41,7 +41,7 @@ def kronecker_precision(
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MatrixGaussian(AbstractPosterior):
     """A Gaussian posterior with a Kronecker-factored precision for each layer's matrix.
 

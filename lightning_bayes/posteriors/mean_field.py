@@ -13,7 +13,7 @@ from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MeanField(AbstractPosterior):
     """A Gaussian posterior over named weights, independent across weights.
 

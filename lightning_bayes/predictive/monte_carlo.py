@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
@@ -38,7 +39,7 @@ def mc_predict(
     Args:
         model: The trained architecture; its own weights do not matter.
         posterior: From `load_posterior` or an optimizer's `posterior()`.
-        x: Input of the model, one batch.
+        x: Input of the model, one batch; a NumPy array becomes a tensor, floats in the precision of the weights.
         samples: S, at least 1.
         link: ``"softmax"`` for logits ``[B, C]``, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for regression.
         seed: Seed of the weight samples; equal seeds give equal samples for every batch.
@@ -77,6 +78,7 @@ def mc_predict(
     if not temperature > 0 or (link == "identity" and temperature != 1):
         raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are no logits.")
     check_fits(model, posterior)
+    x = _as_tensor(x, next(model.parameters())) if isinstance(x, np.ndarray) else x
     if linearized is None:
         linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
     with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
@@ -87,3 +89,8 @@ def mc_predict(
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")
         prediction: Prediction | Moments = summarise(draws.outputs(model, lambda: model(x)) / temperature, link)
         return prediction
+
+
+def _as_tensor(array: np.ndarray[Any, Any], like: Tensor) -> Tensor:
+    value = torch.as_tensor(array)
+    return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)

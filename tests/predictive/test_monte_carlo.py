@@ -48,6 +48,17 @@ def test_equal_seeds_predict_equally_for_any_batch():
     torch.testing.assert_close(rows, whole)
 
 
+def test_numpy_arrays_are_taken_in_the_precision_of_the_weights():
+    model, x = network(), torch.randn(6, 3)
+    posterior = posterior_of(model)
+    found = mc_predict(model, posterior, x.double().numpy(), samples=4)
+    assert torch.equal(found.probs, mc_predict(model, posterior, x, samples=4).probs)
+
+
+def test_a_posterior_prints_in_one_line():
+    assert repr(posterior_of(network())) == "MeanField(84 weights in 6 tensors, num_data=10, prior_precision=1)"
+
+
 class Breaks(nn.Module):
     """Breaks from its second call on."""
 

@@ -244,9 +244,9 @@ def test_the_code_on_the_card_scales_by_the_temperature(saved, monkeypatch, gene
     assert zoo.load(path).temperature == 2.0
     assert "| Temperature | 2, by which logits are divided |" in card.read_text("utf-8")
     code = re.search(r"```python\n(.*?)```", card.read_text("utf-8"), re.DOTALL)[1]
-    namespace = {"images": torch.randn(2, 1, 32, 32, generator=generator)}
+    namespace = {"inputs": torch.randn(2, 1, 32, 32, generator=generator)}
     exec(code, namespace)
-    expected = mc_predict(model, posterior, namespace["images"], temperature=2.0)
+    expected = mc_predict(model, posterior, namespace["inputs"], temperature=2.0)
     torch.testing.assert_close(namespace["prediction"].probs, expected.probs)
 
 
