@@ -1,11 +1,22 @@
 """Monte-Carlo predictions from a posterior, and how uncertain they are."""
 
+from lightning_bayes.predictive.acquisition import (
+    bald,
+    batch_bald,
+    joint_information,
+    power_bald,
+    power_rows,
+    predictive_entropy,
+    top_rows,
+    variance_score,
+)
 from lightning_bayes.predictive.closed_form import ClosedFormSamples, Linearized, output_moments, probit, seen_through
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
 from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, combine, summarise
+from lightning_bayes.predictive.loaders import predict_loader
 from lightning_bayes.predictive.members import MemberPosteriors, MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
@@ -50,6 +61,8 @@ __all__ = [
     "Samples",
     "ScaledModule",
     "as_dict",
+    "bald",
+    "batch_bald",
     "check_fits",
     "check_link",
     "combine",
@@ -60,6 +73,7 @@ __all__ = [
     "evaluation_mode",
     "fit_scale",
     "fit_temperature",
+    "joint_information",
     "max_logit_score",
     "max_probability_score",
     "mc_predict",
@@ -71,9 +85,15 @@ __all__ = [
     "ood_scores",
     "output_moments",
     "placed",
+    "power_bald",
+    "power_rows",
+    "predict_loader",
+    "predictive_entropy",
     "predictive_nll",
     "probit",
     "recalibrate",
     "seen_through",
     "summarise",
+    "top_rows",
+    "variance_score",
 ]

@@ -16,6 +16,7 @@ from lightning_bayes.zoo.data.fashion_mnist import FashionMNISTDataModule
 from lightning_bayes.zoo.data.image_folder import ImageFolderDataModule
 from lightning_bayes.zoo.data.kmnist import KMNISTDataModule
 from lightning_bayes.zoo.data.mnist import MNISTDataModule
+from lightning_bayes.zoo.data.pool import PoolDataModule
 from lightning_bayes.zoo.data.svhn import SVHNDataModule
 from lightning_bayes.zoo.data.uci import UCIDataModule
 
@@ -29,6 +30,7 @@ __all__ = [
     "ImageFolderDataModule",
     "KMNISTDataModule",
     "MNISTDataModule",
+    "PoolDataModule",
     "SVHNDataModule",
     "UCIDataModule",
     "corruption_kinds",

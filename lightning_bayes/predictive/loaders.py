@@ -1,0 +1,73 @@
+"""Outputs under posterior samples for every example of a data loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.errors import DataError, HyperparameterError
+from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.predictive.closed_form import Linearized, seen_through
+from lightning_bayes.predictive.links import Link, check_link
+from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, evaluation_mode, placed
+
+
+@torch.no_grad()
+def predict_loader(
+    model: nn.Module,
+    posterior: AbstractPosterior,
+    loader: Iterable[Any],
+    samples: int = 32,
+    *,
+    link: Link = "softmax",
+    seed: int = 0,
+    linearized: Linearized = False,
+) -> Tensor:
+    """Predictions under each posterior sample for all examples of a loader, under the same weight samples throughout.
+
+    Args:
+        model: The trained architecture, which takes a batch's inputs; its own weights do not matter.
+        posterior: From `load_posterior` or an optimizer's `posterior()`.
+        loader: Batches of inputs, or tuples or lists that begin with them; not shuffled.
+        samples: S, at least 1.
+        link: ``"softmax"`` for logits, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for values.
+        seed: Seed of the weight samples.
+        linearized: As in `mc_predict`.
+
+    Returns:
+        Probabilities or values, ``[S, N, …]``, on the CPU.
+
+    Raises:
+        DataError: If the loader has no batch.
+        HyperparameterError: If `samples` or `link` is out of range.
+
+    Example:
+        >>> from lightning_bayes.posteriors import MeanField
+        >>> model = nn.Linear(2, 3, bias=False)
+        >>> q = MeanField({"weight": torch.zeros(3, 2)}, {"weight": torch.ones(3, 2)}, {"weight": 1.0}, num_data=1)
+        >>> predict_loader(model, q, [torch.ones(5, 2), torch.ones(4, 2)], samples=8).shape
+        torch.Size([8, 9, 3])
+    """
+    check_link(link)
+    if samples < 1:
+        raise HyperparameterError(f"samples={samples} must be at least 1.")
+    check_fits(model, posterior)
+    device = next(model.parameters()).device
+    draws = seen_through(PosteriorSamples(posterior.to(device), samples, seed), linearized, link)
+    parts = []
+    with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
+        for batch in loader:
+            inputs = (batch[0] if isinstance(batch, (tuple, list)) else batch).to(device)
+            parts.append(_linked(draws.outputs(model, lambda inputs=inputs: model(inputs)), link).cpu())  # type: ignore[misc]
+    if not parts:
+        raise DataError("The loader has no batch, so there is nothing to predict. Give one with examples.")
+    return torch.cat(parts, 1)
+
+
+def _linked(outputs: Tensor, link: Link) -> Tensor:
+    if link == "identity":
+        return outputs
+    return outputs.softmax(2) if link == "softmax" else outputs.sigmoid()
