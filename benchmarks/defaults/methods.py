@@ -1,5 +1,7 @@
 """The methods that a run may use: callbacks without arguments, controls, and both with another noise or interval.
 
+`POSTHOC` makes a posterior of what the user's optimizer has trained; ``ensemble`` trains five networks.
+
 - ``vogn``: the callback as it is
 - ``vogn@0.1``: with the noise scale κ = 0.1
 - ``vogn@0:0.1``: with a κ that grows linearly from nearly 0 to 0.1 over the fit
@@ -17,13 +19,16 @@ from typing import Any
 from benchmarks.defaults.controls import FlatNoiseCallback, PermutedCallback
 from lightning_bayes import (
     IVONCallback,
+    LaplaceCallback,
     NoisyAdamCallback,
     NoisyKFACCallback,
     OGNCallback,
+    SWAGCallback,
     VadamCallback,
     VariationalCallback,
     VOGNCallback,
 )
+from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.optim import LinearSchedule
 
 CALLBACKS: dict[str, Callable[..., VariationalCallback] | None] = {
@@ -38,12 +43,18 @@ CALLBACKS: dict[str, Callable[..., VariationalCallback] | None] = {
     "flat": FlatNoiseCallback,  # no curvature
     "permuted": PermutedCallback,  # the curvature at other weights of the tensor
 }
+POSTHOC: dict[str, Callable[..., PosthocCallback]] = {
+    "laplace": partial(LaplaceCallback, linearized=True),  # the last layer; samples, which have a mutual information
+    "laplace_all": partial(LaplaceCallback, subset="all", linearized=True),
+    "swag": SWAGCallback,
+}
+ENSEMBLE, MEMBERS = "ensemble", 5
 PEER = "ivon-opt"
 _METHOD = re.compile(r"(?P<name>[a-z_]+)(@(?P<grows>0:)?(?P<noise>[0-9.]+))?(/(?P<interval>[0-9]+))?")
 _LEAST_NOISE = 1e-4  # where a growing κ begins
 
 
-def make_callback(method: str, seed: int, updates: int) -> VariationalCallback | None:
+def make_callback(method: str, seed: int, updates: int) -> VariationalCallback | PosthocCallback | None:
     """The callback of a method.
 
     Args:
@@ -52,14 +63,21 @@ def make_callback(method: str, seed: int, updates: int) -> VariationalCallback |
         updates: Of the whole fit.
 
     Returns:
-        The callback; None for the user's optimizer alone.
+        The callback; None for the user's optimizer alone, and for an ensemble of such runs.
 
     Raises:
         ValueError: If no method is spelled like that.
     """
+    if method in POSTHOC:
+        return POSTHOC[method](seed=seed)
+    if method == ENSEMBLE:
+        return None
     parts = _METHOD.fullmatch(method)
     if parts is None or parts["name"] not in CALLBACKS:
-        raise ValueError(f"{method!r} is none of {', '.join(CALLBACKS)}, with @κ, @0:κ and /T behind it where wanted.")
+        raise ValueError(
+            f"{method!r} is none of {', '.join(CALLBACKS)}, with @κ, @0:κ and /T behind it where wanted, "
+            f"{', '.join(POSTHOC)} and {ENSEMBLE}."
+        )
     kind, settings = CALLBACKS[parts["name"]], dict[str, Any]()
     if parts["noise"]:
         noise = float(parts["noise"])

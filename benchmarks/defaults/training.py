@@ -12,11 +12,12 @@ from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.defaults.methods import PEER, make_callback
+from benchmarks.defaults.methods import ENSEMBLE, MEMBERS, PEER, make_callback
 from benchmarks.defaults.problems import Data, Problem
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import VariationalCallback
-from lightning_bayes.predictive import PosteriorSamples
+from lightning_bayes.callbacks.posthoc import PosthocCallback
+from lightning_bayes.predictive import PosteriorSamples, Samples, seen_through
 
 EVAL_SAMPLES = 20
 Configure = Callable[[nn.Module, int, int], Any]
@@ -101,20 +102,27 @@ def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str,
     Returns:
         Outputs for the test set and for what is out of distribution; and the seconds of training.
     """
+    start = time.perf_counter()
+    if method == ENSEMBLE:
+        members = [_fit(problem, data, optimizer, "user", seed + 1000 * member) for member in range(MEMBERS)]
+        return _split(lambda x: torch.cat([member(x) for member in members]), data), time.perf_counter() - start
+    outputs = _fit(problem, data, optimizer, method, seed)
+    seconds = time.perf_counter() - start
+    return _split(outputs, data), seconds
+
+
+def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -> Callable[[Tensor], Tensor]:
+    """Train once; returns what predicts."""
     seed_everything(seed, verbose=False)
     module = UserModule(problem, data, optimizer)
     loader = DataLoader(TensorDataset(data.train_x, data.train_y), batch_size=problem.batch, shuffle=True)
-    start = time.perf_counter()
     if method == PEER:
-        sampler = _fit_peer(module, loader)
-        seconds = time.perf_counter() - start
-        return _split(sampler, data), seconds
+        return _fit_peer(module, loader)
     callback = make_callback(method, seed, problem.epochs * module.updates)
     with quiet():
         quiet_trainer(callback, problem.epochs).fit(module, loader)
-    seconds = time.perf_counter() - start
     module.eval()
-    return _split(lambda x: _outputs(module, callback, x), data), seconds
+    return lambda x: _outputs(module, callback, x)
 
 
 def _split(outputs: Callable[[Tensor], Tensor], data: Data) -> Outputs:
@@ -122,13 +130,22 @@ def _split(outputs: Callable[[Tensor], Tensor], data: Data) -> Outputs:
 
 
 @torch.no_grad()
-def _outputs(module: UserModule, callback: VariationalCallback | None, x: Tensor) -> Tensor:
+def _outputs(module: UserModule, callback: VariationalCallback | PosthocCallback | None, x: Tensor) -> Tensor:
     def forward() -> Tensor:
         return torch.cat([module(part) for part in x.split(1000)])
 
+    samples = _samples(callback)
+    return forward()[None] if samples is None else samples.outputs(module, forward)
+
+
+def _samples(callback: VariationalCallback | PosthocCallback | None) -> Samples | None:
+    """The weight samples of a finished fit; None for the network as it is."""
+    if isinstance(callback, PosthocCallback):
+        assert callback.posterior is not None
+        return seen_through(PosteriorSamples(callback.posterior, EVAL_SAMPLES), callback.linearized, "softmax")
     if callback is None or callback.optimizer is None or not callback.optimizer.noisy:
-        return forward()[None]
-    return PosteriorSamples(callback.optimizer.posterior(), EVAL_SAMPLES).outputs(module, forward)
+        return None
+    return PosteriorSamples(callback.optimizer.posterior(), EVAL_SAMPLES)
 
 
 def _fit_peer(module: UserModule, loader: DataLoader[Any]) -> Callable[[Tensor], Tensor]:

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from sklearn.metrics import log_loss
 
-from benchmarks.defaults.methods import CALLBACKS, PEER, make_callback
+from benchmarks.defaults.methods import CALLBACKS, ENSEMBLE, MEMBERS, PEER, POSTHOC, make_callback
 from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, regression_scores
 from benchmarks.defaults.table import table
@@ -97,15 +97,15 @@ def test_the_table_counts_problems_on_which_every_promise_is_kept():
     assert text.endswith("- beside sgd, vogn keeps every promise on 1 of 2 problems (1 with unpaired standard errors)")
 
 
-@pytest.mark.parametrize("method", [*CALLBACKS, PEER])
+@pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER])
 def test_every_method_runs(method):
     if method == PEER:
         pytest.importorskip("ivon", reason="the package ivon-opt is in the extra `bench`")
-    problem = replace(PROBLEMS["digits-100"], epochs=1)
+    problem = replace(PROBLEMS["digits-100"], epochs=2 if method == "swag" else 1)
     data = problem.load(Path(), 0)
     outputs, _ = train_and_predict(problem, data, "adam", method, seed=0)
     assert outputs.test.shape[1:] == (len(data.test_y), 10)
-    assert len(outputs.test) == (1 if method in {"user", "ogn"} else 20)
+    assert len(outputs.test) == {"user": 1, "ogn": 1, ENSEMBLE: MEMBERS}.get(method, 20)
     assert outputs.test.isfinite().all()
 
 
