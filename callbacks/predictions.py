@@ -1,4 +1,4 @@
-"""Writes the predictions of ``trainer.predict`` as one table of tensors."""
+"""Writes the predictions of ``trainer.predict`` as one table: tensors, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.posteriors import atomic_save
+from lightning_bayes.callbacks.prediction_files import require_format, save
+from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Link, as_dict, summarise
 
 FILENAME = "predictions.pt"
@@ -20,22 +22,41 @@ FILENAME = "predictions.pt"
 
 @final
 class PredictionWriter(BasePredictionWriter):
-    """Writes ``predictions.pt``: one row per example over all predict data loaders, one tensor per column.
+    """Writes ``predictions.pt``, or a CSV or Parquet file: one row per example over all predict data loaders.
 
     Columns are the entries of the dict that ``predict_step`` returns: with a `VariationalCallback` ``probs``,
     ``entropy`` and ``mutual_information`` (in nats), or ``mean`` and ``variance``. Without samples and with Lightning's own
     ``predict_step``, the module's attribute ``link`` turns its output into the same columns (the mutual information is
-    then 0); without a ``link`` the output is the column ``outputs``. Two more columns locate a row: ``dataloader_idx``, and
-    ``index``, the position in the data set, if Lightning knows it. The file loads with
-    ``torch.load(path, weights_only=True)``. Several processes write ``predictions_rank0.pt`` and so on.
+    then 0); without a ``link`` the output is the column ``outputs``. Where the data know them, ``file`` and ``target``
+    follow; with probabilities ``label``, by its name if the module's or the data module's ``class_names`` tell it, and
+    ``reject``. Two more columns locate a row: ``dataloader_idx``, and ``index``, the position in the data set, if Lightning
+    knows it. A ``.pt`` file loads with ``torch.load(path, weights_only=True)``; in CSV and Parquet the column ``probs`` is
+    one for each class, such as ``probs_cat``. Several processes write ``predictions_rank0.pt`` and so on.
 
     Args:
         dirpath: Folder to write to; None takes the run's own, ``trainer.log_dir``.
+        filename: Name of the file; its ending, ``.pt``, ``.csv`` or ``.parquet``, decides the format.
+        reject_below: Predictions whose largest probability is smaller are marked in the column ``reject``; None writes no
+            such column.
+
+    Raises:
+        HyperparameterError: If the ending is unknown or the threshold is no probability. Where Parquet needs a package that
+            is not installed, it is a ModuleNotFoundError.
     """
 
-    def __init__(self, dirpath: str | None = None) -> None:
+    def __init__(self, dirpath: str | None = None, filename: str = FILENAME, reject_below: float | None = None) -> None:
         super().__init__("epoch")
-        self.dirpath = dirpath
+        require_format(filename)
+        if reject_below is not None and not 0 < reject_below <= 1:
+            raise HyperparameterError(
+                f"reject_below={reject_below} is compared with probabilities; take one in (0, 1]."
+            )
+        self.dirpath, self.filename, self.reject_below = dirpath, filename, reject_below
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was asked for; another writer then takes this one's place."""
+        return (self.dirpath, self.filename, self.reject_below) == (None, FILENAME, None)
 
     def write_on_epoch_end(
         self,
@@ -53,7 +74,7 @@ class PredictionWriter(BasePredictionWriter):
             batch_indices: Positions of the examples in their data sets, by data loader and batch.
         """
         folder = trainer.log_dir if self.dirpath is None else self.dirpath  # on every process: log_dir communicates
-        if trainer.fast_dev_run or folder is None:  # type: ignore[attr-defined]
+        if trainer.fast_dev_run or folder is None or self._is_replaced(trainer):  # type: ignore[attr-defined]
             return
         temperature = getattr(pl_module, "temperature", None) or 1.0
         loaders = [predictions] if trainer.predict_loop.num_dataloaders == 1 else predictions
@@ -65,14 +86,45 @@ class PredictionWriter(BasePredictionWriter):
         table = stack(rows)
         if table is None:
             rank_zero_warn(
-                f"{type(pl_module).__name__}.predict_step returned no table, so {FILENAME} is not written. Return "
+                f"{type(pl_module).__name__}.predict_step returned no table, so {self.filename} is not written. Return "
                 "a tensor, or a dict of tensors, with one row per example and the same columns for every batch."
             )
             return
         positions = [index for batches in batch_indices for batch in batches for index in batch]
+        whole: dict[str, Column] = {**table}
         if len(positions) == len(table["dataloader_idx"]):
-            table["index"] = torch.tensor(positions)
-        save(table, Path(folder) / filename(trainer))
+            whole["index"] = torch.tensor(positions)
+            datasets = [getattr(each, "dataset", None) for each in _as_list(trainer.predict_dataloaders)]
+            whole |= origins(datasets, table["dataloader_idx"], whole["index"])
+        names = class_names_of(trainer, pl_module)
+        if "probs" in table:
+            whole |= decisions(table["probs"], names, self.reject_below)
+        path = Path(folder) / filename(trainer, self.filename)
+        save(whole, path, names)
+        rank_zero_info(f"{len(table['dataloader_idx'])} predictions ({', '.join(whole)}) are in {path}")
+
+    def _is_replaced(self, trainer: Trainer) -> bool:
+        writers = [each for each in trainer.callbacks if isinstance(each, PredictionWriter)]  # type: ignore[attr-defined]
+        return self.is_default and not all(writer.is_default for writer in writers)
+
+
+def class_names_of(trainer: Trainer, module: LightningModule) -> tuple[str, ...]:
+    """The names of the classes: the module's, which its checkpoint holds, else the data module's.
+
+    Args:
+        trainer: The trainer.
+        module: The module.
+
+    Returns:
+        The names; none if neither knows them.
+    """
+    data = getattr(trainer, "datamodule", None)
+    names = getattr(module, "class_names", None) or getattr(data, "class_names", None) or ()
+    return tuple(map(str, names))
+
+
+def _as_list(loaders: Any) -> list[Any]:
+    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
 
 
 def link_of(module: LightningModule) -> Link | None:
@@ -132,25 +184,15 @@ def stack(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None:
     }
 
 
-def filename(trainer: Trainer) -> str:
+def filename(trainer: Trainer, name: str = FILENAME) -> str:
     """The name of a process's file; one file per process, so that none waits for another.
 
     Args:
         trainer: The trainer.
+        name: That of a single process.
 
     Returns:
         The name.
     """
-    path = Path(FILENAME)
-    return FILENAME if trainer.world_size == 1 else f"{path.stem}_rank{trainer.global_rank}{path.suffix}"
-
-
-def save(table: dict[str, Tensor], path: Path) -> None:
-    """Write the table and log its path.
-
-    Args:
-        table: The columns.
-        path: The file; its folders are created.
-    """
-    atomic_save(path, table, "predictions", "Free space, or choose another directory.")
-    rank_zero_info(f"{len(table['dataloader_idx'])} predictions ({', '.join(table)}) are in {path}")
+    path = Path(name)
+    return name if trainer.world_size == 1 else f"{path.stem}_rank{trainer.global_rank}{path.suffix}"

@@ -28,6 +28,7 @@ from lightning_bayes.config_lookup import with_configs
 from lightning_bayes.errors import BayesError, ConfigError
 from lightning_bayes.laplace_command import as_test_under_laplace
 from lightning_bayes.metric_table import metric_table
+from lightning_bayes.predict_command import with_prediction_writer
 
 _DESCRIPTION = """Train, validate, test and predict with a posterior over the weights.
 
@@ -36,6 +37,9 @@ _DESCRIPTION = """Train, validate, test and predict with a posterior over the we
   lightning-bayes test --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
   lightning-bayes laplace --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
                                                                 test under a Laplace approximation, and save it
+  lightning-bayes predict --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+      --data.predict_dir=FOLDER --output=predictions.csv --reject_below=0.8
+                                                                predict images without labels (.csv, .parquet or .pt)
   lightning-bayes report RUN [RUN ...]                          compare runs on one HTML page
   lightning-bayes list configs|data|models|methods|presets      what there is
   lightning-bayes fit --trainer.callbacks.help=VOGNCallback     the arguments of a class
@@ -56,7 +60,8 @@ def main() -> None:
     is_debugging = _DEBUG in sys.argv
     try:
         # Not args=...: DDP starts its processes from sys.argv.
-        sys.argv[1:] = as_test_under_laplace(with_configs([word for word in sys.argv[1:] if word != _DEBUG]))
+        words = with_prediction_writer([word for word in sys.argv[1:] if word != _DEBUG])
+        sys.argv[1:] = as_test_under_laplace(with_configs(words))
     except ConfigError as error:
         print(f"lightning-bayes: {error}", file=sys.stderr)
         raise SystemExit(2) from None

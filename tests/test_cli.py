@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_bayes import cli, load_posterior, mc_predict
@@ -166,13 +167,16 @@ def test_predict_writes_what_the_test_has_measured(fitted, caplog):
     path = evaluated("predict", fitted) / "predictions.pt"
     assert f"are in {path}" in caplog.text
     table = torch.load(path, weights_only=True)
+    label = table.pop("label")
     assert {name: list(value.shape) for name, value in table.items()} == {
         "probs": [1200, 10],
         "entropy": [1200],
         "mutual_information": [1200],
         "dataloader_idx": [1200],
         "index": [1200],
+        "target": [1200],
     }
+    assert label == [str(number) for number in table["probs"].argmax(1).tolist()]
     data = DigitsDataModule()
     data.setup("test")
     test = table["dataloader_idx"] == 0
@@ -184,6 +188,33 @@ def test_predict_writes_what_the_test_has_measured(fitted, caplog):
     torch.testing.assert_close(table["probs"][test], expected.probs, rtol=1e-4, atol=1e-6)
     assert (table["probs"][test].argmax(-1) == targets).double().mean() > 0.5
     assert (table["mutual_information"] >= 0).all()
+
+
+def test_predict_reads_a_folder_of_images_and_writes_a_table(fitted):
+    data = DigitsDataModule(eval_ood=False)
+    data.setup("predict")
+    ink = (data.test_set.tensors[0][:3, 0] * data.std + data.mean) * 255
+    for number, image in enumerate(ink.round().to(torch.uint8)):
+        Path(f"images/{number}").mkdir(parents=True)
+        Image.fromarray(image.numpy()).save(f"images/{number}/digit.png")
+    evaluated("predict", fitted, "--data.predict_dir=images", "--output=found/p.csv", "--reject_below=0.5")
+    with Path("found/p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["file"] for row in rows] == [f"images/{number}/digit.png" for number in range(3)]
+    posterior = load_posterior(fitted / "checkpoints" / "last.ckpt")
+    module = BayesClassifier(LeNet5(image_size=8), num_classes=10)
+    expected = mc_predict(module, posterior, data.test_set.tensors[0][:3], samples=32)
+    found = torch.tensor([[float(row[f"probs_{digit}"]) for digit in data.class_names] for row in rows])
+    torch.testing.assert_close(found, expected.probs, atol=0.01, rtol=0)  # pixels were rounded to bytes
+    assert [row["label"] for row in rows] == [data.class_names[c] for c in found.argmax(1)]
+    assert [row["reject"] for row in rows] == [str(bool(p < 0.5)) for p in found.amax(1)]
+    assert "target" not in rows[0]
+
+
+def test_predictions_in_a_format_that_needs_a_package_are_refused_at_once(fitted, monkeypatch):
+    monkeypatch.setattr("lightning_bayes.callbacks.prediction_files.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"^lightning-bayes: ModuleNotFoundError: p\.parquet needs pyarrow"):
+        evaluated("predict", fitted, "--output=p.parquet")
 
 
 def test_quiet_evaluation_prints_no_table(fitted, capsys):

@@ -134,6 +134,18 @@ def input_transform(model: nn.Module) -> ImageTransform | None:
     return found if isinstance(found, ImageTransform) else None
 
 
+def class_names(model: nn.Module) -> tuple[str, ...]:
+    """The names of a model's classes.
+
+    Args:
+        model: A model that `create_model` built.
+
+    Returns:
+        Those of the data module that the model was last fitted to; empty if not known.
+    """
+    return tuple(vars(model).get("zoo_class_names", ()))
+
+
 def _given_weights(pretrained: Any, source: ModelSource, name: str, model: nn.Module) -> PublishedWeights:
     """A state dict, or the file that holds one."""
     if isinstance(pretrained, Mapping):

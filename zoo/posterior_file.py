@@ -24,6 +24,7 @@ from lightning_bayes.posteriors import (
 )
 from lightning_bayes.predictive import Link, check_fits, check_link
 from lightning_bayes.zoo.create import Architecture, architecture, create_model, input_transform
+from lightning_bayes.zoo.create import class_names as known_class_names
 from lightning_bayes.zoo.model_card import model_card
 from lightning_bayes.zoo.posterior_folder import find_posterior
 from lightning_bayes.zoo.posterior_format import FORMAT, POSTERIOR_FILE, VERSION, read_content, to_bytes
@@ -65,7 +66,7 @@ def save_posterior(
     posterior: AbstractPosterior,
     *,
     transform: ImageTransform | None = None,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str] | None = None,
     metrics: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     temperature: float = 1.0,
@@ -81,7 +82,7 @@ def save_posterior(
         model: Built by `create_model`; its weights do not matter.
         posterior: The posterior of this model's weights; ``posterior.select("model.")`` extracts it from that of a task.
         transform: The transform of the model's input images; by default the model's `input_transform`.
-        class_names: Names of the classes in their order.
+        class_names: Names of the classes in their order; by default those of the data that the model was fitted to.
         metrics: Measured values, such as ``trainer.callback_metrics``.
         config: The training configuration, such as the YAML of the run; plain values only.
         temperature: The temperature that logits are divided by, such as from `lightning_bayes.predictive.fit_temperature`.
@@ -110,6 +111,7 @@ def save_posterior(
     check_link(link)
     built = architecture(model)
     transform = transform or input_transform(model)
+    class_names = known_class_names(model) if class_names is None else class_names
     _check_fits(built, class_names, temperature)
     card = _card_of(Path(path))
     content: dict[str, Any] = {
@@ -176,8 +178,8 @@ def _decoded(content: dict[str, Any], source: str, map_location: str | torch.dev
     model = create_model(built.name, **built.arguments).to(map_location).eval()
     load_weights(model, {**posterior.constants, **posterior.mean}, source, replace_head=False)
     transform = ImageTransform(**content["transform"]) if content["transform"] is not None else None
-    vars(model).update(zoo_transform=transform)
     class_names, temperature = tuple(map(str, content["class_names"])), float(content["temperature"])
+    vars(model).update(zoo_transform=transform, zoo_class_names=class_names)
     _check_fits(built, class_names, temperature)
     metrics = {str(name): float(value) for name, value in content["metrics"].items()}
     link = content.get("link", "softmax")  # of files that were written before there was one

@@ -76,7 +76,7 @@ def test_a_point_prediction_is_written_by_the_stated_link(tmp_path):
 def test_without_a_link_outputs_stay_as_they_are(tmp_path):
     module = Plain()
     table = written(tmp_path, module, loader())
-    assert set(table) == {"outputs", "dataloader_idx", "index"}
+    assert set(table) == {"outputs", "dataloader_idx", "index", "target"}
     torch.testing.assert_close(table["outputs"], module(torch.arange(7.0)[:, None]).detach())
 
 
@@ -96,7 +96,7 @@ def test_the_posterior_average_is_written(tmp_path):
 def test_rows_say_which_example_of_which_loader_they_are(tmp_path):
     module = Returning(lambda batch: {"x": batch[0][:, 0], "note": "not a tensor", "batch_size": torch.tensor(3)})
     table = written(tmp_path, module, [loader(7), loader(4, shuffle=True)])
-    assert set(table) == {"x", "batch_size", "dataloader_idx", "index"}
+    assert set(table) == {"x", "batch_size", "dataloader_idx", "index", "target"}
     assert table["dataloader_idx"].tolist() == [0] * 7 + [1] * 4
     assert table["index"].tolist() == table["x"].tolist()
     assert sorted(table["index"][7:].tolist()) == [0, 1, 2, 3]

@@ -10,7 +10,8 @@ from torchvision.models import ResNet18_Weights
 from torchvision.transforms.v2 import functional
 
 from lightning_bayes.errors import BayesError, DataError, DatasetError, HyperparameterError
-from lightning_bayes.zoo import BayesClassifier
+from lightning_bayes.posteriors import MeanField
+from lightning_bayes.zoo import BayesClassifier, create_model, load, save_posterior
 from lightning_bayes.zoo.data import ImageFolderDataModule
 from lightning_bayes.zoo.data.images import read_image
 
@@ -45,6 +46,38 @@ def test_one_folder_is_split_in_three_by_class(picture_root):
     again = make(picture_root, val_size=0.2, test_size=0.3)
     assert reds(again.val_dataloader()) == val
     assert data.class_names == ("cat", "dog")
+
+
+def test_unlabelled_images_are_predicted_without_the_training_folder(tmp_path):
+    write_image_folder(tmp_path / "new", count=2)
+    data = make(tmp_path / "nowhere", "predict", predict_dir=str(tmp_path / "new"))
+    loader = data.predict_dataloader()
+    assert (reds(loader), classes(loader)) == ([0, 1, 50, 51], [-1] * 4)
+    assert loader.dataset.file_names == [
+        str(tmp_path / "new" / f"{name}.png") for name in ("cat/0", "cat/1", "dog/0", "dog/1")
+    ]
+
+
+def test_a_folder_without_images_is_named(tmp_path):
+    (tmp_path / "new").mkdir()
+    data = make(tmp_path, "predict", predict_dir=str(tmp_path / "new"))
+    with pytest.raises(DatasetError, match=r"predict_dir: there is no image below .*new\. Images end in \.jpg"):
+        data.predict_dataloader()
+
+
+def test_class_names_go_into_the_module_its_checkpoint_and_posterior_files(picture_root, tmp_path, quiet_trainer):
+    network = create_model("mlp", num_classes=2, in_channels=3, image_size=30, hidden=())
+    module = BayesClassifier(network, num_classes=2)
+    trainer = quiet_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0, log_every_n_steps=1)
+    trainer.fit(module, datamodule=ImageFolderDataModule(root=str(picture_root), **PLAIN))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    other = BayesClassifier(network, num_classes=2)
+    other.on_load_checkpoint(torch.load(tmp_path / "last.ckpt", weights_only=True))
+    assert module.class_names == other.class_names == ("cat", "dog")
+    mean = {name: p.detach() for name, p in network.named_parameters()}
+    posterior = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=20)
+    save_posterior(tmp_path / "q.safetensors", network, posterior)
+    assert load(tmp_path / "q.safetensors").class_names == ("cat", "dog")
 
 
 def test_numbers_are_sizes_and_shares_are_shares(picture_root):

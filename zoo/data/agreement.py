@@ -1,4 +1,4 @@
-"""Checks that data and model agree on the classes, and passes the input transform from one to the other."""
+"""Checks that data and model agree on the classes; hands the transform and the class names from one to the other."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ def check_classes(trainer: Any, num_classes: int, class_names: Sequence[str], so
         )
 
 
-def hand_over_transform(trainer: Any, transform: ImageTransform) -> None:
-    """Store the input transform in the models of a fit, for `save_posterior`; report it if their weights had another.
+def hand_over(trainer: Any, transform: ImageTransform, class_names: Sequence[str]) -> None:
+    """Store the input transform and the class names in the models of a fit, for `save_posterior`.
+
+    A message says if their weights had another transform.
 
     Args:
         trainer: The data module's; without one nothing happens, as with models that `create_model` has not built.
         transform: That of the data.
+        class_names: Of the data.
     """
     module = getattr(trainer, "lightning_module", None)
     for model in module.modules() if module is not None else ():
@@ -49,4 +52,4 @@ def hand_over_transform(trainer: Any, transform: ImageTransform) -> None:
                 f"The weights of {type(model).__name__} were trained through {known}, and this fit trains through "
                 f"{transform}, which save_posterior will store."
             )
-        vars(model).update(zoo_transform=transform)
+        vars(model).update(zoo_transform=transform, zoo_class_names=tuple(class_names))

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
-from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, TransformedImages
+from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, TransformedImages, unlabelled_images
 from lightning_bayes.zoo.data.ood import ood_names, ood_set
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -28,6 +28,7 @@ class ImageLoading(TypedDict, total=False):
         corruptions: Kinds of corruption (`lightning_bayes.zoo.corruption_kinds`) of which the test loaders append copies of
             the test set, after the sets out of distribution.
         severities: Severities of each kind; 1 to 5 by default.
+        predict_dir: A folder of images without labels, at any depth, to predict in the place of the test images.
     """
 
     batch_size: int
@@ -36,6 +37,7 @@ class ImageLoading(TypedDict, total=False):
     ood_root: str
     corruptions: Sequence[str]
     severities: Sequence[int]
+    predict_dir: str | None
 
 
 class ImageDataModule(LightningDataModule, ABC):
@@ -53,6 +55,7 @@ class ImageDataModule(LightningDataModule, ABC):
         ood_root: Folder of the named ones.
         corruptions: Kinds of corrupted copies of the test set that the test appends, see `corruption_kinds`.
         severities: Severities of each kind.
+        predict_dir: A folder of images without labels to predict in the place of the test images.
 
     Raises:
         HyperparameterError: If `ood` names this set or two sets alike, or there is no such corruption.
@@ -73,8 +76,10 @@ class ImageDataModule(LightningDataModule, ABC):
         ood_root: str = "data",
         corruptions: Sequence[str] = (),
         severities: Sequence[int] = SEVERITIES,
+        predict_dir: str | None = None,
     ) -> None:
         super().__init__()
+        self.predict_dir = predict_dir
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.ood, self.ood_root = tuple(ood), ood_root
@@ -128,18 +133,33 @@ class ImageDataModule(LightningDataModule, ABC):
             One loader of ``(images, targets)``, or with more sets a list; out of distribution the targets are -1.
         """
         shifted = [self._loader(self.corrupted_set(shift)) for shift in self.shifts]
-        known = self.predict_dataloader()
-        return [*(known if isinstance(known, list) else [known]), *shifted] if shifted else known
+        known = [self._loader(self.test_set), *self._ood_loaders(), *shifted]
+        return known if len(known) > 1 else known[0]
 
     def predict_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The test images and the sets out of distribution.
+        """The images of ``predict_dir``; else the test images and the sets out of distribution.
 
         Returns:
             As `test_dataloader`, without corrupted copies.
         """
-        test = self._loader(self.test_set)
-        sets = [ood_set(entry, self.ood_root, self.transform) for entry in self.ood]
-        return [test, *map(self._loader, sets)] if sets else test
+        if self.predict_dir is not None:
+            return self._loader(unlabelled_images(self.predict_dir, self.transform))
+        known = [self._loader(self.test_set), *self._ood_loaders()]
+        return known if len(known) > 1 else known[0]
+
+    def _ood_loaders(self) -> list[DataLoader[Any]]:
+        return [self._loader(ood_set(entry, self.ood_root, self.transform)) for entry in self.ood]
+
+    def needs_labels(self, stage: str) -> bool:
+        """Whether a stage reads the labelled images; a prediction of ``predict_dir`` does not.
+
+        Args:
+            stage: The stage.
+
+        Returns:
+            Whether it does.
+        """
+        return stage != "predict" or self.predict_dir is None
 
     def corrupted_dataloader(self, kind: str, severity: int) -> DataLoader[Any]:
         """The test images with a corruption, the same in every run.

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_bayes.errors import DatasetError
-from lightning_bayes.zoo.data.agreement import check_classes
+from lightning_bayes.zoo.data.agreement import check_classes, hand_over
+from lightning_bayes.zoo.data.images import unlabelled_images
 from lightning_bayes.zoo.registry import register_data
+from lightning_bayes.zoo.transforms import ImageTransform
 
 NUM_TEST: Final = 400
 NUM_VAL: Final = 300
@@ -45,6 +47,7 @@ class DigitsDataModule(LightningDataModule):
         batch_size: Examples per batch, in all loaders.
         eval_ood: Whether to append the two sets out of distribution to the test loaders.
         num_workers: Worker processes per loader. The images are in memory, so 0 is fastest.
+        predict_dir: A folder of images without labels to predict in the place of the test images; white is 16 counts.
 
     Raises:
         DatasetError: In ``setup``, if scikit-learn is not installed.
@@ -65,8 +68,12 @@ class DigitsDataModule(LightningDataModule):
     mean = 0.3050  # of the training images in [0, 1]
     std = 0.3761
 
-    def __init__(self, batch_size: int = 64, eval_ood: bool = True, num_workers: int = 0) -> None:
+    def __init__(
+        self, batch_size: int = 64, eval_ood: bool = True, num_workers: int = 0, predict_dir: str | None = None
+    ) -> None:
         super().__init__()
+        self.predict_dir = predict_dir
+        self.transform = ImageTransform(_SIZE, (self.mean,), (self.std,))
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.ood_names = ("patches", "shuffled") if eval_ood else ()
@@ -78,6 +85,8 @@ class DigitsDataModule(LightningDataModule):
             stage: Ignored, the data are small enough to be all loaded for each stage.
         """
         check_classes(self.trainer, self.num_classes, self.class_names, type(self).__name__)
+        if stage == "fit":
+            hand_over(self.trainer, self.transform, self.class_names)
         if hasattr(self, "train_set"):
             return
         images, targets = load_digits()
@@ -114,17 +123,19 @@ class DigitsDataModule(LightningDataModule):
         return [test, *map(self._loader, self.ood_sets)] if self.ood_sets else test
 
     def predict_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The loaders of the test.
+        """The images of ``predict_dir``, else the loaders of the test.
 
         Returns:
             One loader, or with ``eval_ood`` a list of three.
         """
+        if self.predict_dir is not None:
+            return self._loader(unlabelled_images(self.predict_dir, self.transform))
         return self.test_dataloader()
 
     def _dataset(self, images: Tensor, targets: Tensor) -> TensorDataset:
         return TensorDataset((images - self.mean) / self.std, targets)
 
-    def _loader(self, dataset: TensorDataset, shuffle: bool = False) -> DataLoader[Any]:
+    def _loader(self, dataset: Dataset[Any], shuffle: bool = False) -> DataLoader[Any]:
         return DataLoader(
             dataset,
             batch_size=self.batch_size,

@@ -19,7 +19,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import DataError, DatasetError
-from lightning_bayes.zoo.data.agreement import check_classes, hand_over_transform
+from lightning_bayes.zoo.data.agreement import check_classes, hand_over
 from lightning_bayes.zoo.data.base import ImageDataModule, ImageLoading
 from lightning_bayes.zoo.data.images import Augmentation, TransformedImages
 from lightning_bayes.zoo.data.splits import few_shots, stratified_split
@@ -104,13 +104,15 @@ class ImageFolderDataModule(ImageDataModule):
         """List the files and split them; no image is read yet, and a second call changes nothing.
 
         Args:
-            stage: Does not matter for the files.
+            stage: A prediction of ``predict_dir`` reads no class folders; the others do not differ.
         """
+        if not self.needs_labels(stage):
+            return
         if not self.class_names:
             self._split()
         check_classes(self.trainer, self.num_classes, self.class_names, str(self.root.absolute()))
         if stage == "fit":
-            hand_over_transform(self.trainer, self.transform)
+            hand_over(self.trainer, self.transform, self.class_names)
 
     def _split(self) -> None:
         nested = (self.root / _TRAIN).is_dir()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from lightning_bayes.errors import DataError
+from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo.data.corruptions import Corruption
 from lightning_bayes.zoo.transforms import ImageTransform, as_tensor
 
@@ -95,6 +95,11 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
         self.images, self.targets = images, targets
         self.transform, self.augment, self.corruption = transform, augment, corruption
 
+    @property
+    def file_names(self) -> list[str] | None:
+        """The image files; None for images in memory."""
+        return None if isinstance(self.images, Tensor) else [str(path) for path in self.images]
+
     def __len__(self) -> int:
         return len(self.images)
 
@@ -126,6 +131,27 @@ def read_image(path: str | Path) -> Tensor:
         raise DataError(
             f"{path} cannot be read as an image ({type(error).__name__}: {error}). Replace the file, or remove it."
         ) from error
+
+
+def unlabelled_images(folder: str | Path, transform: ImageTransform) -> TransformedImages:
+    """All images below a folder, for prediction.
+
+    Args:
+        folder: The folder, with images at any depth.
+        transform: The model's input transform.
+
+    Returns:
+        The set, with targets -1.
+
+    Raises:
+        DatasetError: If there is no image.
+    """
+    files = image_files(folder)
+    if not files:
+        raise DatasetError(
+            f"predict_dir: there is no image below {Path(folder).absolute()}. Images end in {', '.join(IMG_EXTENSIONS)}."
+        )
+    return TransformedImages(files, [-1] * len(files), transform)
 
 
 def image_files(folder: str | Path) -> list[Path]:

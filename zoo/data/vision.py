@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
-from lightning_bayes.zoo.data.agreement import check_classes, hand_over_transform
+from lightning_bayes.zoo.data.agreement import check_classes, hand_over
 from lightning_bayes.zoo.data.base import ImageDataModule
 from lightning_bayes.zoo.data.corruptions import SEVERITIES
 from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages
@@ -51,6 +51,7 @@ class VisionDataModule(ImageDataModule):
         corruptions: Kinds of corruption (`lightning_bayes.zoo.corruption_kinds`) of which the test loaders append copies of
             the test set, after the sets out of distribution.
         severities: Severities of each kind, 1 to 5.
+        predict_dir: A folder of images without labels to predict in the place of the test images.
 
     Raises:
         DatasetError: In ``setup``, if the files are not below ``root``.
@@ -83,15 +84,15 @@ class VisionDataModule(ImageDataModule):
         ood_root: str | None = None,
         corruptions: tuple[str, ...] = (),
         severities: tuple[int, ...] = SEVERITIES,
+        predict_dir: str | None = None,
     ) -> None:
         if shots is not None and train_size is not None:
             raise HyperparameterError(
                 f"shots={shots} and train_size={train_size} exclude each other. Pass one of them."
             )
         augmentation = partial(crop_and_mirror, mirrors=self.mirrors) if augment else None
-        super().__init__(
-            _name_of(type(self)), augmentation, batch_size, num_workers, ood, ood_root or root, corruptions, severities
-        )
+        name, sets = _name_of(type(self)), (ood, ood_root or root, corruptions, severities)
+        super().__init__(name, augmentation, batch_size, num_workers, *sets, predict_dir)
         self.root = root
         self.download = download
         self.val_size = val_size
@@ -117,7 +118,7 @@ class VisionDataModule(ImageDataModule):
         """
         check_classes(self.trainer, self.num_classes, self.class_names, self.dataset_class.__name__)
         if stage == "fit":
-            hand_over_transform(self.trainer, self.transform)
+            hand_over(self.trainer, self.transform, self.class_names)
         if stage in {"fit", "validate"} and not hasattr(self, "train_set"):
             images, targets = self.read(self.root, train=True)
             train, val = split_indices(len(targets), self.val_size, self.train_size)
@@ -125,7 +126,7 @@ class VisionDataModule(ImageDataModule):
                 train = few_shots(train, targets, self.shots)
             self.train_set = Subset(self._dataset(images, targets, self.augmentation), train)
             self.val_set = Subset(self._dataset(images, targets), val)
-        if stage in {"test", "predict"} and not hasattr(self, "test_set"):
+        if stage in {"test", "predict"} and self.needs_labels(stage) and not hasattr(self, "test_set"):
             self.test_set = self._dataset(*self.read(self.root, train=False))
 
     @staticmethod

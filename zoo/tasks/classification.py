@@ -82,8 +82,35 @@ class BayesClassifier(SupervisedTask):
         super().__init__(model, optimizer, lr_scheduler, val_metrics, test_metrics)
         self.num_classes = num_classes
         self.temperature: float | None = None  # divides logits, of every posterior sample
+        self.class_names: tuple[str, ...] = ()  # of the data module of the last fit; checkpoints hold them
         self._sets = EvaluationSets()
         self._evaluations: dict[str, ClassifierEvaluation] = {}  # by way to predict: "test", "test_mean", "test/post"
+
+    def setup(self, stage: str) -> None:
+        """Take the class names of the data.
+
+        Args:
+            stage: A fit takes them.
+        """
+        names = getattr(getattr(self.trainer, "datamodule", None), "class_names", ())
+        if stage == "fit" and len(names) == self.num_classes:
+            self.class_names = tuple(map(str, names))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the class names.
+
+        Args:
+            checkpoint: The contents of the file.
+        """
+        checkpoint["class_names"] = list(self.class_names)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the class names.
+
+        Args:
+            checkpoint: The contents of the file.
+        """
+        self.class_names = tuple(checkpoint.get("class_names", ()))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Mean cross-entropy of the batch.
