@@ -93,9 +93,9 @@ class PredictionWriter(BasePredictionWriter):
         positions = [index for batches in batch_indices for batch in batches for index in batch]
         whole: dict[str, Column] = {**table}
         if len(positions) == len(table["dataloader_idx"]):
-            whole["index"] = torch.tensor(positions)
+            index = torch.tensor(positions)
             datasets = [getattr(each, "dataset", None) for each in _as_list(trainer.predict_dataloaders)]
-            whole |= origins(datasets, table["dataloader_idx"], whole["index"])
+            whole |= {"index": index, **origins(datasets, table["dataloader_idx"], index)}
         names = class_names_of(trainer, pl_module)
         if "probs" in table:
             whole |= decisions(table["probs"], names, self.reject_below)
