@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python 3.10 or newer and make; everything else goes into .venv.
-# One environment holds three sets of extras, each with its own stamp, so that `make demo` installs no test tools and a
+# One environment holds four sets of extras, each with its own stamp, so that `make demo` installs no test tools and a
 # second call installs nothing. Installation is repeated when pyproject.toml changes.
 
 PYTHON ?= python3
@@ -16,10 +16,12 @@ ifeq ($(origin VENV),command line)
 STAMP_DEMO :=
 STAMP_TEST :=
 STAMP_BENCH :=
+STAMP_DOCS :=
 else
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_TEST := $(VENV)/.stamp-test
 STAMP_BENCH := $(VENV)/.stamp-bench
+STAMP_DOCS := $(VENV)/.stamp-docs
 endif
 
 RUN := $(VENV)/bin/python -m
@@ -28,7 +30,7 @@ PIP := $(RUN) pip --disable-pip-version-check --no-input
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-matrix lint type bench clean
+.PHONY: help demo test test-slow test-matrix lint type bench docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -90,6 +92,9 @@ type: $(STAMP_TEST)  ## mypy, strict
 
 bench: $(STAMP_BENCH)  ## time a training step against Adam and the peers
 	@$(RUN) benchmarks.speed.step
+
+docs: $(STAMP_DOCS)  ## build the documentation site in build/site; broken links fail
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 clean:  ## remove builds and caches; environments and runs/ stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache

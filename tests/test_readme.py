@@ -20,11 +20,15 @@ PAGES = pytest.mark.parametrize(
     "page",
     [
         "README.md",
+        "docs/deployment.md",
         "docs/distributed.md",
         "docs/evaluation.md",
         "docs/finetuning.md",
         "docs/kronecker.md",
         "docs/laplace.md",
+        "docs/methods.md",
+        "docs/migration.md",
+        "docs/start.md",
     ],
 )
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,1 @@
+"""What `make docs` generates: the API reference and the executed tutorials."""

@@ -1,0 +1,59 @@
+"""The generated API reference has every public name, once."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.site import api
+
+ROOT = Path(__file__).parents[2]
+PAGES = api.pages()
+ENTRIES = re.findall(r"^::: (\S+)$", "\n".join(PAGES.values()), re.MULTILINE)
+
+
+def public_packages():
+    return ["lightning_bayes", *api.packages()]
+
+
+def named(path):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("package", public_packages())
+def test_every_exported_name_has_an_entry(package):
+    module = importlib.import_module(package)
+    documented = set(ENTRIES)
+    for name in module.__all__:
+        item = api.Exported("lightning_bayes.public" if package == "lightning_bayes" else package, name)
+        home = api.homes()[api.origin(item)] if name != "BayesError" else api.Exported("lightning_bayes.errors", name)
+        assert home.path in documented, f"{package}.{name} is in no page of the API reference"
+        assert named(home.path) is getattr(module, name)
+
+
+def test_every_package_with_exports_is_found():
+    folders = [ROOT / "lightning_bayes", ROOT / "callbacks", ROOT / "zoo"]
+    with_exports = {
+        path for folder in folders for path in folder.rglob("__init__.py") if "__all__ = " in path.read_text("utf-8")
+    }
+    assert len({path.resolve() for path in with_exports}) == len(api.packages())
+
+
+def test_no_object_is_documented_twice():
+    assert len(ENTRIES) == len(set(ENTRIES))
+
+
+def test_the_overview_links_every_top_name():
+    import lightning_bayes
+
+    for name in lightning_bayes.__all__:
+        assert f"[`{name}`][" in PAGES["api/index.md"]
+
+
+def test_the_navigation_has_every_page():
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert all(page in navigation for page in PAGES)
