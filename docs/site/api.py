@@ -139,6 +139,8 @@ def homes() -> dict[tuple[str, str], Exported]:
     for package in packages():
         for item in exported(package):
             found.setdefault(origin(item), item)
+    for item in [*errors(), *exported(f"{PACKAGE}.public")]:  # what no room has, at the place of its definition
+        found.setdefault(origin(item), Exported(*origin(item)))
     return found
 
 
@@ -184,24 +186,32 @@ def top_page() -> str:
     """The page of the names that `lightning_bayes` itself exports.
 
     Returns:
-        Markdown: links by room, and the errors.
+        Markdown: links by room, and the entries of what is in no room.
     """
-    homes_of = homes() | {origin(item): item for item in errors()}
-    items = exported(f"{PACKAGE}.public")
-    rooms = {
-        room: [item for item in items if homes_of[origin(item)].package.split(".")[1] == room]
-        for room in [*TITLES, "errors"]
-    }
+    homes_of = homes()
+    items = [homes_of[origin(item)] for item in exported(f"{PACKAGE}.public")]
+    titles = {room: title for room, (title, _) in TITLES.items()} | {"errors": "Errors"}
     parts = [
         "# API reference",
         "`from lightning_bayes import ...` reaches these names. The pages of the rooms have everything public.",
     ]
-    for room, inside in rooms.items():
-        if inside:
-            title = TITLES[room][0] if room in TITLES else "Errors"
-            links = ", ".join(f"[`{item.name}`][{homes_of[origin(item)].path}]" for item in inside)
-            parts.append(f"**[{title}]({room}.md)**: {links}")
+    for room, title in titles.items():
+        links = ", ".join(f"[`{item.name}`][{item.path}]" for item in items if room_of(item) == room)
+        parts += [f"**[{title}]({room}.md)**: {links}"] if links else []
+    parts += [f"::: {item.path}" for item in items if room_of(item) not in titles]
     return "\n\n".join(parts) + "\n"
+
+
+def room_of(item: Exported) -> str:
+    """The room of a name.
+
+    Args:
+        item: An exported name.
+
+    Returns:
+        The first part of its package below the top.
+    """
+    return item.package.split(".")[1]
 
 
 def errors() -> list[Exported]:
