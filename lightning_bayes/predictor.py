@@ -19,7 +19,16 @@ from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.posteriors import ScaledPosterior
-from lightning_bayes.predictive import Moments, PosteriorSamples, Prediction, evaluation_mode, seen_through, summarise
+from lightning_bayes.predictive import (
+    Exported,
+    Moments,
+    PosteriorSamples,
+    Prediction,
+    evaluation_mode,
+    export,
+    seen_through,
+    summarise,
+)
 
 if TYPE_CHECKING:  # the zoo loads torchvision, which a posterior of tables does not need
     from lightning_bayes.zoo import SavedPosterior
@@ -90,9 +99,9 @@ class Predictor:
             raise HyperparameterError(
                 f"reject_below={reject_below} is compared with probabilities; take one in (0, 1]."
             )
-        self.saved, self.reject_below = saved, reject_below
+        self.saved, self.reject_below, self.samples, self.seed = saved, reject_below, samples, seed
         self._model = saved.model.to(device)
-        posterior = saved.posterior.to(device)
+        self._posterior = posterior = saved.posterior.to(device)
         linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
         self._draws = seen_through(PosteriorSamples(posterior, samples, seed), linearized, saved.link)
         self._example = next(iter(posterior.mean.values()))  # of the weights' device and type
@@ -111,6 +120,28 @@ class Predictor:
         from lightning_bayes.zoo import load
 
         return cls(load(path), **options)
+
+    def export(self, path: str | os.PathLike[str], inputs: Tensor | None = None) -> Exported:
+        """Write this predictor as one network, whose input is the model's; see `lightning_bayes.export`.
+
+        Args:
+            path: The file, ``.pt2`` or ``.onnx``.
+            inputs: An example of the model's input, one batch; by default an image of the file's transform.
+
+        Returns:
+            The file and the names of its outputs.
+
+        Raises:
+            HyperparameterError: If there is neither an example nor a transform.
+        """
+        transform, saved = self.saved.transform, self.saved
+        if inputs is None and transform is None:
+            raise HyperparameterError("The posterior file holds no transform: pass an example of the model's inputs.")
+        if inputs is None and transform is not None:
+            inputs = torch.zeros(2, len(transform.mean), transform.image_size, transform.image_size)
+        example = self._placed(inputs)
+        options = {"link": saved.link, "seed": self.seed, "temperature": saved.temperature}
+        return export(self._model, self._posterior, path, example, self.samples, **options)
 
     @torch.no_grad()
     def __call__(self, inputs: Any) -> ClassPrediction | ValuePrediction:

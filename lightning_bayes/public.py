@@ -60,7 +60,7 @@ from lightning_bayes.optim import (
 from lightning_bayes.optim.readout import load_posterior
 from lightning_bayes.posteriors import EigenGaussian, FullGaussian, LowRankGaussian, MatrixGaussian, MeanField
 from lightning_bayes.posthoc import SWAG, Laplace, laplace
-from lightning_bayes.predictive import Prediction, mc_predict
+from lightning_bayes.predictive import Prediction, export, mc_predict
 from lightning_bayes.predictor import Predictor
 from lightning_bayes.strategies import BayesDDPStrategy
 
@@ -128,6 +128,7 @@ __all__ = [
     "Vprop0Callback",
     "VpropCallback",
     "WarmStart",
+    "export",
     "laplace",
     "load_posterior",
     "mc_predict",

@@ -14,6 +14,7 @@ from lightning_bayes.predictive.closed_form import ClosedFormSamples, Linearized
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
 from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
+from lightning_bayes.predictive.exported import Exported, MonteCarloNetwork, export
 from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, combine, summarise
 from lightning_bayes.predictive.loaders import predict_loader
@@ -46,6 +47,7 @@ __all__ = [
     "OOD_SCORES",
     "ClosedFormSamples",
     "DropoutSamples",
+    "Exported",
     "FittedScale",
     "Linearized",
     "LinearizedSamples",
@@ -53,6 +55,7 @@ __all__ = [
     "MemberPosteriors",
     "MemberSamples",
     "Moments",
+    "MonteCarloNetwork",
     "NetworkSamples",
     "PosteriorSamples",
     "Prediction",
@@ -71,6 +74,7 @@ __all__ = [
     "entropy",
     "entropy_score",
     "evaluation_mode",
+    "export",
     "fit_scale",
     "fit_temperature",
     "joint_information",

@@ -1,0 +1,131 @@
+"""The exported predictive against mc_predict with the same samples, for batches of any size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bayes import MeanField, Predictor, mc_predict, zoo
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
+from lightning_bayes.posteriors import ScaledPosterior
+from lightning_bayes.predictive import MonteCarloNetwork, export
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def network(classes=3):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(8, classes))
+    )
+
+
+def posterior_of(model, noisy=lambda name: True):
+    mean = {n: p.detach().clone() for n, p in model.named_parameters() if noisy(n)}
+    constants = {n: v.clone() + 0.5 for n, v in model.state_dict().items() if n not in mean and v.is_floating_point()}
+    constants |= {n: v.clone() for n, v in model.state_dict().items() if not v.is_floating_point()}
+    return MeanField(
+        mean, {n: torch.full_like(m, 9.0) for n, m in mean.items()}, dict.fromkeys(mean, 1.0), 10, constants
+    )
+
+
+def expected(model, posterior, x, **options):
+    found = mc_predict(model, posterior, x, **options)._asdict()
+    return [value for name, value in found.items() if name not in {"sample_probs", "samples"}]
+
+
+@pytest.mark.parametrize(
+    ("link", "classes", "options"),
+    [("softmax", 3, {"temperature": 1.7, "seed": 2}), ("sigmoid", 3, {}), ("identity", 1, {"seed": 5})],
+)
+def test_the_network_predicts_as_mc_predict_does(link, classes, options, generator):
+    model = network(classes).train()
+    posterior, x = posterior_of(model), torch.randn(4, 1, 4, 4, generator=generator)
+    found = MonteCarloNetwork(model, posterior, 5, link, **options).eval()(x)
+    wanted = expected(model, posterior, x, samples=5, link=link, **options)
+    torch.testing.assert_close(list(found), wanted, **CLOSE)
+    assert model.training
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    model = network()
+    posterior = posterior_of(model, noisy=lambda name: not name.startswith("0"))
+    path = tmp_path_factory.mktemp("exported") / "net.pt2"
+    return export(model, posterior, path, torch.zeros(1, 1, 4, 4), samples=3, seed=1), model, posterior
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_the_file_predicts_the_same_for_any_batch(exported, batch, generator):
+    file, model, posterior = exported
+    x = torch.randn(batch, 1, 4, 4, generator=generator)
+    found = torch.export.load(file.path).module()(x)
+    assert file.outputs == ("probs", "entropy", "mutual_information")
+    torch.testing.assert_close(list(found), expected(model, posterior, x, samples=3, seed=1), **CLOSE)
+
+
+def test_the_model_is_as_it_was_and_copies_share_what_has_no_noise():
+    model = network().train()
+    posterior = posterior_of(model, noisy=lambda name: not name.startswith("0"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second = MonteCarloNetwork(model, posterior, 2).networks
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert first[0].weight is second[0].weight
+    assert not torch.equal(first[5].weight, second[5].weight)
+    torch.testing.assert_close(first[0].weight, posterior.constants["0.weight"])
+    assert not any(module.training for module in first.modules())
+
+
+def test_a_predictor_exports_its_own_samples(tmp_path, generator):
+    model = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=4, hidden=())
+    transform = zoo.ImageTransform(4, mean=(0.5,), std=(0.5,))
+    zoo.save_posterior(tmp_path / "q.safetensors", model, posterior_of(model), transform=transform, temperature=2.0)
+    predict = Predictor.load(tmp_path / "q.safetensors", samples=3, seed=4)
+    network = torch.export.load(predict.export(tmp_path / "q.pt2").path).module()
+    x = torch.randn(5, 1, 4, 4, generator=generator)
+    torch.testing.assert_close(list(network(x)), list(predict(x)[:3]), **CLOSE)
+
+
+def test_onnx_predicts_the_same(tmp_path, generator):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package}, of the extra `onnx` or to run its files, is not installed")
+    import onnxruntime
+
+    model = network()
+    posterior = posterior_of(model)
+    file = export(model, posterior, tmp_path / "net.onnx", torch.zeros(2, 1, 4, 4), samples=3)
+    session = onnxruntime.InferenceSession(str(file.path))
+    assert tuple(output.name for output in session.get_outputs()) == file.outputs
+    for batch in (1, 6):
+        x = torch.randn(batch, 1, 4, 4, generator=generator)
+        found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close([torch.tensor(f) for f in found], expected(model, posterior, x, samples=3), **CLOSE)
+
+
+class Branches(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else -super().forward(x)
+
+
+def test_a_model_that_cannot_be_traced_is_named(tmp_path):
+    model = Branches(2, 3)
+    with pytest.raises(
+        UnsupportedLayerError, match=r"Branches cannot be exported as \.pt2 \(.*avoid branches on values"
+    ):
+        export(model, posterior_of(model), tmp_path / "a.pt2", torch.zeros(2, 2), samples=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
+    model, x = nn.Linear(2, 3), torch.zeros(2, 2)
+    posterior = posterior_of(model)
+    with pytest.raises(HyperparameterError, match=r"a\.h5: the predictive is exported as \.pt2 .* or \.onnx"):
+        export(model, posterior, tmp_path / "a.h5", x)
+    with pytest.raises(HyperparameterError, match="samples=0"):
+        export(model, posterior, tmp_path / "a.pt2", x, samples=0)
+    with pytest.raises(HyperparameterError, match="linearised predictive"):
+        export(model, ScaledPosterior(posterior, 0.5, linearized=True), tmp_path / "a.pt2", x)
+    monkeypatch.setattr("lightning_bayes.predictive.exported.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r'onnx and onnxscript.*"lightning-bayes\[onnx\]", or export a \.pt2'):
+        export(model, posterior, tmp_path / "a.onnx", x)
