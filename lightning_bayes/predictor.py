@@ -140,8 +140,10 @@ class Predictor:
         if inputs is None and transform is not None:
             inputs = torch.zeros(2, len(transform.mean), transform.image_size, transform.image_size)
         example = self._placed(inputs)
-        options = {"link": saved.link, "seed": self.seed, "temperature": saved.temperature}
-        return export(self._model, self._posterior, path, example, self.samples, **options)
+        scaled = {"temperature": saved.temperature}
+        return export(
+            self._model, self._posterior, path, example, self.samples, link=saved.link, seed=self.seed, **scaled
+        )
 
     @torch.no_grad()
     def __call__(self, inputs: Any) -> ClassPrediction | ValuePrediction:

@@ -24,7 +24,7 @@ from lightning_bayes.predictive.links import Link, check_link
 from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, evaluation_mode, placed
 
 _PACKAGES: Final = ("onnx", "onnxscript")
-_OUTPUTS: Final = {"identity": ("mean", "variance")}
+_VALUES: Final = ("mean", "variance")
 _CLASSIFIER: Final = ("probs", "entropy", "mutual_information")
 
 
@@ -149,7 +149,7 @@ def export(
             "export a .pt2 file."
         )
     network = MonteCarloNetwork(model, posterior, samples, link, seed, temperature).eval()
-    names = _OUTPUTS.get(link, _CLASSIFIER)
+    names = _VALUES if link == "identity" else _CLASSIFIER
     data = _traced(network, inputs, path.suffix, names)
     atomic_write(path, data, "exported predictive", "Free space, or choose another directory.")
     return Exported(path, names)
