@@ -10,12 +10,13 @@ probabilities): it goes to a person, or to a better model.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.posteriors import ScaledPosterior
@@ -107,11 +108,20 @@ class Predictor:
         self._example = next(iter(posterior.mean.values()))  # of the weights' device and type
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **options: Any) -> Predictor:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model: nn.Module | None = None,
+        allow: str | Sequence[str] = (),
+        **options: Any,
+    ) -> Predictor:
         """Read a posterior file.
 
         Args:
             path: A file of `lightning_bayes.zoo.save_posterior`, or its name; see `lightning_bayes.zoo.load`.
+            model: A network for it; needed if the file does not say how to build one.
+            allow: Packages whose code may build the network of the file.
             **options: Arguments of the class.
 
         Returns:
@@ -119,7 +129,7 @@ class Predictor:
         """
         from lightning_bayes.zoo import load
 
-        return cls(load(path), **options)
+        return cls(load(path, model=model, allow=allow), **options)
 
     def export(self, path: str | os.PathLike[str], inputs: Tensor | None = None) -> Exported:
         """Write this predictor as one network, whose input is the model's; see `lightning_bayes.export`.

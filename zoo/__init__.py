@@ -21,6 +21,7 @@ from lightning_bayes.zoo.data import (
     UCIDataModule,
     corruption_kinds,
 )
+from lightning_bayes.zoo.hub import from_hub, push_to_hub
 from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, LeNet5, ResNet18
 from lightning_bayes.zoo.posterior_file import SavedPosterior, load, save_posterior
 from lightning_bayes.zoo.posterior_folder import posterior_folder
@@ -51,10 +52,12 @@ __all__ = [
     "architecture",
     "corruption_kinds",
     "create_model",
+    "from_hub",
     "input_transform",
     "list_models",
     "load",
     "posterior_folder",
+    "push_to_hub",
     "register_data",
     "register_model",
     "save_posterior",

@@ -27,7 +27,9 @@ def model_card(file_name: str, content: dict[str, Any], posterior: AbstractPoste
 
 def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior) -> Iterator[str]:
     built = content["architecture"]
-    arguments = ", ".join(f"{name}={value!r}" for name, value in built["arguments"].items())
+    arguments = [f"{name}={value!r}" for name, value in (built["arguments"] or {}).items()]
+    call = ", ".join([repr(built["name"]), *arguments] if "name" in built else arguments)
+    place = "create_model" if "name" in built else built["factory"]
     weights = sum(mean.numel() for mean in posterior.mean.values())
     priors = sorted(set(posterior.prior_precision.values()))
     yield from (
@@ -37,7 +39,7 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
         "",
     )
     yield from ("| | |", "|---|---|")
-    yield f"| Architecture | `create_model({built['name']!r}, {arguments})` |"
+    yield f"| Architecture | `{place}({call})` |" if built["arguments"] is not None else f"| Architecture | `{place}` |"
     yield f"| Posterior | {type(posterior).__name__} over {weights} weights in {len(posterior.mean)} tensors |"
     if isinstance(posterior, ScaledPosterior):
         predictive = "linearised" if posterior.linearized else "sampled"
@@ -52,7 +54,7 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
     yield from (
         "",
         "```python",
-        *_usage(file_name, content["transform"] is not None, content["link"]),
+        *_usage(file_name, content),
         "```",
     )
     if content["metrics"]:
@@ -83,13 +85,14 @@ def _input(transform: dict[str, Any] | None) -> str:
     return f"{len(transform['mean'])} × {size} × {size} pixels, mean {transform['mean']}, std {transform['std']}"
 
 
-def _usage(file_name: str, has_transform: bool, link: str) -> Iterator[str]:
+def _usage(file_name: str, content: dict[str, Any]) -> Iterator[str]:
+    link, origin = content["link"], content["architecture"]
+    given = "" if "name" in origin else f", allow={origin['factory'].partition(':')[0].partition('.')[0]!r}"
+    given = ", model=network" if origin["arguments"] is None else given
     yield "from lightning_bayes import Predictor"
     yield ""
-    yield f'predict = Predictor.load("{file_name}")'
-    is_image = "  # a path, a PIL image, or bytes"
-    yield (
-        f"prediction = predict(image){is_image}" if has_transform else "prediction = predict(inputs)  # floats [B, ...]"
-    )
+    yield f'predict = Predictor.load("{file_name}"{given})'
+    images, floats = "predict(image)  # a path, a PIL image, or bytes", "predict(inputs)  # floats [B, ...]"
+    yield f"prediction = {images if content['transform'] else floats}"
     columns = ("mean", "std") if link == "identity" else ("probs", "entropy", "mutual_information")
     yield ", ".join(f"prediction.{column}" for column in columns)

@@ -23,13 +23,13 @@ from lightning_bayes.posteriors import (
     named_if_unreadable,
 )
 from lightning_bayes.predictive import Link, check_fits, check_link
-from lightning_bayes.zoo.create import Architecture, architecture, create_model, input_transform
 from lightning_bayes.zoo.create import class_names as known_class_names
+from lightning_bayes.zoo.create import input_transform
 from lightning_bayes.zoo.model_card import model_card
+from lightning_bayes.zoo.model_origin import origin_of, rebuilt
 from lightning_bayes.zoo.posterior_folder import find_posterior
 from lightning_bayes.zoo.posterior_format import FORMAT, POSTERIOR_FILE, VERSION, read_content, to_bytes
 from lightning_bayes.zoo.transforms import ImageTransform
-from lightning_bayes.zoo.weights import load_weights
 
 _CARD_REPLACES: Final = {".safetensors", ".pt", ".pth"}
 
@@ -71,15 +71,20 @@ def save_posterior(
     config: Mapping[str, Any] | None = None,
     temperature: float = 1.0,
     link: Link = "softmax",
+    factory: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a posterior into one file, and a model card beside it.
+
+    The model may be any module. `load` builds it again if `create_model` built it, if it is a LightningModule that calls
+    ``save_hyperparameters``, or by `factory`; else `load` needs the model.
 
     If the file cannot be written, such as on a full disk, a `CheckpointError` says why, and a previous file stays intact.
 
     Args:
         path: The file, such as ``"digits.safetensors"``, whose card is ``digits.md``. The format is safetensors under any
             ending. Its folders are created.
-        model: Built by `create_model`; its weights do not matter.
+        model: The model; its weights do not matter.
         posterior: The posterior of this model's weights; ``posterior.select("model.")`` extracts it from that of a task.
         transform: The transform of the model's input images; by default the model's `input_transform`.
         class_names: Names of the classes in their order; by default those of the data that the model was fitted to.
@@ -87,6 +92,8 @@ def save_posterior(
         config: The training configuration, such as the YAML of the run; plain values only.
         temperature: The temperature that logits are divided by, such as from `lightning_bayes.predictive.fit_temperature`.
         link: How outputs become predictions, see `lightning_bayes.mc_predict`; ``"identity"`` for regression.
+        factory: ``"package.module:function"``, a function or class that returns such a model.
+        arguments: Keyword arguments of the factory, plain values; None keeps them out of the file.
 
     Returns:
         The model card's path.
@@ -97,6 +104,7 @@ def save_posterior(
 
     Example:
         >>> import tempfile
+        >>> from lightning_bayes.zoo import create_model
         >>> model = create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
         >>> from lightning_bayes.posteriors import MeanField
         >>> mean = {name: p.detach() for name, p in model.named_parameters()}
@@ -109,13 +117,13 @@ def save_posterior(
     """
     check_fits(model, posterior)
     check_link(link)
-    built = architecture(model)
+    origin = origin_of(model, factory, arguments)
     transform = transform or input_transform(model)
     class_names = known_class_names(model) if class_names is None else class_names
-    _check_fits(built, class_names, temperature)
-    card = _card_of(Path(path))
+    _check_fits(origin["arguments"] if "name" in origin else {}, class_names, temperature)
+    card = card_of(Path(path))
     content: dict[str, Any] = {
-        "architecture": {"name": built.name, "arguments": built.arguments},
+        "architecture": origin,
         "transform": transform.to_dict() if transform is not None else None,
         "class_names": [str(name) for name in class_names],
         "metrics": {str(name): float(value) for name, value in (metrics or {}).items()},
@@ -135,7 +143,13 @@ def save_posterior(
     return card
 
 
-def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> SavedPosterior:
+def load(
+    path: str | os.PathLike[str],
+    map_location: str | torch.device = "cpu",
+    *,
+    model: nn.Module | None = None,
+    allow: str | Sequence[str] = (),
+) -> SavedPosterior:
     """Read a posterior file without running code from it.
 
     ``mc_predict(saved.model, saved.posterior, images, temperature=saved.temperature)`` predicts with it.
@@ -143,12 +157,16 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu")
     Args:
         path: A file that `save_posterior` wrote, or its name; see `find_posterior`.
         map_location: Device of the tensors and the model.
+        model: A network of the right architecture, which gets the posterior mean as its weights, in place; None builds one.
+        allow: Packages whose code may build the network, such as ``"my_package"``; ``"__main__"`` is the running script.
+            Models of the zoo need none.
 
     Returns:
         The posterior and the model that it belongs to.
 
     Raises:
-        PosteriorError: If the file is of another kind, damaged, a pickle, or of a newer format.
+        PosteriorError: If the file is of another kind, damaged, a pickle, or of a newer format, if nothing tells how to
+            build its network, or that would run code of a package that is not in `allow`.
     """
     path = find_posterior(path)
     content = read_content(path, map_location)
@@ -169,33 +187,51 @@ def load(path: str | os.PathLike[str], map_location: str | torch.device = "cpu")
             "lightning-bayes if the file is newer; otherwise it is damaged, write it again."
         )
     with named_if_unreadable(path, POSTERIOR_FILE):
-        return _decoded(content, str(path), map_location)
+        return _decoded(content, path, map_location, model, allow)
 
 
-def _decoded(content: dict[str, Any], source: str, map_location: str | torch.device) -> SavedPosterior:
+def _decoded(
+    content: dict[str, Any],
+    path: Path,
+    map_location: str | torch.device,
+    model: nn.Module | None,
+    allow: str | Sequence[str],
+) -> SavedPosterior:
     posterior: AbstractPosterior = FAMILIES[content["family"]].from_state_dict(content["posterior"])
-    built = Architecture(**content["architecture"])
-    model = create_model(built.name, **built.arguments).to(map_location).eval()
-    load_weights(model, {**posterior.constants, **posterior.mean}, source, replace_head=False)
+    origin = content["architecture"]
+    model = rebuilt(origin, model, allow, str(path)).to(map_location).eval()
+    check_fits(model, posterior)
+    model.load_state_dict({**posterior.constants, **posterior.mean})
     transform = ImageTransform(**content["transform"]) if content["transform"] is not None else None
     class_names, temperature = tuple(map(str, content["class_names"])), float(content["temperature"])
     vars(model).update(zoo_transform=transform, zoo_class_names=class_names)
-    _check_fits(built, class_names, temperature)
+    _check_fits(origin["arguments"] if "name" in origin else {}, class_names, temperature)
     metrics = {str(name): float(value) for name, value in content["metrics"].items()}
     link = content.get("link", "softmax")  # of files that were written before there was one
     check_link(link)
     return SavedPosterior(model, posterior, transform, class_names, metrics, dict(content["config"]), temperature, link)
 
 
-def _check_fits(built: Architecture, class_names: Sequence[str], temperature: float) -> None:
-    num_classes = built.arguments["num_classes"]
+def _check_fits(arguments: Mapping[str, Any], class_names: Sequence[str], temperature: float) -> None:
+    num_classes = arguments.get("num_classes", len(class_names))  # of a model from elsewhere it is not known
     if class_names and len(class_names) != num_classes:
         raise HyperparameterError(f"There are {len(class_names)} class_names for a model of {num_classes} classes.")
     if not 0 < temperature < math.inf:
         raise HyperparameterError(f"temperature={temperature} must be positive and finite.")
 
 
-def _card_of(path: Path) -> Path:
+def card_of(path: Path) -> Path:
+    """The place of a file's model card.
+
+    Args:
+        path: The posterior file.
+
+    Returns:
+        The card, whether it is there or not.
+
+    Raises:
+        HyperparameterError: If the file itself ends in ``.md``.
+    """
     if path.suffix == ".md":
         raise HyperparameterError(
             f"{path} would be overwritten by its own model card. Take another ending, such as .safetensors."

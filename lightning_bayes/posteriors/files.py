@@ -146,7 +146,7 @@ def named_if_unreadable(path: str | os.PathLike[str], kind: FileKind = CHECKPOIN
     """
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, kind.error):
         raise
     except Exception as error:  # a foreign or damaged file makes the parser fail in any way
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
