@@ -11,6 +11,15 @@ from lightning_bayes.predictive.acquisition import (
     variance_score,
 )
 from lightning_bayes.predictive.closed_form import ClosedFormSamples, Linearized, output_moments, probit, seen_through
+from lightning_bayes.predictive.conformal import (
+    ConformalIntervals,
+    ConformalSets,
+    Intervals,
+    aps_scores,
+    conformal_quantile,
+    raps_scores,
+    thr_scores,
+)
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
 from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
@@ -21,6 +30,7 @@ from lightning_bayes.predictive.loaders import predict_loader
 from lightning_bayes.predictive.members import MemberPosteriors, MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
+from lightning_bayes.predictive.rejection import Rejector, fewest_rows
 from lightning_bayes.predictive.sampled_module import SampledModule, ScaledModule
 from lightning_bayes.predictive.samples import (
     NetworkSamples,
@@ -46,9 +56,12 @@ from lightning_bayes.predictive.temperature import fit_temperature, minimise_ove
 __all__ = [
     "OOD_SCORES",
     "ClosedFormSamples",
+    "ConformalIntervals",
+    "ConformalSets",
     "DropoutSamples",
     "Exported",
     "FittedScale",
+    "Intervals",
     "Linearized",
     "LinearizedSamples",
     "Link",
@@ -60,21 +73,25 @@ __all__ = [
     "PosteriorSamples",
     "Prediction",
     "RecalibratedSamples",
+    "Rejector",
     "SampledModule",
     "Samples",
     "ScaledModule",
+    "aps_scores",
     "as_dict",
     "bald",
     "batch_bald",
     "check_fits",
     "check_link",
     "combine",
+    "conformal_quantile",
     "dropout_layers",
     "energy_score",
     "entropy",
     "entropy_score",
     "evaluation_mode",
     "export",
+    "fewest_rows",
     "fit_scale",
     "fit_temperature",
     "joint_information",
@@ -95,9 +112,11 @@ __all__ = [
     "predictive_entropy",
     "predictive_nll",
     "probit",
+    "raps_scores",
     "recalibrate",
     "seen_through",
     "summarise",
+    "thr_scores",
     "top_rows",
     "variance_score",
 ]

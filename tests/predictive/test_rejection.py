@@ -1,0 +1,103 @@
+"""The risk of answers over many calibration sets against the promise, and thresholds against a search by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.stats import binomtest
+
+from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
+from lightning_bayes.predictive import Rejector, fewest_rows, summarise
+
+
+def calibrated(generator, count):
+    """Two classes, and a prediction that is right as often as it says: the risk above t is (1 - t)/2."""
+    sure = 0.5 + 0.5 * torch.rand(count, generator=generator, dtype=torch.float64)
+    labels = (torch.rand(count, generator=generator) > sure).long()
+    return torch.stack([sure, 1 - sure], 1), labels
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.9, 0.95])
+def test_the_risk_is_kept_as_often_as_promised(confidence, generator):
+    """True risk of the answers, in closed form, over 200 calibration sets; violations are at most δ within 4 errors."""
+    draws, broken, coverages = 200, 0, []
+    for _ in range(draws):
+        try:
+            found = Rejector.fit(*calibrated(generator, 1500), risk=0.1, confidence=confidence)
+        except DataError:  # answers nothing, which breaks no promise
+            coverages.append(0.0)
+            continue
+        broken += (1 - max(found.threshold, 0.5)) / 2 > 0.1
+        coverages.append(found.coverage)
+    delta = 1 - confidence
+    assert broken / draws < delta + 4 * math.sqrt(delta * confidence / draws)
+    best = 0.4  # t = 0.8
+    assert 0.5 * best < sum(coverages) / draws < best
+
+
+def test_a_threshold_at_the_empirical_risk_breaks_the_promise_half_of_the_time(generator):
+    """The control: what `coverage_at_risk` picks."""
+    broken = 0
+    for _ in range(200):
+        probs, labels = calibrated(generator, 400)
+        order = probs[:, 0].argsort(descending=True)
+        risk = (labels[order] == 1).double().cumsum(0) / torch.arange(1, 401)
+        last = int((risk <= 0.1).nonzero().max())
+        broken += (1 - float(probs[order[last], 0])) / 2 > 0.1
+    assert broken > 60
+
+
+def test_all_are_answered_where_nothing_is_wrong():
+    probs = torch.eye(3).repeat(100, 1) * 0.9 + 0.03
+    found = Rejector.fit(probs, torch.arange(3).repeat(100), risk=0.05)
+    assert (found.coverage, found.error, found.threshold) == (1.0, 0.0, -math.inf)
+    assert found.accepts(probs).all()
+
+
+def test_the_chosen_answers_pass_the_test_of_scipy(generator):
+    probs, labels = calibrated(generator, 1000)
+    found = Rejector.fit(probs, labels, risk=0.1)
+    accepted = found.accepts(probs)
+    errors, answered = int((labels[accepted] == 1).sum()), int(accepted.sum())
+    assert (answered / 1000, errors / answered) == pytest.approx((found.coverage, found.error))
+    assert binomtest(errors, answered, 0.1, "less").pvalue <= 0.05
+
+
+def test_equal_confidences_are_answered_all_or_not_at_all(generator):
+    probs, labels = calibrated(generator, 2000)
+    coarse = (probs * 10).round() / 10
+    found = Rejector.fit(coarse, labels, risk=0.12)
+    accepted = found.accepts(coarse)
+    assert not set(coarse[accepted, 0].tolist()) & set(coarse[~accepted, 0].tolist())
+    assert int(accepted.sum()) == round(found.coverage * 2000)
+
+
+def test_the_fewest_rows_just_pass():
+    for risk, confidence in ((0.01, 0.95), (0.1, 0.9)):
+        rows = fewest_rows(risk, confidence)
+        probs = torch.tensor([[0.9, 0.1]]).repeat(rows, 1)
+        assert Rejector.fit(probs, torch.zeros(rows).long(), risk, confidence).coverage == 1
+        with pytest.raises(DataError, match=f"it takes {rows} or more. Give more rows"):
+            Rejector.fit(probs[1:], torch.zeros(rows - 1).long(), risk, confidence)
+
+
+def test_a_prediction_is_taken_as_it_is(generator):
+    probs, labels = calibrated(generator, 500)
+    found = Rejector.fit(probs, labels, risk=0.2)
+    prediction = summarise(probs.log()[None], "softmax")
+    assert torch.equal(found.accepts(prediction), found.accepts(probs))
+    assert Rejector(**found.state_dict()) == found
+
+
+def test_bad_input(generator):
+    probs, labels = calibrated(generator, 100)
+    with pytest.raises(DataError, match=r"No threshold keeps the risk at 0\.001 .* 25\.0% are wrong"):
+        Rejector.fit(probs, torch.tensor([0, 0, 0, 1]).repeat(25), risk=0.001)
+    with pytest.raises(HyperparameterError, match=r"risk=5 .* a risk of 5 % is 0\.05"):
+        Rejector.fit(probs, labels, risk=5)
+    with pytest.raises(ShapeError, match=r"expected \[rows, classes\]"):
+        Rejector.fit(probs, labels[:3], risk=0.1)
+    with pytest.raises(DataError, match="one class"):
+        Rejector.fit(torch.ones(100, 1), labels, risk=0.1)
