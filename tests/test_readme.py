@@ -107,6 +107,10 @@ def test_commands_parse(page, monkeypatch):
         assert stopped.value.code == 0, f"lightning-bayes {shlex.join(arguments)}"
 
 
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 1200
+
+
 EXAMPLE = """
 # Title
 

@@ -11,11 +11,11 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # mkdocs itself may run as a command, without the repository on the path
 
-from docs.site import api  # noqa: E402
+from docs.site import api, tutorials  # noqa: E402
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add generated pages.
+    """Add generated pages, and run the tutorials that have changed.
 
     Args:
         files: The files in ``docs/``.
@@ -26,6 +26,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """
     for path, text in api.pages().items():
         files.append(File.generated(config, path, content=text))
+    for name in tutorials.names():
+        for path in tutorials.cached(name):
+            files.append(File.generated(config, f"tutorials/{path.name}", abs_src_path=str(path)))
     for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
         files.append(File.generated(config, name.lower(), content=(ROOT / name).read_text("utf-8")))
     return files

@@ -1,0 +1,115 @@
+# %% [markdown]
+# # 4. Regression with honest intervals
+#
+# Points on a curve with a gap. Four posteriors of the same network predict intervals, and their coverage is counted: on new
+# points of the same kind, and in the gap.
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes import NoisyKFACCallback, PosteriorScale, VOGNCallback, laplace, mc_predict
+from lightning_bayes.curvature import Gaussian
+from lightning_bayes.zoo import BayesRegressor
+
+NOISE = 0.1  # known to every method
+generator = torch.Generator().manual_seed(0)
+
+
+def targets(x):
+    return torch.sin(4 * x) + 0.3 * x + NOISE * torch.randn(x.shape, generator=generator)
+
+
+def clusters(count):
+    x = 0.4 + 0.6 * torch.rand(count, 1, generator=generator)
+    return x * (1 - 2 * torch.randint(2, x.shape, generator=generator))
+
+
+x = clusters(80)
+train = TensorDataset(x, targets(x))
+x = clusters(40)
+validation = TensorDataset(x, targets(x))
+
+
+# %%
+def fit(*callbacks, epochs=400):
+    seed_everything(0, verbose=False)
+    network = torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
+    module = BayesRegressor(network, lambda p: torch.optim.Adam(p, lr=5e-3), noise_std=NOISE)
+    trainer = Trainer(
+        max_epochs=epochs,
+        check_val_every_n_epoch=epochs,
+        callbacks=list(callbacks),
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(train, batch_size=20, shuffle=True), DataLoader(validation, batch_size=40))
+    return module.eval()
+
+
+default, scale = VOGNCallback(), PosteriorScale(linearized=True)
+vogn = fit(default, scale)
+natural = NoisyKFACCallback(lr=0.01, prior_precision=1.0, stats_interval=1, inverse_interval=10)
+kfac = fit(natural)
+adam = fit()
+found = laplace(
+    adam.model, DataLoader(train, batch_size=80), Gaussian(NOISE), structure="full", subset="all", prior_precision=1.0
+)
+
+# %% [markdown]
+# `moments` gives mean and variance of f(x). The noise adds to the variance of a new observation.
+
+
+# %%
+def moments(module, posterior, x, **how):
+    return mc_predict(module, posterior, x, link="identity", **how)
+
+
+methods = {
+    "VOGN, default": lambda x: moments(vogn, default.optimizer.posterior(), x, samples=200),
+    "VOGN, PosteriorScale": lambda x: moments(vogn, scale.scaled(default.optimizer.posterior()), x, samples=200),
+    "Noisy K-FAC, natural step": lambda x: moments(kfac, natural.optimizer.posterior(), x, samples=200),
+    "Laplace, all weights": lambda x: moments(adam.model, found.posterior, x, linearized="closed_form"),
+}
+
+new = clusters(4000)
+gap = -0.4 + 0.8 * torch.rand(4000, 1, generator=generator)
+print(f"coverage of 90 % intervals      {'on the data':>12} {'in the gap':>11} {'width in the gap':>17}")
+for name, predict in methods.items():
+    row = []
+    for inputs in (new, gap):
+        prediction = predict(inputs)
+        half = 1.645 * (prediction.variance + NOISE**2).sqrt()
+        row.append(((targets(inputs) - prediction.mean).abs() <= half).float().mean())
+    print(f"{name:30}  {row[0]:12.3f} {row[1]:11.3f} {2 * half.mean():17.2f}")
+
+# %%
+shown = torch.linspace(-1.6, 1.6, 200)[:, None]
+figure, axes = plt.subplots(1, 4, figsize=(13, 3.2), sharey=True, layout="constrained")
+for ax, (name, predict) in zip(axes, methods.items(), strict=True):
+    prediction = predict(shown)
+    line, middle = shown.flatten(), prediction.mean.flatten()
+    weights, total = prediction.variance.sqrt().flatten(), (prediction.variance + NOISE**2).sqrt().flatten()
+    ax.axvspan(-0.4, 0.4, color="0.94")
+    ax.fill_between(line, middle - 2 * total, middle + 2 * total, color="#9ecae1", label="± 2 std of y")
+    ax.fill_between(line, middle - 2 * weights, middle + 2 * weights, color="#4292c6", label="± 2 std of f")
+    ax.plot(line, torch.sin(4 * line) + 0.3 * line, "--", color="0.3", linewidth=1, label="truth")
+    ax.plot(*(part.flatten() for part in train.tensors), ".", color="#d95f02", markersize=4, label="data")
+    ax.set(title=name, ylim=(-3.2, 3.2), xlabel="x")
+handles, labels = axes[0].get_legend_handles_labels()
+figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+figure.savefig("bands.png", dpi=110)
+
+# %% [markdown]
+# On new points of the same kind all four cover about as much as they promise, because the noise dominates there. In the gap and
+# beyond the data they differ. The default is made for prediction on data like the training data, and its band does not widen. The
+# Laplace approximation of all weights has a stated prior and the exact curvature: its band widens where there are no data. It costs
+# a matrix of all weights, so it is for small networks.
+#
+# Rules of thumb: state a prior when the width matters, choose the width on validation data (`PosteriorScale`) when you cannot, and
+# count the coverage on data that were not used.
