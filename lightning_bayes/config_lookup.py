@@ -84,7 +84,7 @@ def find_configs(names: Sequence[str]) -> list[str | None]:
 
 
 def _whole_config(name: str) -> str | None:
-    if Path(name).is_file() or "://" in name or "{" in name or "\n" in name:
+    if "://" in name or "{" in name or "\n" in name or Path(name).is_file():  # text may be too long for a path
         return name
     recipe = recipes().get(_stem(name).replace("+", "_"))
     return None if recipe is None else str(recipe)

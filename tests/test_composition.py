@@ -119,6 +119,13 @@ def test_a_recipe_goes_before_the_composition_of_its_name():
     assert with_configs(["-c", "imagenet", "-c", "resnet18", "-c", "vogn"]) == ["-c", path]
 
 
+def test_what_is_composed_stays_as_it_is():
+    """DDP starts its processes with the arguments of the first, whose configs are text that no file name can hold."""
+    words = with_configs(["fit", "--config", "digits+lenet+vogn"])
+    assert len(words[-1]) > 255
+    assert with_configs(words) == words
+
+
 def test_parts_that_are_given_one_by_one_make_one_composition():
     text = "{}"  # a config of its own, which stays
     one = with_configs(["fit", "--config", "digits+lenet+vogn", "--config", text])

@@ -6,6 +6,8 @@
 # adapters have a posterior. The same lines serve a language model of transformers.
 
 # %%
+from copy import deepcopy
+
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -41,28 +43,13 @@ print(f"digits 0 to 4: accuracy {(backbone(inputs).argmax(1) == classes).float()
 # %% [markdown]
 # peft replaces the named layers. Its modules contain ordinary linear layers, which the curvature rules know.
 
+
 # %%
-weights = {name: value.clone() for name, value in backbone.state_dict().items()}
-
-
-def adapted():
-    backbone.load_state_dict(weights)
-    fresh = torch.nn.Sequential(
-        *(
-            type(layer)(layer.in_features, layer.out_features)
-            if isinstance(layer, torch.nn.Linear)
-            else torch.nn.ReLU()
-            for layer in backbone
-        )
-    )
-    fresh.load_state_dict(weights)
-    return get_peft_model(fresh, LoraConfig(r=4, lora_alpha=8, target_modules=["0", "2"], modules_to_save=["4"]))
-
-
 class Adapted(LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = adapted()
+        adapters = LoraConfig(r=4, lora_alpha=8, target_modules=["0", "2"], modules_to_save=["4"])
+        self.net = get_peft_model(deepcopy(backbone), adapters)
 
     def forward(self, x):
         return self.net(x)

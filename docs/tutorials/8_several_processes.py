@@ -37,7 +37,7 @@ two = fit(
 # A distributed sampler shuffles in another order, so the two runs see other batches; they agree in what does not depend on the order.
 
 # %%
-print(f"N: {one.num_data} and {two.num_data}")
+print(f"N: {one.num_data:.0f} and {two.num_data:.0f}")
 for name in one.mean:
     sizes = [posterior.mean[name].square().mean().sqrt() for posterior in (one, two)]
     noise = [(1 / posterior.precision[name]).mean().sqrt() for posterior in (one, two)]
