@@ -7,6 +7,8 @@ those of the Monte-Carlo predictive. Forward hooks would not do: under DDP a ste
 
 from __future__ import annotations
 
+import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +44,8 @@ class SampledForward:
         self.module, self.samples, self.link, self.opt_out_hint = module, samples, link, opt_out_hint
         self.lenient, self._gave_up = lenient, False
         self.calls = 0
+        self._last: Tensor | None = None  # what the last call gave, [S, …]
+        self._has_warned = False
         self._forward: Callable[..., Tensor] = module.forward
         self._patches = Patches()
 
@@ -50,7 +54,8 @@ class SampledForward:
 
         Args:
             predict: Whether this is prediction, where Lightning's default ``predict_step`` is replaced by one that returns
-                probabilities, entropy and mutual information. A ``predict_step`` of the user's own stays.
+                probabilities, entropy and mutual information. A ``predict_step`` of the user's own stays; a dictionary from
+                it gets the latter two.
         """
         patch, module = self._patches.set, self.module
         patch(module, "forward", self._combined)
@@ -61,6 +66,8 @@ class SampledForward:
                 patch(module, "mean_forward", self.at_mean)
         if predict and getattr(module.predict_step, "__func__", None) is LightningModule.predict_step:
             patch(module, "predict_step", types.MethodType(self._predict_step, module))
+        elif predict:
+            patch(module, "predict_step", self._beside(module.predict_step))
 
     def stop(self, warn: bool = True) -> None:
         """Deactivate.
@@ -79,7 +86,8 @@ class SampledForward:
         """The module's outputs under every sample, ``[S, …]``."""
         self.calls += 1
         with self._own_forward():
-            return self.samples.outputs(self.module, lambda: self._one(*args, **kwargs))
+            self._last = self.samples.outputs(self.module, lambda: self._one(*args, **kwargs))
+        return self._last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's own output, ``[…]``: for a posterior the one at its mean."""
@@ -116,15 +124,56 @@ class SampledForward:
             self._gave_up = True
             return self._forward(*args, **kwargs)
 
+    def _arguments(self, batch: Mapping[Any, Any]) -> dict[str, Any]:
+        """The entries of a dictionary that are arguments of ``forward``; none if one that it requires is missing."""
+        parameters = inspect.signature(self._forward).parameters.values()
+        named = [each for each in parameters if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}]
+        if any(each.default is each.empty and each.name not in batch for each in named):
+            return {}
+        return {each.name: batch[each.name] for each in named if each.name in batch}
+
     def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         with torch.no_grad():
             outputs = self._of_batch(inputs) / (getattr(module, "temperature", None) or 1.0)
             return as_dict(summarise(outputs, self.link))
 
+    def _beside(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        """A ``predict_step`` of the user's own, whose dictionary gets the uncertainty of its one call of ``self(...)``."""
+
+        @functools.wraps(own)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            before = self.calls
+            result = own(*args, **kwargs)
+            is_clear = self.calls == before + 1 and self._last is not None
+            if isinstance(result, dict) and is_clear:
+                return {**self._uncertainty(), **result}
+            self._warn_without_uncertainty(result, self.calls - before)
+            return result
+
+        return step
+
+    def _uncertainty(self) -> dict[str, Tensor]:
+        assert self._last is not None
+        temperature = getattr(self.module, "temperature", None) or 1.0
+        found = as_dict(summarise(self._last / temperature, self.link))
+        return {name: value for name, value in found.items() if name not in {"probs", "mean"}}
+
+    def _warn_without_uncertainty(self, result: Any, calls: int) -> None:
+        if self._has_warned or not calls:
+            return
+        self._has_warned = True
+        name = type(self.module).__name__
+        why = f"returns a {type(result).__name__}" if calls == 1 else f"calls self(...) {calls} times"
+        rank_zero_warn(
+            f"{name}.predict_step {why}, so its predictions carry no entropy and mutual information. Return a dict from one "
+            f"call of self(...), and they join it; or delete {name}.predict_step to get probabilities and both."
+        )
+
     def _of_batch(self, inputs: Any) -> Tensor:
+        named = self._arguments(inputs) if isinstance(inputs, Mapping) else {}
         try:
-            return self.outputs(inputs)
+            return self.outputs(**named) if named else self.outputs(inputs)
         except (TypeError, AttributeError) as error:
             if not isinstance(inputs, Mapping):
                 raise

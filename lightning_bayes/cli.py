@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import sys
 import warnings
 from functools import partial
@@ -23,6 +24,7 @@ from rich.console import Console
 
 import lightning_bayes.zoo  # noqa: F401  (imported classes can be named without their module)
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
+from lightning_bayes.class_count import fill_class_count
 from lightning_bayes.cli_parser import BayesParser
 from lightning_bayes.config_lookup import with_configs
 from lightning_bayes.errors import BayesError, ConfigError
@@ -129,23 +131,28 @@ class BayesCLI(LightningCLI):
     """
 
     def __init__(self, arguments: list[str] | None = None, run: bool = True, is_debugging: bool = False) -> None:
-        super().__init__(
-            LightningModule,
-            LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,  # a task takes its optimizer as an argument
-            trainer_defaults={"callbacks": [PredictionWriter(), EvaluationFigures(required=False)]},
-            save_config_callback=RunConfig if run else None,
-            parser_class=partial(BayesParser, is_debugging=is_debugging),  # type: ignore[arg-type]  # it is only called
-            parser_kwargs={
-                "prog": "lightning-bayes",
-                "description": _DESCRIPTION,
-                "formatter_class": argparse.RawDescriptionHelpFormatter,
-            },
-            args=arguments,
-            run=run,
-        )
+        try:
+            super().__init__(
+                LightningModule,
+                LightningDataModule,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                auto_configure_optimizers=False,  # a task takes its optimizer as an argument
+                trainer_defaults={"callbacks": [PredictionWriter(), EvaluationFigures(required=False)]},
+                save_config_callback=RunConfig if run else None,
+                parser_class=partial(BayesParser, is_debugging=is_debugging),  # type: ignore[arg-type]  # it is only called
+                parser_kwargs={
+                    "prog": "lightning-bayes",
+                    "description": _DESCRIPTION,
+                    "formatter_class": argparse.RawDescriptionHelpFormatter,
+                },
+                args=arguments,
+                run=run,
+            )
+        except Exception:
+            if hasattr(self, "trainer"):
+                RunConfig.remove_empty(self.trainer)
+            raise
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, or those of the process. Lightning's own method warns where a process has both.
@@ -155,6 +162,10 @@ class BayesCLI(LightningCLI):
             args: The arguments.
         """
         self.config = parser.parse_args(args)  # type: ignore[arg-type]  # a list or None, see __init__
+
+    def before_instantiate_classes(self) -> None:
+        """Let the data tell the number of classes where the config does not."""
+        fill_class_count(self.config.get(str(self.subcommand), self.config))
 
     def _require_checkpoint(self) -> None:
         path = self.config[str(self.subcommand)].get("ckpt_path")
@@ -211,7 +222,23 @@ class RunConfig(SaveConfigCallback):
         folder = trainer.log_dir
         if folder is not None and not self.already_saved:
             self.config_filename = _free_name(Path(folder))
+            self._created = None if Path(folder).exists() else Path(folder)
         super().setup(trainer, pl_module, stage)
+
+    @staticmethod
+    def remove_empty(trainer: Trainer) -> None:
+        """Remove the folder of a run that failed before it had a result; nothing else is lost.
+
+        Args:
+            trainer: The trainer.
+        """
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            created = getattr(callback, "_created", None) if isinstance(callback, RunConfig) else None
+            if created is None or not trainer.is_global_zero:
+                continue
+            files = [path.name for path in created.rglob("*") if path.is_file()]
+            if all(name.startswith("config") or name == "hparams.yaml" for name in files):
+                shutil.rmtree(created, ignore_errors=True)
 
     @staticmethod
     def path_of(trainer: Trainer) -> Path | None:

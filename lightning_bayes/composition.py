@@ -173,6 +173,7 @@ def _registered_data(name: str) -> dict[str, Any]:
     module = DATA[name]
     known = {key: getattr(module, key, None) for key in _SHAPE}
     values = {key: value for key, value in known.items() if isinstance(value, int)}
+    values |= getattr(module, "composed_values", {})
     return {"values": values, "data": {"class_path": f"{module.__module__}.{module.__qualname__}"}}
 
 

@@ -38,6 +38,7 @@ SHELL = {
     "listing",
     "laplace_command",
     "predict_command",
+    "class_count",
     "predictor",
     "demo",
 }
@@ -61,6 +62,7 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "predictor": {"posteriors", "predictive", "zoo", "errors"},
     "cli": EVERYTHING,
     "cli_parser": set(),
+    "class_count": {"errors"},
     "listing": {"composition", "zoo", "callbacks"},
     "composition": {"zoo", "configs", "errors"},
     "config_lookup": {"composition", "errors"},

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from fake_images import write_image_folder
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,7 +26,7 @@ from lightning_bayes.__main__ import main
 from lightning_bayes.cli import instantiate
 from lightning_bayes.composition import KINDS, parts, recipes
 from lightning_bayes.config_lookup import find_config, with_configs
-from lightning_bayes.errors import DataError
+from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
@@ -215,6 +216,26 @@ def test_predictions_in_a_format_that_needs_a_package_are_refused_at_once(fitted
     monkeypatch.setattr("lightning_bayes.callbacks.prediction_files.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"^lightning-bayes: ModuleNotFoundError: p\.parquet needs pyarrow"):
         evaluated("predict", fitted, "--output=p.parquet")
+
+
+def test_the_class_folders_are_counted_and_the_config_says_the_number(tmp_path):
+    write_image_folder(tmp_path / "pictures", ("cat", "dog", "eel"))
+    small = ["--data.root=pictures", "--data.num_workers=0", "--trainer.accelerator=cpu", "--trainer.logger=false"]
+    run = instantiate("image_folder+timm/resnet18+vogn", *small)
+    assert (run.model.num_classes, run.model.model.num_classes) == (3, 3)
+    saved = yaml.safe_load(run.parser.dump(run.config))["model"]["init_args"]
+    assert (saved["num_classes"], saved["model"]["init_args"]["num_classes"]) == (3, 3)
+    run = instantiate("image_folder+timm/resnet18+vogn", *small, "--model.num_classes=5")
+    assert (run.model.num_classes, run.model.model.num_classes) == (5, 5)
+    with pytest.raises(DatasetError, match="does not hold one folder of images for each class"):
+        instantiate("image_folder+timm/resnet18+vogn", *small, "--data.root=nowhere")
+
+
+def test_a_failed_start_leaves_no_folder():
+    arguments = ["fit", "--config=digits+lenet+vogn", *QUIET, "--trainer.max_epochs=1", "--model.model.image_size=28"]
+    with pytest.raises(SystemExit, match="ShapeError"):  # in the sanity check, when the folder is there
+        command(*arguments)
+    assert not list(Path().rglob("version_*"))
 
 
 def test_quiet_evaluation_prints_no_table(fitted, capsys):

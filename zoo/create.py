@@ -54,7 +54,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def create_model(
     name: str,
-    num_classes: int = 10,
+    num_classes: int | None = 10,
     in_channels: int = 3,
     pretrained: bool | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     replace_head: bool | None = None,
@@ -68,7 +68,8 @@ def create_model(
 
     Args:
         name: One of `list_models`, ``timm/NAME`` or ``torchvision/NAME``.
-        num_classes: Number of classes C; the output is ``[batch, C]``.
+        num_classes: Number of classes C; the output is ``[batch, C]``. None is for configs of the command line, which puts
+            in the number that the data have.
         in_channels: Channels of the images.
         pretrained: True for the weights that torchvision or timm publish; the name of published weights
             (``"IMAGENET1K_V1"``, ``"timm/resnet18.a1_in1k"``, for a timm model also the tag alone); the path of a file with
@@ -79,11 +80,16 @@ def create_model(
     Returns:
         The model, an ordinary module.
 
+    Raises:
+        HyperparameterError: If `num_classes` is None.
+
     Example:
         >>> model = create_model("lenet5", num_classes=3, in_channels=1, image_size=28)
         >>> type(model).__name__, architecture(model).name
         ('LeNet5', 'lenet5')
     """
+    if num_classes is None:
+        raise HyperparameterError(f"create_model({name!r}) got num_classes=None. Pass the number of classes.")
     source, short = source_of(name)
     model = source.build(short, num_classes, in_channels, arguments)
     transform = None

@@ -91,7 +91,8 @@ def register_data(name: str) -> Callable[[DataModule], DataModule]:
 
     A class with a classmethod ``test_images(root)``, which returns bytes ``[N, channels, height, width]``, can also be named
     as a set out of distribution. The command line reads the input's shape from the class attributes ``num_classes``,
-    ``in_channels`` and ``image_size``.
+    ``in_channels`` and ``image_size``, or from a dictionary ``composed_values`` of them. A classmethod
+    ``count_classes(root)`` tells the number of classes where that dictionary has None.
 
     Args:
         name: The name.

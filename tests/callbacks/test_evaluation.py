@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import pytest
@@ -210,8 +211,42 @@ def test_a_predict_step_of_ones_own_is_kept():
             return self(batch[0]).argmax(-1)
 
     net, callback, host = fitted(net=Own())
-    found = torch.cat(host.predict(net, loader()))
+    with pytest.warns(UserWarning, match=r"Own\.predict_step returns a Tensor, so .* no entropy .* Return a dict"):
+        found = torch.cat(host.predict(net, loader()))
     assert torch.equal(found, by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0).argmax(-1))
+
+
+def test_a_dictionary_of_ones_own_predict_step_gets_the_uncertainty():
+    class Own(Net):
+        def predict_step(self, batch, batch_idx):
+            return {"class": self(batch[0]).argmax(-1)}
+
+    net, callback, host = fitted(net=Own())
+    found = host.predict(net, loader())
+    each = by_hand(net, callback.optimizer.posterior(), data()[0])
+    total = Categorical(probs=each.softmax(-1).mean(0)).entropy()
+    assert set(found[0]) == {"class", "entropy", "mutual_information"}
+    assert torch.equal(torch.cat([f["class"] for f in found]), each.softmax(-1).mean(0).argmax(-1))
+    torch.testing.assert_close(torch.cat([f["entropy"] for f in found]), total, rtol=1e-4, atol=1e-6)
+
+
+def test_two_calls_in_ones_own_predict_step_are_named():
+    class Twice(Net):
+        def predict_step(self, batch, batch_idx):
+            return {"sum": self(batch[0]) + self(-batch[0])}
+
+    net, _, host = fitted(net=Twice())
+    with pytest.warns(UserWarning, match=r"Twice\.predict_step calls self\(\.\.\.\) 2 times"):
+        assert set(host.predict(net, loader())[0]) == {"sum"}
+
+
+def test_entries_of_a_dictionary_are_the_arguments_of_forward():
+    net, callback, host = fitted()
+    x, y = data()
+    (name,) = inspect.signature(net.forward).parameters
+    named = DataLoader([{name: one, "label": label} for one, label in zip(x, y, strict=True)], batch_size=12)
+    found = torch.cat([f["probs"] for f in host.predict(net, named)])
+    torch.testing.assert_close(found, by_hand(net, callback.optimizer.posterior(), x).softmax(-1).mean(0))
 
 
 def test_a_batch_that_forward_cannot_take_asks_for_a_predict_step():
@@ -224,9 +259,10 @@ def test_a_batch_that_forward_cannot_take_asks_for_a_predict_step():
     with pytest.raises(UnsupportedTrainingError, match=message):
         host.predict(net, named)
     assert not {"forward", "predict_step"} & set(vars(net))  # the module is itself again
-    net.predict_step = lambda batch, batch_idx: net(batch["inputs"])
+    net.predict_step = lambda batch, batch_idx: {"logits": net(batch["inputs"])}
     mixture = by_hand(net, callback.optimizer.posterior(), x).softmax(-1).mean(0)
-    torch.testing.assert_close(torch.cat(host.predict(net, named)).exp(), mixture)
+    found = torch.cat([each["logits"] for each in host.predict(net, named)])
+    torch.testing.assert_close(found.exp(), mixture)
 
 
 def test_prediction_of_a_regression_tells_mean_and_variance():

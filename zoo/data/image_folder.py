@@ -65,6 +65,7 @@ class ImageFolderDataModule(ImageDataModule):
     """
 
     published_augmentation_factor: ClassVar[float] = 5.0  # Osawa et al. 2019, on ImageNet
+    composed_values: ClassVar[dict[str, int | None]] = {"num_classes": None, "in_channels": 3, "image_size": 224}
     test_set: TransformedImages
 
     def __init__(
@@ -99,6 +100,19 @@ class ImageFolderDataModule(ImageDataModule):
     def num_classes(self) -> int:
         """The number of class folders, known after `setup`."""
         return len(self.class_names)
+
+    @classmethod
+    def count_classes(cls, root: str) -> int:
+        """The number of class folders, before anything is built for them.
+
+        Args:
+            root: The folder.
+
+        Returns:
+            The number. A folder without class folders is a `DatasetError`.
+        """
+        train = Path(root) / _TRAIN
+        return len(_read_folder(train if train.is_dir() else Path(root))[0])
 
     def setup(self, stage: str) -> None:
         """List the files and split them; no image is read yet, and a second call changes nothing.

@@ -20,6 +20,7 @@ from lightning_bayes.curvature import Likelihood, Softmax
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.metrics import classification_metrics
 from lightning_bayes.predictive import OOD_SCORES, combine
+from lightning_bayes.zoo.create import Architecture
 from lightning_bayes.zoo.tasks.base import SupervisedTask, split_batch
 from lightning_bayes.zoo.tasks.evaluation import ClassifierEvaluation, EvaluationSets, named_sets
 
@@ -50,12 +51,13 @@ class BayesClassifier(SupervisedTask):
 
     Args:
         model: Network from inputs to logits ``[batch, num_classes]``.
-        num_classes: Number of classes, at least 2.
+        num_classes: Number of classes, at least 2; None takes that of the network: its attribute ``num_classes``, or the one
+            that `create_model` built it for.
         optimizer: Called with the network's parameters; Adam with its default learning rate of 1e-3 if not given.
         lr_scheduler: Called with the optimizer, stepped once per epoch; None keeps the learning rate.
 
     Raises:
-        HyperparameterError: If ``num_classes`` is below 2.
+        HyperparameterError: If ``num_classes`` is below 2, or not known.
 
     Example:
         >>> task = BayesClassifier(nn.Linear(4, 3), num_classes=3)
@@ -69,10 +71,11 @@ class BayesClassifier(SupervisedTask):
     def __init__(
         self,
         model: nn.Module,
-        num_classes: int,
+        num_classes: int | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
+        num_classes = _class_count(model) if num_classes is None else num_classes
         if num_classes < 2:
             raise HyperparameterError(
                 f"BayesClassifier got num_classes={num_classes}, but needs at least 2: one logit for each class."
@@ -219,6 +222,15 @@ class BayesClassifier(SupervisedTask):
                 "Give both the same number of classes."
             )
         return logits.to(torch.promote_types(logits.dtype, torch.float32))  # the softmax of 16-bit logits in 32 bits
+
+
+def _class_count(model: nn.Module) -> int:
+    """The number of classes that a network says it has."""
+    built = vars(model).get("zoo_architecture")
+    known = built.arguments["num_classes"] if isinstance(built, Architecture) else getattr(model, "num_classes", None)
+    if not isinstance(known, int):
+        raise HyperparameterError(f"{type(model).__name__} does not tell its number of classes. Pass num_classes.")
+    return known
 
 
 def check_targets(targets: Tensor, num_classes: int) -> None:

@@ -1,0 +1,65 @@
+"""The number of classes, asked once: a config gives it in one place or none, and the data tell the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Final
+
+from jsonargparse import Namespace
+
+from lightning_bayes.errors import ConfigError
+
+_KEY: Final = "num_classes"
+
+
+def fill_class_count(config: Namespace) -> None:
+    """Replace every ``num_classes: null`` of the task and its network, in place.
+
+    The number is the one that stands in the other place, else that of the data: the class method ``count_classes(root)`` of
+    the data module, or its attribute ``num_classes``.
+
+    Args:
+        config: Of one subcommand, with ``model`` and ``data``.
+
+    Raises:
+        ConfigError: If it is needed and nothing tells it.
+
+    Example:
+        >>> network = Namespace(class_path="Net", init_args=Namespace(num_classes=None))
+        >>> task = Namespace(class_path="Task", init_args=Namespace(num_classes=7, model=network))
+        >>> fill_class_count(Namespace(model=task, data=None))
+        >>> network.init_args.num_classes
+        7
+    """
+    places = list(_places(config.get("model")))
+    missing = [place for place in places if place[_KEY] is None]
+    if not missing:
+        return
+    given = next((place[_KEY] for place in places if place[_KEY] is not None), None)
+    number = given if given is not None else _of_data(config.get("data"))
+    if number is None:
+        raise ConfigError("Nothing tells the number of classes. Pass --model.num_classes=3, or name data that know it.")
+    for place in missing:
+        place[_KEY] = number
+
+
+def _places(node: Any) -> Iterator[Namespace]:
+    """The arguments of the task, then those of its network."""
+    arguments = node.get("init_args") if isinstance(node, Namespace) else None
+    if isinstance(arguments, Namespace):
+        if _KEY in arguments:
+            yield arguments
+        yield from _places(arguments.get("model"))
+
+
+def _of_data(data: Any) -> int | None:
+    if not isinstance(data, Namespace):
+        return None
+    module, _, name = data.class_path.rpartition(".")
+    found = getattr(import_module(module), name)
+    count, known = getattr(found, "count_classes", None), getattr(found, _KEY, None)
+    if count is not None:
+        number: int = count(data.init_args.root)
+        return number
+    return known if isinstance(known, int) else None
