@@ -130,6 +130,8 @@ class BayesCLI(LightningCLI):
         is_debugging: Whether messages about arguments are whole.
     """
 
+    _new_folder: Path | None = None  # of the run, if it was not there before
+
     def __init__(self, arguments: list[str] | None = None, run: bool = True, is_debugging: bool = False) -> None:
         try:
             super().__init__(
@@ -150,8 +152,7 @@ class BayesCLI(LightningCLI):
                 run=run,
             )
         except Exception:
-            if hasattr(self, "trainer"):
-                RunConfig.remove_empty(self.trainer)
+            self._remove_empty_folder()
             raise
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -167,6 +168,20 @@ class BayesCLI(LightningCLI):
         """Let the data tell the number of classes where the config does not."""
         fill_class_count(self.config.get(str(self.subcommand), self.config))
 
+    def _before(self) -> None:
+        folder = getattr(self.trainer.logger, "log_dir", None)
+        self._new_folder = Path(folder) if folder is not None and not Path(folder).exists() else None
+        self._require_checkpoint()
+
+    def _remove_empty_folder(self) -> None:
+        """Remove the folder of a run that failed before it had a result."""
+        folder = self._new_folder
+        if folder is None or not self.trainer.is_global_zero or not folder.is_dir():
+            return
+        names = [path.name for path in folder.rglob("*") if path.is_file()]
+        if all(name.startswith("config") or name == "hparams.yaml" for name in names):
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _require_checkpoint(self) -> None:
         path = self.config[str(self.subcommand)].get("ckpt_path")
         if path and path not in _KINDS_OF_CHECKPOINT and "://" not in str(path) and not Path(path).exists():
@@ -174,7 +189,7 @@ class BayesCLI(LightningCLI):
                 f"There is no checkpoint {path} below {Path.cwd()}. Pass the path of a file that a fit saved."
             )
 
-    before_fit = _require_checkpoint
+    before_fit = _before
 
     def after_fit(self) -> None:
         """Print the folder of the run and the command that tests it."""
@@ -194,7 +209,7 @@ class BayesCLI(LightningCLI):
             )
         # Every run has its own folder, and evaluations save no checkpoints.
         warnings.filterwarnings("ignore", "The dirpath has changed from", UserWarning)
-        self._require_checkpoint()
+        self._before()
         arguments = self.config_init[str(self.subcommand)]
         if "verbose" in arguments:  # Lightning would print the metrics of all loaders under each of them
             arguments["verbose"] = False
@@ -222,23 +237,7 @@ class RunConfig(SaveConfigCallback):
         folder = trainer.log_dir
         if folder is not None and not self.already_saved:
             self.config_filename = _free_name(Path(folder))
-            self._created = None if Path(folder).exists() else Path(folder)
         super().setup(trainer, pl_module, stage)
-
-    @staticmethod
-    def remove_empty(trainer: Trainer) -> None:
-        """Remove the folder of a run that failed before it had a result; nothing else is lost.
-
-        Args:
-            trainer: The trainer.
-        """
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            created = getattr(callback, "_created", None) if isinstance(callback, RunConfig) else None
-            if created is None or not trainer.is_global_zero:
-                continue
-            files = [path.name for path in created.rglob("*") if path.is_file()]
-            if all(name.startswith("config") or name == "hparams.yaml" for name in files):
-                shutil.rmtree(created, ignore_errors=True)
 
     @staticmethod
     def path_of(trainer: Trainer) -> Path | None:
