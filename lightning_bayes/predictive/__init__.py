@@ -10,7 +10,14 @@ from lightning_bayes.predictive.acquisition import (
     top_rows,
     variance_score,
 )
-from lightning_bayes.predictive.closed_form import ClosedFormSamples, Linearized, output_moments, probit, seen_through
+from lightning_bayes.predictive.closed_form import (
+    ClosedFormSamples,
+    Linearized,
+    output_covariance,
+    output_moments,
+    probit,
+    seen_through,
+)
 from lightning_bayes.predictive.conformal import (
     ConformalIntervals,
     ConformalSets,
@@ -24,6 +31,7 @@ from lightning_bayes.predictive.decomposition import entropy, mutual_information
 from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.exported import Exported, MonteCarloNetwork, export
+from lightning_bayes.predictive.leave_one_out import LeaveOneOut, leave_one_out, sensitivity
 from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, combine, summarise
 from lightning_bayes.predictive.loaders import predict_loader
@@ -62,6 +70,7 @@ __all__ = [
     "Exported",
     "FittedScale",
     "Intervals",
+    "LeaveOneOut",
     "Linearized",
     "LinearizedSamples",
     "Link",
@@ -95,6 +104,7 @@ __all__ = [
     "fit_scale",
     "fit_temperature",
     "joint_information",
+    "leave_one_out",
     "max_logit_score",
     "max_probability_score",
     "mc_predict",
@@ -104,6 +114,7 @@ __all__ = [
     "mutual_information_score",
     "nll_sum",
     "ood_scores",
+    "output_covariance",
     "output_moments",
     "placed",
     "power_bald",
@@ -115,6 +126,7 @@ __all__ = [
     "raps_scores",
     "recalibrate",
     "seen_through",
+    "sensitivity",
     "summarise",
     "thr_scores",
     "top_rows",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import combinations
 from typing import Literal, TypeAlias, final
 
 import torch
@@ -62,6 +63,53 @@ def output_moments(
                 captured.backward(outputs, column)
                 variances.append(blocks.variance())
     return outputs.detach(), torch.stack(variances, 1).view_as(outputs)
+
+
+def output_covariance(
+    model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the linearised outputs of every example, by C (C + 1)/2 backwards.
+
+    Args:
+        model: As in `output_moments`.
+        posterior: As in `output_moments`.
+        forward: Computes the model's output, ``[B, …]``, with C numbers for each example.
+
+    Returns:
+        f(x, μ) as ``[B, C]``, and J Σ Jᵀ, ``[B, C, C]``.
+
+    Example:
+        >>> from lightning_bayes.posteriors import MeanField
+        >>> model = nn.Linear(1, 2, bias=False)
+        >>> precision = {"weight": torch.tensor([[1.0], [0.5]])}
+        >>> q = MeanField({"weight": torch.zeros(2, 1)}, precision, {"weight": 1.0}, num_data=1)
+        >>> output_covariance(model, q, lambda: model(torch.tensor([[3.0]])))[1]
+        tensor([[[ 9.,  0.],
+                 [ 0., 18.]]])
+    """
+    with only_trained(model, posterior.mean) as params, placed(model, posterior.mean):
+        blocks = _Blocks(posterior, {param: name for name, param in params.items()})
+        engine = FusedEngine(model, "sum")
+        with watched_examples(engine, blocks.receive) as captured:
+            outputs = require_tensor(model, forward())
+            require_measured(engine, captured, outputs, params)
+
+            def variance_of(column: Tensor) -> Tensor:
+                captured.backward(outputs, column)
+                return blocks.variance()
+
+            covariance = _polarised(list(unit_columns(outputs.detach())), variance_of)
+    return outputs.detach().flatten(1) if outputs.dim() > 1 else outputs.detach()[:, None], covariance
+
+
+def _polarised(columns: list[Tensor], variance_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Covariances from variances: cov(a, b) = (var(a + b) - var(a) - var(b)) / 2."""
+    variances = [variance_of(column) for column in columns]
+    covariance = torch.diag_embed(torch.stack(variances, 1))
+    for i, j in combinations(range(len(columns)), 2):
+        both = (variance_of(columns[i] + columns[j]) - variances[i] - variances[j]) / 2
+        covariance[:, i, j] = covariance[:, j, i] = both
+    return covariance
 
 
 class _Blocks:

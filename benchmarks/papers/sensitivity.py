@@ -1,0 +1,194 @@
+"""Wrong labels found by sensitivity, and the test NLL estimated without test data (Nickl et al. 2023), on MNIST.
+
+    python -m benchmarks.papers.sensitivity --root DATA [--rows 3000] [--share 0.1] [--epochs 20] [--seeds 3] [--json FILE]
+        [--figure FILE]
+
+A share of the labels is replaced by other classes. VOGN trains a network of one hidden layer; the examples are ranked by
+sensitivity, by leave-one-out NLL, by loss and by margin. The first ones, as many as labels are wrong, should be those. A second
+run on clean labels prints, epoch by epoch, the leave-one-out NLL of the training set beside its NLL and that of the test set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torchvision.datasets import MNIST
+
+from benchmarks.provenance import provenance
+from lightning_bayes import VOGN
+from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, VERMILLION
+from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.predictive import leave_one_out, sensitivity
+
+Pair = tuple[Tensor, Tensor]
+SCORES = ("sensitivity", "leave-one-out NLL", "loss", "margin")
+
+
+def load(root: Path, rows: int, seed: int) -> tuple[Pair, Pair]:
+    """Training rows at random, and all test rows, as vectors of mean 0 and variance 1."""
+    parts = []
+    for train in (True, False):
+        stored = MNIST(root, train=train)
+        count = rows if train else len(stored)
+        chosen = torch.randperm(len(stored), generator=torch.Generator().manual_seed(seed))[:count]
+        parts.append(((stored.data[chosen].flatten(1) / 255 - 0.1307) / 0.3081, stored.targets[chosen]))
+    return parts[0], parts[1]
+
+
+def relabelled(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Labels of which a share is another class, and which ones."""
+    generator = torch.Generator().manual_seed(seed)
+    wrong = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
+    changed = labels.clone()
+    changed[wrong] = (labels[wrong] + torch.randint(1, 10, wrong.shape, generator=generator)) % 10
+    return changed, changed != labels
+
+
+class Run:
+    """A network and its VOGN."""
+
+    def __init__(self, train: Pair, seed: int, hidden: int = 50, batch: int = 100) -> None:
+        torch.manual_seed(seed)
+        self.train, self.batch = train, batch
+        self.model = nn.Sequential(nn.Linear(784, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+        self.optimizer = VOGN(
+            self.model, lr=0.01, betas=(0.9, 0.99), num_data=len(train[0]), prior_precision=50.0, seed=seed
+        )
+
+    def epoch(self) -> None:
+        """All rows once."""
+        for rows in torch.randperm(len(self.train[0])).split(self.batch):  # type: ignore[no-untyped-call]
+            with self.optimizer.sampled_params():
+                F.cross_entropy(self.model(self.train[0][rows]), self.train[1][rows]).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def posterior(self) -> AbstractPosterior:
+        """Of now."""
+        return self.optimizer.posterior()
+
+    def batches(self) -> list[Pair]:
+        """The training rows in order."""
+        return list(zip(self.train[0].split(500), self.train[1].split(500), strict=True))
+
+    @torch.no_grad()
+    def losses(self, rows: Pair) -> Tensor:
+        """NLL at the posterior mean, ``[N]``."""
+        return F.cross_entropy(self.model(rows[0]), rows[1], reduction="none")
+
+
+@torch.no_grad()
+def scores(run: Run) -> dict[str, Tensor]:
+    """What ranks the training rows, the most suspicious first."""
+    probs = run.model(run.train[0]).softmax(1)
+    own = probs.gather(1, run.train[1][:, None])[:, 0]
+    others = probs.scatter(1, run.train[1][:, None], 0).max(1).values
+    found = leave_one_out(run.model, run.posterior(), run.batches())
+    values = (sensitivity(run.model, run.posterior(), run.batches()), found.nll, run.losses(run.train), others - own)
+    return dict(zip(SCORES, values, strict=True))
+
+
+def found_share(score: Tensor, wrong: Tensor) -> float:
+    """Share of wrong labels among the first rows, as many as labels are wrong."""
+    return float(wrong[score.topk(int(wrong.sum())).indices].float().mean())
+
+
+def wrong_labels(root: Path, rows: int, share: float, epochs: int, seed: int) -> dict[str, float]:
+    """Train on relabelled rows and search.
+
+    Args:
+        root: Folder with ``MNIST``.
+        rows: Training rows.
+        share: Of wrong labels.
+        epochs: Of training.
+        seed: Of everything.
+
+    Returns:
+        Share found by each score.
+    """
+    train, _ = load(root, rows, seed)
+    labels, wrong = relabelled(train[1], share, seed)
+    run = Run((train[0], labels), seed)
+    for _ in range(epochs):
+        run.epoch()
+    return {name: found_share(score, wrong) for name, score in scores(run).items()}
+
+
+def over_training(root: Path, rows: int, epochs: int, seed: int) -> list[dict[str, float]]:
+    """NLL of training, leave-one-out and test after each epoch, on clean labels."""
+    train, test = load(root, rows, seed)
+    run, lines = Run(train, seed), []
+    for epoch in range(1, epochs + 1):
+        run.epoch()
+        found = leave_one_out(run.model, run.posterior(), run.batches()).nll
+        lines.append(
+            {
+                "epoch": epoch,
+                "train": float(run.losses(train).mean()),
+                "leave-one-out": float(found.mean()),
+                "error": float(found.std() / len(found) ** 0.5),
+                "test": float(run.losses(test).mean()),
+            }
+        )
+    return lines
+
+
+def table(shares: list[dict[str, float]], lines: list[dict[str, float]]) -> str:
+    """Both results as Markdown."""
+    rows = ["| score | share of wrong labels found, each seed | mean |", "| --- | --- | ---: |"]
+    for name in SCORES:
+        each = [share[name] for share in shares]
+        rows.append(f"| {name} | {', '.join(f'{value:.3f}' for value in each)} | {sum(each) / len(each):.3f} |")
+    rows += ["", "| epoch | train NLL | leave-one-out NLL | test NLL |", "| ---: | ---: | ---: | ---: |"]
+    for line in lines:
+        estimate = f"{line['leave-one-out']:.4f} ± {line['error']:.4f}"
+        rows.append(f"| {line['epoch']:.0f} | {line['train']:.4f} | {estimate} | {line['test']:.4f} |")
+    return "\n".join(rows)
+
+
+def draw(lines: list[dict[str, float]], path: Path) -> None:
+    """NLL over epochs."""
+    figure = Figure(figsize=(4.5, 3.2), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    epochs = [line["epoch"] for line in lines]
+    for name, colour in (("train", GREY), ("leave-one-out", VERMILLION), ("test", BLUE)):
+        axes.plot(epochs, [line[name] for line in lines], color=colour, marker="o", markersize=3, label=name)
+    axes.set(xlabel="epoch", ylabel="NLL [nats]", yscale="log")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run both, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, required=True, help="folder with MNIST")
+    parser.add_argument("--rows", type=int, default=3000)
+    parser.add_argument("--share", type=float, default=0.1)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    shares = [
+        wrong_labels(options.root, options.rows, options.share, options.epochs, seed) for seed in range(options.seeds)
+    ]
+    lines = over_training(options.root, options.rows, options.epochs, seed=0)
+    if options.json:
+        kept: dict[str, Any] = {**provenance(), "wrong_labels": shares, "over_training": lines}
+        options.json.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    if options.figure:
+        draw(lines, options.figure)
+    print(table(shares, lines))
+
+
+if __name__ == "__main__":
+    main()
