@@ -3,12 +3,13 @@
     e_i = ∂ℓ_i/∂f at f_i       residual: p - y for classes, (f - y)/σ² for values
     V_i = J_i Σ J_iᵀ           covariance of the outputs under the posterior
     f_i without i  ≈  f_i + V_i e_i                                  Nickl et al. 2023, https://arxiv.org/abs/2310.19273
-    f_i without i  ≈  f_i + (I - V_i H_i)⁻¹ V_i e_i                  H_i = ∂²ℓ_i/∂f²; the default
+    f_i without i  ≈  f_i + (I - V_i H_i)⁻¹ V_i e_i                  with ``corrected=True``; H_i = ∂²ℓ_i/∂f²
 
 Removing an example moves the outputs by residual times variance: this memory-perturbation equation is one natural-gradient
 step away from the posterior. The second form also takes the example's curvature out of Σ. It is exact for linear models with
-Gaussian noise, and Newton's first step for others. Both suppose a posterior of the untempered likelihood at a stationary
-point, which has seen the examples.
+Gaussian noise, and Newton's first step for other linear models. For networks with more weights than examples V H comes near
+1, and the second form overshoots. Both suppose a posterior of the untempered likelihood, at a stationary point, which has
+seen the examples: the linearised V of weights that no data constrain is large.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def leave_one_out(
     loader: Iterable[Any],
     likelihood: Likelihood | None = None,
     *,
-    corrected: bool = True,
+    corrected: bool = False,
     samples: int | None = None,
 ) -> LeaveOneOut:
     """Predict every training example as if the posterior had not seen it.
@@ -57,8 +58,8 @@ def leave_one_out(
         posterior: Of any family.
         loader: Batches ``(inputs, targets)`` of the training set, not shuffled and not augmented.
         likelihood: Of the targets; `Softmax` by default. `Gaussian` and `Bernoulli` take targets shaped like the outputs.
-        corrected: Whether the example's own curvature leaves Σ. Where I - V H is not positive, as no posterior that has seen
-            the example has it, the first form is used.
+        corrected: Whether the example's own curvature leaves Σ too: for linear models. Where I - V H is not positive, as no
+            posterior that has seen the example has it, the first form is used.
         samples: Estimates V from as many linearised samples, for many outputs; None computes it by C (C + 1)/2 backwards.
 
     Returns:
@@ -74,7 +75,7 @@ def leave_one_out(
         >>> model = nn.Linear(1, 1, bias=False)
         >>> q = MeanField({"weight": torch.ones(1, 1)}, {"weight": torch.full((1, 1), 4.0)}, {"weight": 1.0}, num_data=3)
         >>> batch = torch.ones(3, 1), torch.tensor([[0.0], [2.0], [2.0]])  # mean 4/4 with a prior precision of 1
-        >>> leave_one_out(model, q, [batch], Gaussian(1.0)).outputs[:, 0]  # 4/3 without the 0, 2/3 without a 2
+        >>> leave_one_out(model, q, [batch], Gaussian(1.0), corrected=True).outputs[:, 0]  # 4/3 without the 0, 2/3 without a 2
         tensor([1.3333, 0.6667, 0.6667])
     """
     if samples is not None and samples < 2:
@@ -117,7 +118,7 @@ def sensitivity(
     Returns:
         ‖V_i e_i‖, ``[N]``, in the unit of the outputs.
     """
-    found = leave_one_out(model, posterior, loader, likelihood, corrected=False, samples=samples)
+    found = leave_one_out(model, posterior, loader, likelihood, samples=samples)
     return found.change.norm(dim=1)
 
 

@@ -50,7 +50,9 @@ def test_a_linear_regression_is_left_out_exactly(generator):
     x, std = torch.randn(12, 3, generator=generator, dtype=F64), 0.7
     y = x.sum(1) + std * torch.randn(12, generator=generator, dtype=F64)
     model = nn.Linear(3, 1, bias=False).double()
-    found = leave_one_out(model, conjugate(x, y, std), [(x[:5], y[:5, None]), (x[5:], y[5:, None])], Gaussian(std))
+    found = leave_one_out(
+        model, conjugate(x, y, std), [(x[:5], y[:5, None]), (x[5:], y[5:, None])], Gaussian(std), corrected=True
+    )
     again = [conjugate(without(x, i), without(y, i), std).mean["weight"][0] @ x[i] for i in range(12)]
     torch.testing.assert_close(found.outputs[:, 0], torch.stack(again))
     torch.testing.assert_close(found.nll, -torch.distributions.Normal(torch.stack(again), std).log_prob(y))
@@ -78,7 +80,7 @@ def test_classes_are_left_out_as_two_logits_are_as_one(rows):
     x, y = rows
     w, precision = logistic(x, y)
     one = FullGaussian({"weight": w[None]}, precision, {"weight": PRIOR}, 60)
-    expected = leave_one_out(nn.Linear(4, 1, bias=False).double(), one, [(x, y[:, None])], Bernoulli())
+    expected = leave_one_out(nn.Linear(4, 1, bias=False).double(), one, [(x, y[:, None])], Bernoulli(), corrected=True)
 
     class TwoLogits(nn.Module):
         def __init__(self):
@@ -90,7 +92,7 @@ def test_classes_are_left_out_as_two_logits_are_as_one(rows):
             return torch.cat([torch.zeros_like(f), f], 1)
 
     two = FullGaussian({"one.weight": w[None]}, precision, {"one.weight": PRIOR}, 60)
-    found = leave_one_out(TwoLogits().double(), two, [(x, y.long())])
+    found = leave_one_out(TwoLogits().double(), two, [(x, y.long())], corrected=True)
     torch.testing.assert_close(found.nll, expected.nll)
     torch.testing.assert_close(found.change[:, 1], expected.change[:, 0])
 
@@ -132,7 +134,7 @@ def test_a_posterior_wider_than_one_that_saw_the_example_is_not_corrected(net, g
     q = mean_field(net)
     wide = MeanField(q.mean, {n: p / 1e6 for n, p in q.precision.items()}, q.prior_precision, 10)
     torch.testing.assert_close(
-        leave_one_out(net, wide, [(x, y)]).change, leave_one_out(net, wide, [(x, y)], corrected=False).change
+        leave_one_out(net, wide, [(x, y)], corrected=True).change, leave_one_out(net, wide, [(x, y)]).change
     )
 
 
