@@ -75,7 +75,7 @@ def leave_one_out(
         >>> model = nn.Linear(1, 1, bias=False)
         >>> q = MeanField({"weight": torch.ones(1, 1)}, {"weight": torch.full((1, 1), 4.0)}, {"weight": 1.0}, num_data=3)
         >>> batch = torch.ones(3, 1), torch.tensor([[0.0], [2.0], [2.0]])  # mean 4/4 with a prior precision of 1
-        >>> leave_one_out(model, q, [batch], Gaussian(1.0), corrected=True).outputs[:, 0]  # 4/3 without the 0, 2/3 without a 2
+        >>> leave_one_out(model, q, [batch], Gaussian(1.0), corrected=True).outputs[:, 0]  # 4/3 is (2 + 2) / 3
         tensor([1.3333, 0.6667, 0.6667])
     """
     if samples is not None and samples < 2:
@@ -119,7 +119,8 @@ def sensitivity(
         ‖V_i e_i‖, ``[N]``, in the unit of the outputs.
     """
     found = leave_one_out(model, posterior, loader, likelihood, samples=samples)
-    return found.change.norm(dim=1)
+    change: Tensor = found.change
+    return torch.linalg.vector_norm(change, dim=1)
 
 
 def _moments(
