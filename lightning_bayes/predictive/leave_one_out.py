@@ -119,8 +119,8 @@ def sensitivity(
         ‖V_i e_i‖, ``[N]``, in the unit of the outputs.
     """
     found = leave_one_out(model, posterior, loader, likelihood, samples=samples)
-    change: Tensor = found.change
-    return torch.linalg.vector_norm(change, dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(found.change, dim=1)
+    return lengths
 
 
 def _moments(
