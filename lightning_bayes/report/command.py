@@ -22,8 +22,8 @@ def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
     """
     from lightning_bayes.report.page import render  # draws, so it loads matplotlib and torch
 
-    page = render(read_runs(folders))
     path = Path(output)
+    page = render(read_runs(folders), path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, "utf-8")
     return path

@@ -14,9 +14,13 @@ from matplotlib.figure import Figure
 
 from lightning_bayes.report.drawn import shift_comparison, training_curves
 from lightning_bayes.report.runs import Run
+from lightning_bayes.report.summary import joined, shared_settings, summary
 from lightning_bayes.report.tables import config_differences, metric_tables
 
 _TITLES = {"ood_scores": "OOD scores", "risk_coverage": "Risk and coverage"}  # where the file name is no good title
+
+
+_FIRST = ("reliability", "risk_coverage")  # the others follow
 
 
 class StoredFigure(NamedTuple):
@@ -33,19 +37,23 @@ class StoredFigure(NamedTuple):
     images: dict[str, str]
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run], path: Path) -> str:
     """Write the page.
 
     Args:
         runs: The runs to compare, at least one.
+        path: Where the page will be, for links to the configs.
 
     Returns:
         A whole HTML document.
     """
+    runs = joined(runs)
     drawn = {"Training": training_curves(runs), "Shift": shift_comparison(runs)}
     return _template_environment().get_template("page.html").render(
         runs=runs,
         data=list(dict.fromkeys(str(run.config["data.class_path"]) for run in runs if "data.class_path" in run.config)),
+        summary=summary(runs, path),
+        shared=shared_settings(runs),
         tables=metric_tables(runs),
         drawn={title: _base64(_png(figure)) for title, figure in drawn.items() if figure is not None},
         stored=_stored_figures(runs),
@@ -70,7 +78,7 @@ def _arrow_on_last_word(heading: str) -> Markup:
 
 
 def _stored_figures(runs: Sequence[Run]) -> list[StoredFigure]:
-    names = dict.fromkeys(name for run in runs for name in run.figures)
+    names = sorted({name for run in runs for name in run.figures}, key=lambda name: (name not in _FIRST, name))
     return [
         StoredFigure(
             name,

@@ -1,16 +1,16 @@
-"""The tables of a report, with the best value of each column."""
+"""The tables of a report: a row a measure, a column a run and a way to evaluate it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_bayes.report.runs import Run
+from lightning_bayes.report.summary import shown, unique_best
 
 # First part of a key → its row's name. The best value is marked within one table.
-TEST = {"test/": "test", "test_mean/": "test, mean", "test/post/": "test, temperature-scaled"}
-VALIDATION = {"val/": "validation"}
+TEST = {"test/": "posterior", "test_mean/": "mean", "test/post/": "temperature-scaled"}
+VALIDATION = {"val/": "posterior"}
 # Rest of the key → heading. The arrow is the better direction.
 COLUMNS = {
     "cls/Acc": "accuracy ↑",
@@ -33,30 +33,26 @@ OOD_MEASURES = {"AUROC": "AUROC ↑", "AUPR": "AUPR ↑", "FPR95": "FPR95 ↓"}
 
 
 class Table(NamedTuple):
-    """Rows by name; a cell is None where there is no value."""
+    """Measures of runs, each run evaluated in one or several ways; a value is None where there is none."""
 
     title: str
     columns: list[str]
-    rows: list[tuple[str, list[float | None]]]
+    rows: list[tuple[str, str, list[float | None]]]  # run, way to evaluate, a value for each column
 
-    def best(self, column: int) -> float | None:
-        """The best value of a column whose heading has an arrow, if there are at least two."""
-        values = [row[column] for _, row in self.rows]
-        known = [value for value in values if value is not None and not math.isnan(value)]
-        if len(known) < 2 or self.columns[column][-1] not in "↑↓":
-            return None
-        return max(known) if self.columns[column].endswith("↑") else min(known)
+    def best(self, column: int) -> set[int]:
+        """The rows with the best value of a column among the same evaluation of all runs, see `unique_best`."""
+        ways = dict.fromkeys(way for _, way, _ in self.rows)
+        found = (
+            unique_best([row[column] if at == way else None for _, at, row in self.rows], self.columns[column])
+            for way in ways
+        )
+        return {number for number in found if number is not None}
 
-    def marked_rows(self) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
-        """Yield the name of each row and its cells: the text, and whether it is the best value of its column."""
-        best = [self.best(column) for column in range(len(self.columns))]
-        for name, values in self.rows:
-            yield name, [_cell(value, of_column) for value, of_column in zip(values, best, strict=True)]
-
-
-def _cell(value: float | None, best: float | None) -> tuple[str, bool]:
-    known = value is not None and not math.isnan(value)
-    return (f"{value:.4f}", value == best) if known else ("–", False)
+    def measures(self) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
+        """Yield each heading and its cells: the text, and whether it is the best value."""
+        for column, heading in enumerate(self.columns):
+            best = self.best(column)
+            yield heading, [(shown(row[column]), number in best) for number, (_, _, row) in enumerate(self.rows)]
 
 
 def metric_tables(runs: Sequence[Run]) -> list[Table]:
@@ -79,9 +75,7 @@ def metric_tables(runs: Sequence[Run]) -> list[Table]:
 
 def _metrics(title: str, ways: Mapping[str, str], runs: Sequence[Run]) -> Table:
     rows = [
-        (f"{run.name}: {way}", [run.last.get(prefix + key) for key in COLUMNS])
-        for run in runs
-        for prefix, way in ways.items()
+        (run.name, way, [run.last.get(prefix + key) for key in COLUMNS]) for run in runs for prefix, way in ways.items()
     ]
     return _trimmed(Table(title, list(COLUMNS.values()), rows))
 
@@ -96,9 +90,9 @@ def _detection_by(measure: str, keys: Sequence[str], runs: Sequence[Run]) -> Tab
     sources = [source for source, _, last in (key.rpartition("/") for key in keys) if last == measure]
     sources = sorted(source for source in sources if not source or "/" in source)
     rows = [
-        (f"{run.name}: {way}", [run.last.get("/".join(filter(None, (room, each, measure)))) for each in sources])
+        (run.name, way, [run.last.get("/".join(filter(None, (room, each, measure)))) for each in sources])
         for run in runs
-        for room, way in (("ood", "test"), ("ood_mean", "test, mean"))
+        for room, way in (("ood", "posterior"), ("ood_mean", "mean"))
     ]
     heading = OOD_MEASURES[measure]
     names = [source.replace("/", ", ").replace("_", " ") or "all sets, entropy" for source in sources]
@@ -107,13 +101,13 @@ def _detection_by(measure: str, keys: Sequence[str], runs: Sequence[Run]) -> Tab
 
 
 def _shift(runs: Sequence[Run]) -> Table:
-    rooms = {"shift": "test", "shift_mean": "test, mean"}
+    rooms = {"shift": "posterior", "shift_mean": "mean"}
     parts = [key.split("/") for run in runs for key in run.last if key.count("/") > 2]  # other keys are not ours
     levels = sorted({int(each[2]) for each in parts if each[0] in rooms and each[1] == "all" and each[2].isdecimal()})
     chosen = {key: COLUMNS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE")}
     columns = [f"{heading[:-2]}, severity {level} {heading[-1]}" for heading in chosen.values() for level in levels]
     rows = [
-        (f"{run.name}: {way}", [run.last.get(f"{room}/all/{level}/{key}") for key in chosen for level in levels])
+        (run.name, way, [run.last.get(f"{room}/all/{level}/{key}") for key in chosen for level in levels])
         for run in runs
         for room, way in rooms.items()
     ]
@@ -131,7 +125,7 @@ def config_differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """
     keys = _ordered(key for run in runs for key in run.config)
     rows = [(key, [_text(run.config, key) for run in runs]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
+    return [(key, values) for key, values in rows if len(set(values)) > 1 and key != "ckpt_path"]
 
 
 def _text(config: Mapping[str, object], key: str) -> str:
@@ -144,6 +138,7 @@ def _ordered(keys: Iterable[str]) -> list[str]:
 
 def _trimmed(table: Table) -> Table:
     """Drop empty rows and columns."""
-    rows = [(name, row) for name, row in table.rows if any(value is not None for value in row)]
-    used = [i for i in range(len(table.columns)) if any(row[i] is not None for _, row in rows)]
-    return Table(table.title, [table.columns[i] for i in used], [(name, [row[i] for i in used]) for name, row in rows])
+    rows = [entry for entry in table.rows if any(value is not None for value in entry[2])]
+    used = [i for i in range(len(table.columns)) if any(row[i] is not None for _, _, row in rows)]
+    kept = [(name, way, [row[i] for i in used]) for name, way, row in rows]
+    return Table(table.title, [table.columns[i] for i in used], kept)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from lightning_bayes.report import write_report
 
-VOID = {"meta", "img"}
+VOID = {"meta", "img", "br"}
 
 
 class Page(HTMLParser):
@@ -43,7 +43,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         tag, attrs = self.open[-1] if self.open else (None, {})
-        if tag in {"td", "th"}:
+        if {"td", "th"} & {name for name, _ in self.open}:
             self.tables[-1][-1][-1] += data.replace("\xa0", " ")
             self.loose_arrows |= data.endswith((" ↑", " ↓"))
             self.best += [data] if attrs.get("class") == "best" else []
@@ -99,19 +99,26 @@ def png(path):
     return path.read_bytes()
 
 
-@pytest.fixture
-def runs(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return make_runs(tmp_path_factory.mktemp("runs"))
+
+
+def make_runs(tmp_path):
     adam = write_run(tmp_path / "adam", FIT, {**FIT, "epoch": 1, "val/cls/Acc": 0.6}, config={"lr": 0.1, "seed": 0})
     vogn = write_run(tmp_path / "vogn", TEST, {"epoch": 3}, config={"lr": 0.2, "seed": 0, "<b>": "&"})
+    last = {"lr": 0.2, "seed": 0, "trainer": {"max_epochs": 9}}
     other = write_run(
-        tmp_path / "other", {"epoch": 3, "test/cls/Acc": 0.95, "test/cls/NLL": 0.4}, config={"lr": 0.2, "seed": 0}
+        tmp_path / "other",
+        {"epoch": 3, "test/cls/Acc": 0.95, "test/cls/NLL": 0.4},
+        config=last,
     )
     return [adam, vogn, other]
 
 
-@pytest.fixture
-def page(runs, tmp_path):
-    return Page(write_report(runs, tmp_path / "out" / "report.html").read_text("utf-8"))
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory):
+    return Page(write_report(runs, tmp_path_factory.mktemp("out") / "new" / "report.html").read_text("utf-8"))
 
 
 def test_the_page_is_well_formed_html(page):
@@ -119,51 +126,87 @@ def test_the_page_is_well_formed_html(page):
     assert page.tags[:2] == ["html", "head"]
 
 
-def test_nothing_is_fetched_or_run(page):
+def test_nothing_is_fetched_or_run(page, runs):
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     sources = [attrs["src"] for _, attrs in page.attributes if "src" in attrs]
     assert sources
     assert all(source.startswith("data:image/png;base64,") for source in sources)
-    assert not any("href" in attrs for _, attrs in page.attributes)
+    links = {attrs["href"] for _, attrs in page.attributes if "href" in attrs}
+    assert links == {(folder / "config.yaml").as_uri() for folder in runs}
+
+
+def test_configs_are_linked_from_where_the_page_is(tmp_path):
+    runs = make_runs(tmp_path)[1:2]
+    beside = Page(write_report(runs, tmp_path / "report.html").read_text("utf-8"))
+    assert next(attrs["href"] for tag, attrs in beside.attributes if tag == "a") == "vogn/config.yaml"
+    assert (tmp_path / "vogn" / "config.yaml").is_file()
 
 
 def test_an_arrow_stays_on_the_line_of_its_word(page):
-    assert page.table_with("accuracy ↑")
+    assert page.table_with("accuracy ↑posterior / mean")
     assert not page.loose_arrows
 
 
-def test_values_of_all_ways_and_runs_are_rows_of_one_table(page):
-    head, *rows = page.table_with("accuracy ↑")
-    assert head == ["", "accuracy ↑", "NLL ↓", "ECE ↓", "error AUROC ↑"]
-    assert rows == [
-        ["vogn: test", "0.9000", "0.3000", "0.0050", "–"],
-        ["vogn: test, mean", "0.8000", "–", "–", "–"],
-        ["vogn: test, temperature-scaled", "–", "0.2500", "–", "–"],
-        ["other: test", "0.9500", "0.4000", "–", "–"],
+def test_every_run_is_one_row_with_both_evaluations(page):
+    head, *rows = page.tables[0]
+    assert [name.replace("posterior / mean", "") for name in head] == [
+        *("run", "method", "settings", "accuracy ↑", "NLL ↓", "ECE ↓", "OOD AUROC ↑")
+    ]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["adam config", "–", "–", "–", "–", "–", "–"],
+        ["vogn config", "–", "–", "0.9000 / 0.8000", "0.3000", "0.0050", "0.7000"],
+        ["other config", "–", "epochs 9", "0.9500", "0.4000", "–", "–"],
     ]
 
 
-def test_the_best_value_of_each_column_is_marked_by_its_direction(page):
-    marked = set(page.best)
-    assert {"0.9500", "0.2500"} <= marked  # the highest accuracy, the lowest NLL
-    assert not {"0.9000", "0.4000", "0.0050"} & marked  # a value alone is not the best
+def test_all_measures_have_a_row_and_a_column_for_each_evaluation(page):
+    head, *rows = page.table_with("vogntemperature-scaled")
+    assert head == ["", "vognposterior", "vognmean", "vogntemperature-scaled", "otherposterior"]
+    assert rows == [
+        ["accuracy ↑", "0.9000", "0.8000", "–", "0.9500"],
+        ["NLL ↓", "0.3000", "–", "0.2500", "0.4000"],
+        ["ECE ↓", "0.0050", "–", "–", "–"],
+        ["error AUROC ↑", "–", "–", "–", "–"],
+    ]
+
+
+def test_the_best_is_marked_among_the_same_evaluations_of_several_runs(page):
+    assert set(page.best) == {"0.9500", "0.3000"}  # 0.25 was scaled, and a value alone is not the best
+
+
+def test_ties_have_no_best(tmp_path):
+    values = [{"epoch": 0, "test/cls/Acc": 0.9, "test/cls/NLL": nll} for nll in (0.3, 0.30001, 0.4)]
+    folders = [write_run(tmp_path / str(number), row) for number, row in enumerate(values)]
+    assert Page(write_report(folders, tmp_path / "report.html").read_text("utf-8")).best == []
+
+
+def test_a_test_joins_its_fit(tmp_path):
+    config = {"trainer": {"callbacks": [{"class_path": "lightning_bayes.IVONCallback"}], "max_epochs": 4}}
+    fit = write_run(tmp_path / "runs" / "version_0", FIT, config=config)
+    test = {"ckpt_path": "runs/version_0/checkpoints/last.ckpt", **config}
+    folders = [fit, write_run(tmp_path / "runs" / "version_1", {"epoch": 4, "test/cls/Acc": 0.75}, config=test)]
+    joined = Page(write_report(folders, tmp_path / "report.html").read_text("utf-8"))
+    assert [[cell.strip() for cell in row] for row in joined.tables[0][1:]] == [
+        ["version_0 config", "IVON", "epochs 4", "0.7500"]
+    ]
+    again = write_run(tmp_path / "runs" / "version_2", {"epoch": 4, "test/cls/Acc": 0.7}, config=test)
+    both = Page(write_report([*folders, again], tmp_path / "both.html").read_text("utf-8"))
+    assert len(both.tables[0]) == 3  # a second test of the same checkpoint hides nothing
 
 
 def test_the_last_validation_has_a_table_of_its_own(page):
-    tables = [table for table in page.tables if "accuracy ↑" in table[0]]
-    assert tables[1][1:] == [["adam: validation", "0.6000", "1.0000"]]
+    assert page.table_with("adamposterior")[1:] == [["accuracy ↑", "0.6000"], ["NLL ↓", "1.0000"]]
 
 
-def test_detection_has_a_column_per_set_and_score(page):
-    head, *rows = page.table_with("svhn, max logit ↑")
-    assert head == ["", "all sets, entropy ↑", "svhn, entropy ↑", "svhn, max logit ↑"]
-    assert rows == [["vogn: test", "0.7000", "0.7100", "0.7200"], ["vogn: test, mean", "–", "0.6000", "–"]]
+def test_detection_has_a_row_per_set_and_score(page):
+    (table,) = [table for table in page.tables if ["all sets, entropy ↑", "0.7000", "–"] in table]
+    assert table[0] == ["", "vognposterior", "vognmean"]
+    assert table[2:] == [["svhn, entropy ↑", "0.7100", "0.6000"], ["svhn, max logit ↑", "0.7200", "–"]]
 
 
 def test_shift_is_shown_by_severity(page):
-    head, row = page.table_with("accuracy, severity 1 ↑")
-    assert head[1:3] == ["accuracy, severity 1 ↑", "accuracy, severity 2 ↑"]
-    assert row[:3] == ["vogn: test", "0.8100", "0.6100"]
+    (table,) = [table for table in page.tables if ["accuracy, severity 1 ↑", "0.8100"] in table]
+    assert (table[0], table[2]) == (["", "vognposterior"], ["accuracy, severity 2 ↑", "0.6100"])
 
 
 def test_keys_of_another_scheme_are_no_shift(tmp_path):
@@ -192,10 +235,11 @@ def test_runs_on_different_data_are_pointed_out(tmp_path):
 
 def test_only_settings_that_differ_are_listed_and_text_is_escaped(page):
     (table,) = [table for table in page.tables if table[0] == ["", "adam", "vogn", "other"]]
-    assert table[1:] == [["lr", "0.1", "0.2", "0.2"], ["<b>", "–", "&", "–"]]
+    assert table[1:] == [["lr", "0.1", "0.2", "0.2"], ["<b>", "–", "&", "–"], ["trainer.max_epochs", "–", "–", "9"]]
 
 
-def test_figures_of_runs_are_inside(runs, tmp_path):
+def test_figures_of_runs_are_inside(tmp_path):
+    runs = make_runs(tmp_path)
     first, second = png(runs[0] / "figures" / "ood_scores.png"), png(runs[1] / "figures" / "ood_scores.png")
     text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
     for content in (first, second):
