@@ -61,7 +61,8 @@ class Predictor:
         saved: A posterior file's contents, from `lightning_bayes.zoo.load`.
         samples: S, the number of weight samples, at least 1.
         seed: Seed of the weight samples.
-        reject_below: Predictions whose largest probability is smaller are marked in ``reject``; None marks none.
+        reject_below: Predictions whose largest probability is smaller are marked in ``reject``; None marks none. A
+            `lightning_bayes.predictive.Rejector` finds a threshold with a guarantee.
         device: Device of the computation and its results.
 
     Attributes:

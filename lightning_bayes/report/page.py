@@ -69,12 +69,16 @@ def _template_environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters["arrow_on_last_word"] = _arrow_on_last_word
+    environment.filters |= {"arrow_on_last_word": _arrow_on_last_word, "breakable": _breakable}
     return environment
 
 
 def _arrow_on_last_word(heading: str) -> Markup:
     return Markup("&nbsp;").join(heading.rsplit(" ", 1))  # join escapes the parts
+
+
+def _breakable(name: str) -> Markup:
+    return Markup("/<wbr>").join(name.split("/"))
 
 
 def _stored_figures(runs: Sequence[Run]) -> list[StoredFigure]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from lightning_bayes.report import write_report
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "wbr"}
 
 
 class Page(HTMLParser):
