@@ -18,10 +18,12 @@ from lightning_bayes.zoo.data.kmnist import KMNISTDataModule
 from lightning_bayes.zoo.data.mnist import MNISTDataModule
 from lightning_bayes.zoo.data.pool import PoolDataModule
 from lightning_bayes.zoo.data.svhn import SVHNDataModule
+from lightning_bayes.zoo.data.text import Alphabet, TextDataModule
 from lightning_bayes.zoo.data.uci import UCIDataModule
 
 __all__ = [
     "SEVERITIES",
+    "Alphabet",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
     "Corruption",
@@ -32,6 +34,7 @@ __all__ = [
     "MNISTDataModule",
     "PoolDataModule",
     "SVHNDataModule",
+    "TextDataModule",
     "UCIDataModule",
     "corruption_kinds",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_bayes.zoo.tasks.classification import BayesClassifier
+from lightning_bayes.zoo.tasks.language import BayesLanguageModel
 from lightning_bayes.zoo.tasks.regression import BayesRegressor
 
-__all__ = ["BayesClassifier", "BayesRegressor"]
+__all__ = ["BayesClassifier", "BayesLanguageModel", "BayesRegressor"]
