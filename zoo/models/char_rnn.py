@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Final, Literal, final
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
 
-_CELLS: Final[dict[str, type[nn.RNNBase]]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+_CELLS: Final[dict[str, Callable[..., nn.Module]]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 
 @final
