@@ -73,7 +73,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.prior = DefaultPrior(found.prior_precision, self.group_defaults["prior_mean"])
         self.default_noise: DefaultNoise | None = None
         if self.lr is None and self.group_defaults["relative_noise"] is None:
-            self.default_noise = DefaultNoise()
+            self.default_noise = DefaultNoise(self.group_defaults["noise_flatness"])
             self.group_defaults["relative_noise"] = self.default_noise.first
         chosen = choose_step(type(self).__name__, self.optimizer_class, found.lr, found.step)
         self.group_defaults["step_rule"], self._grafts = chosen
@@ -206,7 +206,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if wanted["antithetic"] is None:
             del wanted["antithetic"]
         if self.default_noise is not None:
-            del wanted["relative_noise"]  # set once the loss is known
+            del wanted["relative_noise"], wanted["noise_flatness"]  # set once the loss is known
         if "lr" in self._resume.saved and not callable(self.lr):
             kept["lr"], wanted["lr"] = self._resume.saved["lr"], self.lr  # the group's follows the user's schedule
         self._resume.warn_of_changes(kept, wanted)

@@ -6,17 +6,23 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, final, get_args
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.hyperparameters import StepName, StepRule, effective
+from lightning_bayes.optim.runtime.parameters import has_convolutions, has_norms
 from lightning_bayes.optim.steps.base_optimizer import (
+    FLATNESS_OF_CONVOLUTIONS,
+    NOISE_BESIDE_NORMS,
     NOISE_OF_CLASSIFIERS,
+    NOISE_OF_CONVOLUTIONS,
     NOISE_OF_OTHERS,
     PRIOR_PRECISION,
     noise_of_depth,
     noisy_layers,
 )
+from lightning_bayes.posteriors.shaped_noise import FLATNESS
 from lightning_bayes.predictive import Link
 
 _INTERVAL = 10  # T of the default step
@@ -81,15 +87,20 @@ def choose_step(
 
 @final
 class DefaultNoise:
-    """κ from the kind of prediction and the number of noisy layers."""
+    """κ and ε from the kind of prediction, the kind of network and the number of noisy layers.
+
+    Args:
+        flatness: ε, if the user states it.
+    """
 
     first = NOISE_OF_OTHERS  # κ before the loss is known
 
-    def __init__(self) -> None:
+    def __init__(self, flatness: float | None) -> None:
+        self.flatness = flatness
         self._applied: tuple[MeanFieldOptimizer, int] | None = None
 
     def apply(self, optimizer: MeanFieldOptimizer, link: Link | None) -> None:
-        """Set κ before the first update, and again after layers were thawed or frozen.
+        """Set κ and ε before the first update, and again after layers were thawed or frozen.
 
         Args:
             optimizer: The optimizer whose groups are changed.
@@ -99,9 +110,23 @@ class DefaultNoise:
         if self._applied == (optimizer, layers):
             return
         self._applied = (optimizer, layers)
-        scale = NOISE_OF_CLASSIFIERS if link in {"softmax", "sigmoid"} else NOISE_OF_OTHERS
+        scale, flatness = _noise_of(optimizer.model, link)
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["relative_noise"] = noise_of_depth(scale, layers)
+            group["noise_flatness"] = self.flatness or flatness
+
+
+def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
+    """κ of up to five layers, and ε."""
+    if link not in {"softmax", "sigmoid"}:
+        return NOISE_OF_OTHERS, FLATNESS
+    if has_norms(model):
+        return NOISE_BESIDE_NORMS, FLATNESS
+    return (
+        (NOISE_OF_CONVOLUTIONS, FLATNESS_OF_CONVOLUTIONS)
+        if has_convolutions(model)
+        else (NOISE_OF_CLASSIFIERS, FLATNESS)
+    )
 
 
 @final

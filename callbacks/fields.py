@@ -44,8 +44,11 @@ class CallbackFields(HyperparameterFields, total=False):
             curvature of the first batch.
         relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, which the curvature shapes
             (`posteriors.shaped_noise`); the data lower it where they allow less. None: the noise of the bound with an
-            explicit `lr`; with the default step 0.1 for classifiers (known from `link` or the loss) and 0.02 for other
-            models, less for more than five layers (`optim.steps.base_optimizer.noise_of_depth`): a heuristic.
+            explicit `lr`. With the default step: for classifiers (known from `link` or the loss) 0.03 with normalisation
+            layers, else 0.3 with convolutions and 0.1 without; for other models 0.02; less for more than five layers
+            (`optim.steps.base_optimizer.noise_of_depth`). These are heuristics.
+        noise_flatness: ε, how flat the noise of size κ is (`posteriors.shaped_noise`). None: 0.03, and 1 where κ is 0.3 for
+            convolutions by default.
         curvature_interval: T, updates between measurements of the curvature, after ten that all measure; the others run the
             bare model. None: 10 where the user's optimizer updates the mean and the curvature is a running average
             (`optim.runtime.measuring`), else 1, as with an explicit `lr`.

@@ -40,6 +40,7 @@ from lightning_bayes.optim.settings import (
     plain,
     setting,
 )
+from lightning_bayes.posteriors.shaped_noise import FLATNESS
 
 PriorMean: TypeAlias = Literal["zero", "initial"]
 StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
@@ -68,6 +69,7 @@ class HyperparameterFields(TypedDict, total=False):
             pass is then free of noise. Unless the step is natural, running averages start anew with the first measurement.
         relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, see
             `posteriors.shaped_noise` (a heuristic). None: the noise of the bound, as wide as it is.
+        noise_flatness: ε, how flat the noise of size κ is, see `posteriors.shaped_noise`. None: 0.03.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
             same step, without noise. None for all, but for normalisation layers where the step is not natural.
         antithetic: Whether the updates 2j and 2j+1 share their noise, with opposite signs, so that the first order of what
@@ -93,6 +95,7 @@ class HyperparameterFields(TypedDict, total=False):
     damping_in_noise: bool
     init_precision: float | None
     relative_noise: float | Schedule | None
+    noise_flatness: float | None
     bayesian: str | None
     antithetic: bool | None
     mc_samples: int
@@ -150,6 +153,7 @@ class Effective(NamedTuple):
     damping: float  # γ
     noise_damping: float  # γ where it counts in the noise, else 0
     relative_noise: float | None  # κ
+    noise_flatness: float  # ε
     stated_prior: float  # δ̃, or 0 where another optimizer moves the mean and nobody states a prior
 
     @property
@@ -209,6 +213,7 @@ def effective(group: Mapping[str, Any]) -> Effective:
         damping=group["damping"],
         noise_damping=group["damping"] if group["damping_in_noise"] else 0.0,
         relative_noise=group.get("relative_noise"),
+        noise_flatness=group.get("noise_flatness") or FLATNESS,
         stated_prior=prior if _is_stated(group) else 0.0,
     )
 
@@ -241,6 +246,7 @@ class Hyperparameters(Record):
     radius: RadiusRule = setting(choice(*get_args(RadiusRule)), default="adam")
     momentum: float = setting(MOMENTUM, default=0.0, schedulable=True)
     relative_noise: float | None = setting(POSITIVE, default=None, upper_limit=1e12, schedulable=True, optional=True)
+    noise_flatness: float | None = setting(POSITIVE, default=None, upper_limit=1e12, optional=True)
     weight_decay: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
     curvature_interval: int = setting(POSITIVE_COUNT, default=1, open_until_fit=True)
     antithetic: bool | None = setting(default=None)

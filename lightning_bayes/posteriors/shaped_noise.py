@@ -2,13 +2,14 @@
 
 For each tensor t, with its curvatures s_i, its size r_t and the prior strength p = δ̃ + γ (0 where nobody states a prior):
 
-    γ_t = p + ε mean_j max(s_j, 0)                                          ε = 0.03
+    γ_t = p + ε mean_j max(s_j, 0)
     1/τ_t = 1/τ + mean_j [1 / (s_j + γ_t)] / (Ñ κ² r_t²)
     1/Σ_i = (Ñ/τ_t) (s_i + γ_t)                                             negative s_i count as 0
 
 So the mean variance is κ² r_t² while the data allow more, and the noise has the shape that the curvature gives it. As Ñ
 grows, τ_t tends to τ and the precision to (Ñ/τ)(s + γ_t): the data's own precision takes over without a switch. No
-variance exceeds (1+ε)/ε times the tensor's mean, because s + γ_t ≥ ε mean s.
+variance exceeds (1+ε)/ε times the tensor's mean, because s + γ_t ≥ ε mean s: ε = 0.03 lets the curvature decide, ε = 1
+halves the variance where the curvature is average, and a large ε makes the noise flat.
 
 This is the covariance that minimises the tempered bound
 
@@ -28,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PRIOR_SHARE = 0.03  # ε
+FLATNESS = 0.03  # ε
 _LEAST_DAMPING = 1e-20  # of tensors without any curvature, whose noise is flat
 
 
@@ -45,7 +46,12 @@ class Shape(NamedTuple):
 
 
 def noise_shape(
-    curvatures: Sequence[Tensor], sizes: Tensor, relative_noise: float, scale: float, stated: float = 0.0
+    curvatures: Sequence[Tensor],
+    sizes: Tensor,
+    relative_noise: float,
+    scale: float,
+    stated: float = 0.0,
+    flatness: float = FLATNESS,
 ) -> Shape:
     """The shape of the noise in tensors of one device and dtype.
 
@@ -55,6 +61,7 @@ def noise_shape(
         relative_noise: κ.
         scale: Ñ/τ.
         stated: p, of a stated prior and of damping in the noise; 0 for none.
+        flatness: ε.
 
     Returns:
         Ñ/τ_t and γ_t of each tensor.
@@ -66,39 +73,41 @@ def noise_shape(
         >>> 1 / shaped_precision(s, *shape)  # their mean is nearly 0.3² = 0.09
         tensor([0.1769, 0.0026])
     """
-    inverse_means, strengths = noise_moments(curvatures, stated)
+    inverse_means, strengths = noise_moments(curvatures, stated, flatness)
     return Shape(noise_scale(inverse_means, sizes, relative_noise, scale), strengths)
 
 
-def noise_moments(curvatures: Sequence[Tensor], stated: float) -> tuple[Tensor, Tensor]:
+def noise_moments(curvatures: Sequence[Tensor], stated: float, flatness: float) -> tuple[Tensor, Tensor]:
     """What the shape takes from the curvature, which changes only with it.
 
     Args:
         curvatures: s of each tensor.
         stated: p, of a stated prior and of damping in the noise.
+        flatness: ε.
 
     Returns:
         mean_j [1 / (s_j + γ_t)] and γ_t, ``[tensors]`` each.
     """
     positive = [curvature.clamp_min(0) for curvature in curvatures]
-    strengths = noise_damping(_means(positive), stated)
+    strengths = noise_damping(_means(positive), stated, flatness)
     for curvature, strength in zip(positive, strengths.unbind(), strict=True):
         curvature.add_(strength)
     torch._foreach_reciprocal_(positive)
     return _means(positive), strengths
 
 
-def noise_damping(curvature_means: Tensor, stated: float) -> Tensor:
+def noise_damping(curvature_means: Tensor, stated: float, flatness: float) -> Tensor:
     """γ_t = p + ε mean_j s_j.
 
     Args:
         curvature_means: Mean of the positive part of each tensor's curvature.
         stated: p, of a stated prior and of damping in the noise.
+        flatness: ε.
 
     Returns:
         γ_t, above 0, shaped like `curvature_means`.
     """
-    return (curvature_means * PRIOR_SHARE + stated).clamp_min(_LEAST_DAMPING)
+    return (curvature_means * flatness + stated).clamp_min(_LEAST_DAMPING)
 
 
 def noise_scale(inverse_means: Tensor, sizes: Tensor, relative_noise: float, scale: float) -> Tensor:

@@ -135,14 +135,14 @@ class CohortSampler:
         """The noise's shape, see `posteriors.noise_shape`, None where the noise is that of the bound; and u of the small."""
         stated = now.stated_damping
         is_shaped = now.relative_noise is not None
-        numbers = (stated,) if is_shaped else tuple(now.precision_arguments.values())
+        numbers = (stated, now.noise_flatness) if is_shaped else tuple(now.precision_arguments.values())
         origin = _Origin(curvatures, [version_of(tensor) for tensor in curvatures], (is_shaped, *numbers))
         if cohort.origin is None or not cohort.origin.is_same(origin):
             cohort.origin = origin
             cohort.starts = torch.stack([state["scale"] for state in states])
             small = torch.cat([cohort.flat[:0], *(curvatures[i].reshape(-1) for i in cohort.small)])
             if is_shaped:
-                cohort.means = _moments(cohort, small, curvatures, stated)
+                cohort.means = _moments(cohort, small, curvatures, *numbers)
             else:
                 cohort.means, cohort.unit = None, precision(small, **now.precision_arguments).rsqrt_()
         if cohort.means is None or now.relative_noise is None:
@@ -165,12 +165,14 @@ def _precision(curvature: Tensor, now: Effective, shape: tuple[Tensor | None, Te
     return curvature.clamp_min(0).add_(damping) if scale is None else shaped_precision(curvature, scale, damping)
 
 
-def _moments(cohort: CohortMemory, small: Tensor, curvatures: list[Tensor], stated: float) -> tuple[Tensor, Tensor]:
+def _moments(
+    cohort: CohortMemory, small: Tensor, curvatures: list[Tensor], stated: float, flatness: float
+) -> tuple[Tensor, Tensor]:
     """`posteriors.noise_moments` of a cohort, and u of its small tensors on the way."""
     counts = cohort.roots.square()
     positive = small.clamp_min(0)
     sums = cohort.in_order([_sum_of_blocks(curvatures[i], 0.0) for i in cohort.large], _sums(cohort, positive))
-    strengths = noise_damping(torch.stack(sums) / counts, stated)
+    strengths = noise_damping(torch.stack(sums) / counts, stated, flatness)
     inverse = positive.add_(cohort.spread(strengths)).reciprocal_()
     cohort.unit = inverse.sqrt()
     sums = cohort.in_order([_sum_of_blocks(curvatures[i], strengths[i]) for i in cohort.large], _sums(cohort, inverse))

@@ -37,7 +37,7 @@ def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], mean
         return None
     sizes = tensor_sizes(means, [state["scale"] for state in states])
     curvatures = [state["curvature"] for state in states]
-    return noise_shape(curvatures, sizes, now.relative_noise, now.scale, now.stated_damping)
+    return noise_shape(curvatures, sizes, now.relative_noise, now.scale, now.stated_damping, now.noise_flatness)
 
 
 def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | float:
@@ -88,7 +88,8 @@ def layer_damping(curvature: KroneckerProduct, now: Effective) -> Tensor | float
     if now.relative_noise is None:
         return now.prior + now.noise_damping
     mean = curvature.trace().mean() / (curvature.left.shape[-1] * curvature.right.shape[-1])
-    return torch.where(mean > 0, noise_damping(mean, now.stated_damping), max(now.stated_damping, _OF_DEAD_LAYERS))
+    found = noise_damping(mean, now.stated_damping, now.noise_flatness)
+    return torch.where(mean > 0, found, max(now.stated_damping, _OF_DEAD_LAYERS))
 
 
 def layer_scale(root: KroneckerProduct, state: Mapping[str, Any], weight: Tensor, now: Effective) -> Tensor | float:

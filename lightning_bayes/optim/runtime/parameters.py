@@ -84,6 +84,7 @@ def reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
     }
 
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -92,6 +93,16 @@ def _of_norms(model: nn.Module) -> set[nn.Parameter]:
     found = {param for module in model.modules() if isinstance(module, _NORMS) for param in module.parameters()}
     trained = {param for param in model.parameters() if param.requires_grad}
     return found if trained - found else set()
+
+
+def has_norms(model: nn.Module) -> bool:
+    """Whether a network has normalisation layers."""
+    return any(isinstance(module, _NORMS) for module in model.modules())
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    """Whether a network has convolutions."""
+    return any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
 
 
 def points(model: nn.Module, bayesian: str | None, *, norms: bool = True) -> set[nn.Parameter]:

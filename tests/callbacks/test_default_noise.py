@@ -1,0 +1,97 @@
+"""The noise of callbacks without arguments, by kind of network, and what stated values change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes import NoisyKFACCallback, VadamCallback, VOGNCallback
+from lightning_bayes.posteriors import shaped_precision
+
+SIZE = 40
+NORMS = [nn.BatchNorm2d(3), nn.GroupNorm(1, 3), nn.LayerNorm((3, 4, 4))]
+
+
+class Images(LightningModule):
+    """Classifies images of one channel and 4 × 4 pixels."""
+
+    def __init__(self, *stages, channels=3):
+        super().__init__()
+        torch.manual_seed(0)
+        convolution, last = nn.Conv2d(1, channels, 3, padding=1), nn.Linear(16 * channels, 4)
+        self.net = nn.Sequential(convolution, *stages, nn.Tanh(), nn.Flatten(), last)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def fit(callback, module=None):
+    """The optimizer after a fit."""
+    module, generator = module or Images(), torch.Generator().manual_seed(1)
+    x, y = torch.randn(SIZE, 1, 4, 4, generator=generator), torch.randint(4, (SIZE,), generator=generator)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(accelerator="cpu", max_epochs=3, callbacks=[callback], **quiet)
+    trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=10))
+    return callback.optimizer
+
+
+def relative_widths(optimizer):
+    """Root mean square of the noise of each weight over that of its values, which is its size or nearly so."""
+    posterior = optimizer.posterior()
+    sizes = {name: mean.square().mean().sqrt() for name, mean in posterior.mean.items()}
+    return {name: float(v.mean().sqrt() / sizes[name]) for name, v in posterior.variance().items() if "weight" in name}
+
+
+@pytest.mark.parametrize("callback", [VOGNCallback, VadamCallback, NoisyKFACCallback])
+def test_networks_with_convolutions_have_more_noise(callback):
+    widths = relative_widths(fit(callback()))
+    assert list(widths.values()) == pytest.approx([0.3, 0.3], rel=0.1)
+
+
+@pytest.mark.parametrize(("stated", "flatness"), [({}, None), ({"noise_flatness": 0.5}, 0.5)])
+def test_their_noise_is_flatter(stated, flatness):
+    """Σ ∝ 1/(s + ε mean s)."""
+    optimizer = fit(VOGNCallback(**stated))
+    flatness = optimizer.param_groups[0]["noise_flatness"] if flatness is None else flatness
+    assert flatness > 0.03
+    s = optimizer.state[optimizer.model.net[0].weight]["curvature"]
+    expected = 1 / shaped_precision(s, torch.ones(()), flatness * s.mean())
+    found = optimizer.posterior().variance()["net.0.weight"]
+    torch.testing.assert_close(found / found.mean(), expected / expected.mean())
+
+
+def test_samples_have_the_noise_of_the_posterior():
+    optimizer = fit(VOGNCallback(), Images(channels=1000))
+    posterior, kernel = optimizer.posterior(), optimizer.model.net[0].weight
+    with optimizer.sampled_params():
+        noise = kernel.detach() - posterior.mean["net.0.weight"]
+    squares = (noise.square() / posterior.variance()["net.0.weight"]).mean()
+    assert abs(squares - 1) < 4 * (2 / kernel.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+def test_networks_with_normalisation_have_less_noise(norm):
+    (group,) = fit(VOGNCallback(), Images(norm)).param_groups
+    assert (group["relative_noise"], group["noise_flatness"]) == (0.03, 0.03)
+
+
+def test_a_stated_scale_comes_with_the_shape_of_the_curvature():
+    optimizer = fit(VOGNCallback(relative_noise=0.2))
+    assert list(relative_widths(optimizer).values()) == pytest.approx([0.2, 0.2], rel=0.05)
+    s = optimizer.state[optimizer.model.net[0].weight]["curvature"]
+    expected = 1 / shaped_precision(s, torch.ones(()), 0.03 * s.mean())
+    found = optimizer.posterior().variance()["net.0.weight"]
+    torch.testing.assert_close(found / found.mean(), expected / expected.mean())
