@@ -14,7 +14,6 @@ from lightning_bayes.optim.hyperparameters import StepName, StepRule, effective
 from lightning_bayes.optim.runtime.parameters import has_convolutions, has_norms
 from lightning_bayes.optim.steps.base_optimizer import (
     FLATNESS_OF_CONVOLUTIONS,
-    NOISE_BESIDE_NORMS,
     NOISE_OF_CLASSIFIERS,
     NOISE_OF_CONVOLUTIONS,
     NOISE_OF_OTHERS,
@@ -118,15 +117,11 @@ class DefaultNoise:
 
 def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
     """κ of up to five layers, and ε."""
-    if link not in {"softmax", "sigmoid"}:
+    if link not in {"softmax", "sigmoid"} or has_norms(model):
         return NOISE_OF_OTHERS, FLATNESS
-    if has_norms(model):
-        return NOISE_BESIDE_NORMS, FLATNESS
-    return (
-        (NOISE_OF_CONVOLUTIONS, FLATNESS_OF_CONVOLUTIONS)
-        if has_convolutions(model)
-        else (NOISE_OF_CLASSIFIERS, FLATNESS)
-    )
+    if has_convolutions(model):
+        return NOISE_OF_CONVOLUTIONS, FLATNESS_OF_CONVOLUTIONS
+    return NOISE_OF_CLASSIFIERS, FLATNESS
 
 
 @final

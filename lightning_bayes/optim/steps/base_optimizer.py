@@ -45,8 +45,7 @@ from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 NOISE_OF_CLASSIFIERS = 0.1  # κ; an argmax stands more noise
 NOISE_OF_CONVOLUTIONS = 0.3  # of classifiers with convolutions, whose noise
 FLATNESS_OF_CONVOLUTIONS = 1.0  # ε, is flatter
-NOISE_BESIDE_NORMS = 0.03  # of classifiers with normalisation layers, with or without convolutions
-NOISE_OF_OTHERS = 0.02  # than a number
+NOISE_OF_OTHERS = 0.02  # than a number, and normalisation layers keep statistics of networks with noise
 SHALLOW = 5  # layers, LeNet's; deeper networks have less noise
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
 LONGEST_MOVE = 0.1  # of a tensor's size, by one step in proportion to the gradient
