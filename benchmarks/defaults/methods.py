@@ -5,6 +5,7 @@
 - ``vogn``: the callback as it is
 - ``vogn@0.1``: with the noise scale κ = 0.1
 - ``vogn@0:0.1``: with a κ that grows linearly from nearly 0 to 0.1 over the fit
+- ``vogn@0.3~1``: with κ = 0.3 and the flatness ε = 1
 - ``vogn/1``: with ``curvature_interval=1``
 - ``vogn@0.1/1``: with both
 """
@@ -50,7 +51,9 @@ POSTHOC: dict[str, Callable[..., PosthocCallback]] = {
 }
 ENSEMBLE, MEMBERS = "ensemble", 5
 PEER = "ivon-opt"
-_METHOD = re.compile(r"(?P<name>[a-z_]+)(@(?P<grows>0:)?(?P<noise>[0-9.]+))?(/(?P<interval>[0-9]+))?")
+_METHOD = re.compile(
+    r"(?P<name>[a-z_]+)(@(?P<grows>0:)?(?P<noise>[0-9.]+))?(~(?P<flatness>[0-9.]+))?(/(?P<interval>[0-9]+))?"
+)
 _LEAST_NOISE = 1e-4  # where a growing κ begins
 
 
@@ -58,7 +61,7 @@ def make_callback(method: str, seed: int, updates: int) -> VariationalCallback |
     """The callback of a method.
 
     Args:
-        method: A key of `CALLBACKS`, with a noise scale, an interval, both or neither, see above.
+        method: A key of `CALLBACKS`, with a noise scale, a flatness and an interval where wanted, see above.
         seed: Of the noise.
         updates: Of the whole fit.
 
@@ -75,13 +78,15 @@ def make_callback(method: str, seed: int, updates: int) -> VariationalCallback |
     parts = _METHOD.fullmatch(method)
     if parts is None or parts["name"] not in CALLBACKS:
         raise ValueError(
-            f"{method!r} is none of {', '.join(CALLBACKS)}, with @κ, @0:κ and /T behind it where wanted, "
+            f"{method!r} is none of {', '.join(CALLBACKS)}, with @κ, @0:κ, ~ε and /T behind it where wanted, "
             f"{', '.join(POSTHOC)} and {ENSEMBLE}."
         )
     kind, settings = CALLBACKS[parts["name"]], dict[str, Any]()
     if parts["noise"]:
         noise = float(parts["noise"])
         settings["relative_noise"] = LinearSchedule(_LEAST_NOISE, noise, updates) if parts["grows"] else noise
+    if parts["flatness"]:
+        settings["noise_flatness"] = float(parts["flatness"])
     if parts["interval"]:
         settings["curvature_interval"] = int(parts["interval"])
     return None if kind is None else kind(seed=seed, **settings)

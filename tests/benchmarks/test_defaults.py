@@ -110,6 +110,7 @@ def test_every_method_runs(method):
 
 
 def test_a_method_is_spelled_with_its_noise_and_its_interval():
+    assert make_callback("vogn@0.3~1/2", seed=0, updates=10).group_defaults["noise_flatness"] == 1
     growing = make_callback("vogn@0:0.2/1", seed=0, updates=10).group_defaults
     assert growing["curvature_interval"] == 1
     noise = growing["relative_noise"]
