@@ -90,8 +90,8 @@ for name, predict in methods.items():
 
 # %%
 shown = torch.linspace(-1.6, 1.6, 200)[:, None]
-figure, axes = plt.subplots(1, 4, figsize=(13, 3.2), sharey=True, layout="constrained")
-for ax, (name, predict) in zip(axes, methods.items(), strict=True):
+figure, axes = plt.subplots(2, 2, figsize=(9, 5.6), sharex=True, sharey=True, layout="constrained")
+for ax, (name, predict) in zip(axes.flat, methods.items(), strict=True):
     prediction = predict(shown)
     line, middle = shown.flatten(), prediction.mean.flatten()
     weights, total = prediction.variance.sqrt().flatten(), (prediction.variance + NOISE**2).sqrt().flatten()
@@ -100,8 +100,8 @@ for ax, (name, predict) in zip(axes, methods.items(), strict=True):
     ax.fill_between(line, middle - 2 * weights, middle + 2 * weights, color="#4292c6", label="± 2 std of f")
     ax.plot(line, torch.sin(4 * line) + 0.3 * line, "--", color="0.3", linewidth=1, label="truth")
     ax.plot(*(part.flatten() for part in train.tensors), ".", color="#d95f02", markersize=4, label="data")
-    ax.set(title=name, ylim=(-3.2, 3.2), xlabel="x")
-handles, labels = axes[0].get_legend_handles_labels()
+    ax.set(title=name, ylim=(-3.2, 3.2))
+handles, labels = axes[0, 0].get_legend_handles_labels()
 figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
 figure.savefig("bands.png", dpi=110)
 

@@ -24,10 +24,14 @@ def anchors(text):
     return {re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
+def is_tutorial(path):
+    return path.startswith("tutorials/") and (ROOT / "docs" / path).with_suffix(".py").exists()
+
+
 def broken(page, text):
     for target in LINK.findall(prose(text)):
         path, _, anchor = target.partition("#")
-        if "://" in target or path in GENERATED:
+        if "://" in target or path in GENERATED or is_tutorial(path):
             continue
         file = (page.parent / path).resolve() if path else page
         if not file.exists():
