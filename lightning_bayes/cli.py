@@ -24,8 +24,8 @@ from rich.console import Console
 
 import lightning_bayes.zoo  # noqa: F401  (imported classes can be named without their module)
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
-from lightning_bayes.class_count import fill_class_count
 from lightning_bayes.cli_parser import BayesParser
+from lightning_bayes.config_completion import drop_pretrained, fill_class_count
 from lightning_bayes.config_lookup import with_configs
 from lightning_bayes.errors import BayesError, ConfigError
 from lightning_bayes.laplace_command import as_test_under_laplace
@@ -165,8 +165,11 @@ class BayesCLI(LightningCLI):
         self.config = parser.parse_args(args)  # type: ignore[arg-type]  # a list or None, see __init__
 
     def before_instantiate_classes(self) -> None:
-        """Let the data tell the number of classes where the config does not."""
-        fill_class_count(self.config.get(str(self.subcommand), self.config))
+        """Let the data tell the number of classes, and an evaluation's checkpoint replace pretrained weights."""
+        config = self.config.get(str(self.subcommand), self.config)
+        fill_class_count(config)
+        if self.subcommand not in {None, "fit"}:
+            drop_pretrained(config)
 
     def _before(self) -> None:
         folder = getattr(self.trainer.logger, "log_dir", None)

@@ -38,7 +38,7 @@ SHELL = {
     "listing",
     "laplace_command",
     "predict_command",
-    "class_count",
+    "config_completion",
     "predictor",
     "demo",
 }
@@ -62,7 +62,7 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "predictor": {"posteriors", "predictive", "zoo", "errors"},
     "cli": EVERYTHING,
     "cli_parser": set(),
-    "class_count": {"errors"},
+    "config_completion": {"errors"},
     "listing": {"composition", "zoo", "callbacks"},
     "composition": {"zoo", "configs", "errors"},
     "config_lookup": {"composition", "errors"},

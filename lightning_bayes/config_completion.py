@@ -1,4 +1,4 @@
-"""The number of classes, asked once: a config gives it in one place or none, and the data tell the rest."""
+"""What a config need not say: the number of classes of the data, and pretrained weights that a checkpoint replaces."""
 
 from __future__ import annotations
 
@@ -42,6 +42,25 @@ def fill_class_count(config: Namespace) -> None:
         raise ConfigError("Nothing tells the number of classes. Pass --model.num_classes=3, or name data that know it.")
     for place in missing:
         place[_KEY] = number
+
+
+def drop_pretrained(config: Namespace) -> None:
+    """Read no pretrained weights where those of a checkpoint follow: the file may be gone, and a download takes minutes.
+
+    Args:
+        config: Of a subcommand that evaluates.
+
+    Example:
+        >>> network = Namespace(class_path="lightning_bayes.zoo.create_model", init_args=Namespace(pretrained="gone.pth"))
+        >>> task = Namespace(class_path="Task", init_args=Namespace(model=network))
+        >>> drop_pretrained(Namespace(model=task, ckpt_path="last.ckpt"))
+        >>> network.init_args.pretrained is None
+        True
+    """
+    network = config.get("model.init_args.model")
+    is_ours = isinstance(network, Namespace) and str(network.get("class_path")).startswith("lightning_bayes.")
+    if config.get("ckpt_path") and is_ours and network.get("init_args.pretrained") is not None:
+        network["init_args"]["pretrained"] = None
 
 
 def _places(node: Any) -> Iterator[Namespace]:
