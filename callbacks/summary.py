@@ -12,6 +12,11 @@ from lightning_bayes.optim.readout import temperature_of
 from lightning_bayes.posteriors import diagnostics
 from lightning_bayes.predictive import Link
 
+_OF_REGRESSIONS = (
+    "their band does not widen away from the data, that of LaplaceCallback('full', 'all') in the place of this callback "
+    "does"
+)
+
 
 def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, eval_samples: int) -> str:
     """The line at the first update.
@@ -32,6 +37,8 @@ def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, ev
     if noisy:
         samples = f"the mean of {eval_samples} weight samples" if eval_samples else "the posterior mean alone"
         parts += [_prior(group), _noise(group), f"predictions are {samples}" + (f" ({link})" if link else "")]
+        if link == "identity" and group["relative_noise"] is not None:
+            parts.append(_OF_REGRESSIONS)
     return "; ".join(parts) + "."
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.gap_regression.data import NOISE_STD, Band, Points
-from lightning_bayes import NoisyKFACCallback, PosteriorScale, VOGNCallback
+from lightning_bayes import LaplaceCallback, NoisyKFACCallback, PosteriorScale, VOGNCallback
+from lightning_bayes.curvature import Gaussian
 from lightning_bayes.zoo import BayesRegressor
 
 HIDDEN, PRIOR_PRECISION, BATCH, SAMPLES = 50, 1.0, 20, 200
@@ -50,6 +51,15 @@ METHODS = (
                 eval_samples=SAMPLES,
                 stats_interval=1,
                 inverse_interval=10,
+            )
+        ],
+    ),
+    Method(
+        "Adam, then Laplace of all weights",
+        f'LaplaceCallback("full", "all", prior_precision={PRIOR_PRECISION:g})',
+        lambda: [
+            LaplaceCallback(
+                "full", "all", prior_precision=PRIOR_PRECISION, eval_samples=SAMPLES, likelihood=Gaussian(NOISE_STD)
             )
         ],
     ),

@@ -33,7 +33,7 @@ def test_a_short_run_prints_every_method_and_keeps_what_it_draws(tmp_path, capsy
     main(["--epochs", "1", "--chains", "0", *files])
     printed = capsys.readouterr().out
     assert "PosteriorScale(linearized=True)" in printed
-    assert printed.count("\n| ") == 5
+    assert printed.count("\n| ") == 6
     main(["--from", str(tmp_path / "kept.json")])
     assert capsys.readouterr().out.splitlines()[0] in printed
     assert (tmp_path / "gap.png").stat().st_size > 10_000

@@ -37,6 +37,15 @@ def test_the_default_says_what_it_does_and_what_it_found(caplog):
     assert end.startswith(f"VOGNCallback: the data determine about {determined:.0f} of {WEIGHTS} parameters")
 
 
+def test_a_regression_hears_which_posterior_widens_away_from_the_data(caplog):
+    """docs/regression.md has the widths of both in a gap of the data."""
+    start, _ = lines(VOGNCallback(link="identity"), caplog)
+    assert start.endswith("that of LaplaceCallback('full', 'all') in the place of this callback does.")
+    caplog.clear()
+    natural, _ = lines(VOGNCallback(link="identity", lr=0.01), caplog)
+    assert "LaplaceCallback" not in natural
+
+
 @pytest.mark.parametrize("callback", [VOGNCallback(), NoisyKFACCallback()], ids=lambda c: type(c).__name__)
 def test_the_temperatures_are_those_of_the_posterior(callback, caplog):
     """δ_t = Ñ γ_t / τ_t, and without a stated prior Σ_i (1 - δ_t Σ_i) parameters are determined."""

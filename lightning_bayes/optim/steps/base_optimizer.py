@@ -23,10 +23,11 @@ has stated would not be weak: Adam divides by the gradient's size, so weights th
 speed, however small δ̃ is. AdamW's decoupled decay moves the mean too, and is not part of the objective.
 
 **Heuristics**, chosen on some seeds of problems of ``python -m benchmarks.defaults`` and reported on others
-(docs/defaults.md): the temperatures τ_t, which give each tensor noise of a root mean square of κ times its size r_t; κ;
-and, for steps in proportion to the gradient such as SGD's, a bound. SGD trains at the edge of stability, where a few unlucky
-samples throw the weights out for good. There the finished step, after all averaging, is shortened to a tenth of
-each tensor's size, RMS(Δμ) ≤ 0.1 r, and so is its momentum; kin of You et al. 2017 (https://arxiv.org/abs/1708.03888).
+(docs/defaults.md): the temperatures τ_t, which give each tensor noise of a root mean square of κ times its size r_t; κ and ε
+by kind of network; and, for steps in proportion to the gradient such as SGD's, a bound. SGD trains at the edge of stability,
+where a few unlucky samples throw the weights out for good. There the finished step, after all averaging, is shortened to a
+tenth of each tensor's size, RMS(Δμ) ≤ 0.1 r, and so is its momentum, as in You et al. 2017
+(https://arxiv.org/abs/1708.03888).
 """
 
 from __future__ import annotations
