@@ -74,17 +74,22 @@ class Full(AbstractStructure):
         return symmetric_eigen(self.matrix.double(), "curvature matrix")[0]
 
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
-        """By the eigenvalues where all weights have one prior precision; see `AbstractStructure.log_det`."""
-        if len({id(delta) for delta in prior.values()}) == 1:
+        """By the eigenvalues in a search for one prior precision, which are dearer once; see `AbstractStructure.log_det`."""
+        is_shared = len({id(delta) for delta in prior.values()}) == 1
+        if is_shared and (torch.is_grad_enabled() or "_eigenvalues" in vars(self)):
             return (factor * self._eigenvalues + next(iter(prior.values()))).log().sum()
         diagonal = torch.cat([prior[name].expand(param.numel()) for name, param in self.params.items()])
-        return torch.logdet(factor * self.matrix.double() + torch.diag(diagonal))
+        precision = factor * self.matrix.double()
+        precision.diagonal().add_(diagonal)
+        factor_of_precision: Tensor = torch.linalg.cholesky(precision)
+        return 2 * factor_of_precision.diagonal().log().sum()
 
     def posterior(
         self, prior: dict[str, float], factor: float, num_data: int, constants: dict[str, Tensor]
     ) -> FullGaussian:
         """P = c G + diag(δ); see `AbstractStructure.posterior`."""
-        diagonal = [param.new_full((param.numel(),), prior[name]).detach() for name, param in self.params.items()]
-        return FullGaussian(
-            self.mean, factor * self.matrix + torch.diag(torch.cat(diagonal)), prior, num_data, constants
+        precision = factor * self.matrix
+        precision.diagonal().add_(
+            torch.cat([p.new_full((p.numel(),), prior[n]).detach() for n, p in self.params.items()])
         )
+        return FullGaussian(self.mean, precision, prior, num_data, constants)
