@@ -18,6 +18,7 @@ from lightning_bayes.posteriors.low_rank import LowRankGaussian
 from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision
 from lightning_bayes.posteriors.mean_field import MeanField
 from lightning_bayes.posteriors.memory import require_memory
+from lightning_bayes.posteriors.merging import merge
 from lightning_bayes.posteriors.precision import initial_curvature, precision, root_mean_squares, tensor_sizes
 from lightning_bayes.posteriors.scaled import FAMILIES, ScaledPosterior
 from lightning_bayes.posteriors.shaped_noise import (
@@ -50,6 +51,7 @@ __all__ = [
     "layer_matrix",
     "layer_tensors",
     "linear_chain",
+    "merge",
     "named_if_unreadable",
     "noise_damping",
     "noise_moments",
