@@ -2,8 +2,8 @@
 
     p(θ | D₁ … D_n) ∝ Π_i p(θ | D_i) / p(θ)^(n-1)      P = Σ_i P_i - (n - 1) δ      P μ = Σ_i P_i μ_i - (n - 1) δ μ₀
 
-The product of Gaussian posteriors, with the prior counted once: exact where the posteriors are. For networks it supposes that
-all of them started from the same weights, so that they lie around one mode.
+The product of Gaussian posteriors, with the prior counted once: exact where the posteriors are. Networks have to
+start from the same weights, so that their posteriors lie around one mode.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ def merge(posteriors: Sequence[MeanField | FullGaussian]) -> MeanField | FullGau
 
     Returns:
         A posterior of the family, which has seen the data of all. Constants such as BatchNorm statistics are averages,
-        weighted by the number of examples.
-
-    Raises:
-        PosteriorError: If families, weights or priors differ, or the product is no density, because a posterior is wider than
-            its prior.
+        weighted by the number of examples. Other families, weights or priors than the first one's are a `PosteriorError`, and
+        so is a product that is no density, because a posterior is wider than its prior.
 
     Example:
         >>> one = MeanField({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 1.0}, num_data=10)
@@ -92,8 +89,8 @@ def _average(values: list[Tensor], shares: list[float]) -> Tensor:
 def _require_positive(names: str, precision: Tensor) -> None:
     if not bool((precision > 0).all()):
         raise PosteriorError(
-            f"The merged precision of {names} is not positive (its smallest value is {float(precision.min()):.3g}): a posterior "
-            "is wider than its prior, as a tempered one can be. Merge posteriors of the step that an explicit lr gives."
+            f"The merged precision of {names} is not positive (its smallest value is {float(precision.min()):.3g}): a "
+            "posterior is wider than its prior, as a tempered one can be. Merge posteriors of the step that an explicit lr gives."
         )
 
 
@@ -101,7 +98,7 @@ def _check(posteriors: Sequence[AbstractPosterior]) -> None:
     families = sorted({type(posterior).__name__ for posterior in posteriors})
     if len(families) != 1 or families[0] not in {"MeanField", "FullGaussian"}:
         raise PosteriorError(
-            f"merge got {', '.join(families) or 'no posterior'}; give at least one, all of them MeanField or all FullGaussian."
+            f"merge got {', '.join(families) or 'no posterior'}; give at least one, all MeanField or all FullGaussian."
         )
     first = posteriors[0]
     for number, other in enumerate(posteriors):
