@@ -27,8 +27,8 @@ def merge(posteriors: Sequence[MeanField | FullGaussian]) -> MeanField | FullGau
 
     Returns:
         A posterior of the family, which has seen the data of all. Constants such as BatchNorm statistics are averages,
-        weighted by the number of examples. Other families, weights or priors than the first one's are a `PosteriorError`, and
-        so is a product that is no density, because a posterior is wider than its prior.
+        weighted by the number of examples. Other families, weights or priors than the first one's are a `PosteriorError`; so
+        is a product that is no density, because a posterior is wider than its prior.
 
     Example:
         >>> one = MeanField({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 1.0}, num_data=10)
@@ -89,8 +89,9 @@ def _average(values: list[Tensor], shares: list[float]) -> Tensor:
 def _require_positive(names: str, precision: Tensor) -> None:
     if not bool((precision > 0).all()):
         raise PosteriorError(
-            f"The merged precision of {names} is not positive (its smallest value is {float(precision.min()):.3g}): a "
-            "posterior is wider than its prior, as a tempered one can be. Merge posteriors of the step that an explicit lr gives."
+            f"The merged precision of {names} is not positive (its smallest value is "
+            f"{float(precision.min()):.3g}): a posterior is wider than its prior, as a tempered one can be. Merge posteriors "
+            "of the step that an explicit lr gives."
         )
 
 
