@@ -90,7 +90,7 @@ def _require_positive(names: str, precision: Tensor) -> None:
     if not bool((precision > 0).all()):
         raise PosteriorError(
             f"The merged precision of {names} is not positive (its smallest value is "
-            f"{float(precision.min()):.3g}): a posterior is wider than its prior, as a tempered one can be. Merge posteriors "
+            f"{float(precision.min()):.3g}): a posterior is wider than its prior, as a tempered one can be. Merge those "
             "of the step that an explicit lr gives."
         )
 
