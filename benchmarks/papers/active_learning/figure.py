@@ -24,11 +24,11 @@ def draw(rows: list[Row], path: Path) -> None:
         path: Where to; the suffix says the format.
     """
     names = list(dict.fromkeys(row["set"] for row in rows))
-    figure = Figure(figsize=(3.2 * len(names), 3.2), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(max(5.2, 3.2 * len(names)), 3.6), dpi=DPI, layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         _panel(axes, name, [row for row in rows if row["set"] == name])
     figure.axes[0].set_ylabel("test RMSE")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path)
 
 
