@@ -31,5 +31,8 @@ def symmetric_eigen(matrix: Tensor, name: str = "matrix") -> tuple[Tensor, Tenso
             f"The {name} {list(matrix.shape)} has {wrong} entries that are not finite. Look for an overflow in the "
             "network's outputs on these data."
         )
-    values, vectors = torch.linalg.eigh(matrix)
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # LAPACK's single precision may not converge for large matrices of low rank
+        values, vectors = (part.to(matrix.dtype) for part in torch.linalg.eigh(matrix.double()))
     return values.clamp_min(0), vectors
