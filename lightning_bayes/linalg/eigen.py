@@ -33,6 +33,6 @@ def symmetric_eigen(matrix: Tensor, name: str = "matrix") -> tuple[Tensor, Tenso
         )
     try:
         values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:  # LAPACK's single precision may not converge for large matrices of low rank
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # single precision, for large matrices of low rank
         values, vectors = (part.to(matrix.dtype) for part in torch.linalg.eigh(matrix.double()))
     return values.clamp_min(0), vectors
