@@ -29,6 +29,8 @@ def draw(bands: Mapping[str, Band], points: Points, path: Path) -> None:
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes, (title, band) in zip(panels.flat, bands.items(), strict=False):
         _panel(axes, title, band, points)
+    for axes in panels.flat[len(bands) :]:
+        axes.set_axis_off()
     for axes in panels[-1]:
         axes.set_xlabel("x")
     for axes in panels[:, 0]:
