@@ -111,8 +111,8 @@ for index, (ax, image) in enumerate(zip(axes, known + unknown, strict=True)):
 figure.savefig("answers.png", dpi=110)
 
 # %% [markdown]
-# The last three are digits, which the folder does not have. The threshold refuses some of them, and others pass with an entropy of
-# nearly 0: a network that tells shapes apart has not learned what is no shape. Choose thresholds on validation data, and measure OOD
-# detection on inputs of the kind that you expect (`--data.ood`, see [evaluation](../evaluation.md#ood-data-and-shift)).
+# The last three are digits, which the folder does not have. The threshold refuses some of them, and others pass: a network that
+# tells shapes apart has not learned what is no shape. Choose thresholds on validation data, and measure OOD detection on inputs of
+# the kind that you expect (`--data.ood`, see [evaluation](../evaluation.md#ood-data-and-shift)).
 #
 # The same from the command line, with ResNet-18 and ImageNet weights: see [fine-tuning](../finetuning.md).
