@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
@@ -36,13 +37,16 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def quiet_trainer(callback: Callback | None, epochs: int, accelerator: str = "cpu") -> Trainer:
+def quiet_trainer(
+    callbacks: Iterable[Callback | None], epochs: int, accelerator: str = "cpu", **options: Any
+) -> Trainer:
     """Build a trainer on one device that writes nothing.
 
     Args:
-        callback: Beside the training; None for none.
+        callbacks: Beside the training; None is left out.
         epochs: How often every example is seen.
         accelerator: Kind of the device.
+        **options: Of the trainer, such as ``gradient_clip_val``.
 
     Returns:
         The trainer, to be used in `quiet`.
@@ -51,9 +55,10 @@ def quiet_trainer(callback: Callback | None, epochs: int, accelerator: str = "cp
         accelerator=accelerator,
         devices=1,
         max_epochs=epochs,
-        callbacks=[] if callback is None else [callback],
+        callbacks=[each for each in callbacks if each is not None],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **options,
     )

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.prediction_files import require_format, save
 from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
-from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.predictive import Link, as_dict, summarise
+from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"
 
@@ -47,10 +46,7 @@ class PredictionWriter(BasePredictionWriter):
     def __init__(self, dirpath: str | None = None, filename: str = FILENAME, reject_below: float | None = None) -> None:
         super().__init__("epoch")
         require_format(filename)
-        if reject_below is not None and not 0 < reject_below <= 1:
-            raise HyperparameterError(
-                f"reject_below={reject_below} is compared with probabilities; take one in (0, 1]."
-            )
+        check_threshold(reject_below)
         self.dirpath, self.filename, self.reject_below = dirpath, filename, reject_below
 
     @property

@@ -135,8 +135,7 @@ class SampledForward:
     def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         with torch.no_grad():
-            outputs = self._of_batch(inputs) / (getattr(module, "temperature", None) or 1.0)
-            return as_dict(summarise(outputs, self.link))
+            return self._summary(self._of_batch(inputs))
 
     def _beside(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """A ``predict_step`` of the user's own, whose dictionary gets the uncertainty of its one call of ``self(...)``."""
@@ -155,9 +154,10 @@ class SampledForward:
 
     def _uncertainty(self) -> dict[str, Tensor]:
         assert self._last is not None
-        temperature = getattr(self.module, "temperature", None) or 1.0
-        found = as_dict(summarise(self._last / temperature, self.link))
-        return {name: value for name, value in found.items() if name not in {"probs", "mean"}}
+        return {name: value for name, value in self._summary(self._last).items() if name not in {"probs", "mean"}}
+
+    def _summary(self, outputs: Tensor) -> dict[str, Tensor]:
+        return as_dict(summarise(outputs / (getattr(self.module, "temperature", None) or 1.0), self.link))
 
     def _warn_without_uncertainty(self, result: Any, calls: int) -> None:
         if self._has_warned or not calls:

@@ -25,6 +25,8 @@ from lightning_bayes.predictive import (
     Moments,
     PosteriorSamples,
     Prediction,
+    as_input,
+    check_threshold,
     evaluation_mode,
     export,
     seen_through,
@@ -95,12 +97,7 @@ class Predictor:
         reject_below: float | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        if samples < 1:
-            raise HyperparameterError(f"samples={samples} must be at least 1.")
-        if reject_below is not None and not 0 < reject_below <= 1:
-            raise HyperparameterError(
-                f"reject_below={reject_below} is compared with probabilities; take one in (0, 1]."
-            )
+        check_threshold(reject_below)
         self.saved, self.reject_below, self.samples, self.seed = saved, reject_below, samples, seed
         self._model = saved.model.to(device)
         self._posterior = posterior = saved.posterior.to(device)
@@ -217,10 +214,7 @@ class Predictor:
         return transform(image)
 
     def _placed(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        floats = self._example.dtype if value.is_floating_point() else value.dtype
-        return value.to(self._example.device, floats)
+        return as_input(value, self._example) if isinstance(value, Tensor) else value
 
     def _classified(self, found: Prediction) -> ClassPrediction:
         is_binary = self.saved.link == "sigmoid"

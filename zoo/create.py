@@ -117,13 +117,19 @@ def architecture(model: nn.Module) -> Architecture:
     Raises:
         HyperparameterError: If something else built the model.
     """
-    found = vars(model).get("zoo_architecture")
-    if not isinstance(found, Architecture):
+    found = known_architecture(model)
+    if found is None:
         raise HyperparameterError(
             f"This {type(model).__name__} does not know how it was built. Build it with zoo.create_model(name, ...), where "
             f"name is one of {known_names()}."
         )
     return found
+
+
+def known_architecture(model: nn.Module) -> Architecture | None:
+    """The arguments that `create_model` was called with, or None if something else built the model."""
+    found = vars(model).get("zoo_architecture")
+    return found if isinstance(found, Architecture) else None
 
 
 def input_transform(model: nn.Module) -> ImageTransform | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive import PosteriorSamples, Prediction, check_fits, evaluation_mode, placed, summarise
+from lightning_bayes.predictive import PosteriorSamples, Prediction, at_posterior_mean, summarise
 from lightning_bayes.zoo.data.text import Alphabet
 
 
@@ -74,13 +74,12 @@ def generate(
             f"length={length}, samples={samples}, window={window} and a prompt of {len(prompt)} characters: the first two "
             f"must be at least 1, the others larger than the model's context of {context}."
         )
-    check_fits(model, posterior)
     numbers = alphabet.encode(prompt).tolist()
     device = next(model.parameters()).device
     draws = PosteriorSamples(posterior.to(device), samples, seed)
     generator = torch.Generator().manual_seed(seed)
     steps: list[tuple[int, Prediction]] = []
-    with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
+    with at_posterior_mean(model, posterior):
         for _ in range(length):
             seen = torch.tensor([numbers[-window:]], device=device)
             found = summarise(draws.outputs(model, lambda seen=seen: model(seen)[..., -1]).cpu(), "softmax")  # type: ignore[misc]

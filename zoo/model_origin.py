@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.zoo.create import Architecture, create_model
+from lightning_bayes.zoo.create import Architecture, create_model, known_architecture
 
 _PLACE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -34,8 +34,8 @@ def origin_of(model: nn.Module, factory: str | None, arguments: Mapping[str, Any
     Raises:
         HyperparameterError: If the factory has another form, or arguments stand alone.
     """
-    built = vars(model).get("zoo_architecture")
-    if factory is None and isinstance(built, Architecture):
+    built = known_architecture(model)
+    if factory is None and built is not None:
         return {"name": built.name, "arguments": built.arguments}
     if factory is not None and not _PLACE.fullmatch(factory):
         raise HyperparameterError(f"factory={factory!r} must be the place of a function, 'package.module:function'.")

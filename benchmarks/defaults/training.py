@@ -120,7 +120,7 @@ def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -
         return _fit_peer(module, loader)
     callback = make_callback(method, seed, problem.epochs * module.updates)
     with quiet():
-        quiet_trainer(callback, problem.epochs).fit(module, loader)
+        quiet_trainer([callback], problem.epochs).fit(module, loader)
     module.eval()
     return lambda x: _outputs(module, callback, x)
 

@@ -89,7 +89,7 @@ def run(name: str, data: Data, source: str, step: str, seed: int, epochs: int) -
     callback = NoisyKFACCallback(**{"seed": seed, **SOURCES[source], **STEPS[step]})
     start = time.perf_counter()
     with quiet():
-        quiet_trainer(callback, epochs).fit(module, loader)
+        quiet_trainer([callback], epochs).fit(module, loader)
     seconds = time.perf_counter() - start
     return {**_scores(module.eval(), callback, data), "seconds": seconds}
 

@@ -61,4 +61,4 @@ def _task(weights: Weights | None) -> BayesClassifier:
 def _fit(task: BayesClassifier, images: Images, batch_size: int, epochs: int, callback: Callback | None = None) -> None:
     loader: DataLoader[Any] = DataLoader(TensorDataset(*images), batch_size=batch_size, shuffle=True)
     with quiet():
-        quiet_trainer(callback, epochs).fit(task, loader)
+        quiet_trainer([callback], epochs).fit(task, loader)

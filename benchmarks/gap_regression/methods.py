@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.gap_regression.data import NOISE_STD, Band, Points
+from benchmarks.quiet import quiet_trainer
 from lightning_bayes import LaplaceCallback, NoisyKFACCallback, PosteriorScale, VOGNCallback
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.zoo import BayesRegressor
@@ -84,16 +85,7 @@ def train(method: Method, points: Points, validation: Points, inputs: Tensor, ep
     network = nn.Sequential(nn.Linear(1, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
     module = BayesRegressor(network, lambda params: torch.optim.Adam(params, lr=method.lr), noise_std=NOISE_STD)
     callbacks = method.build()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        check_val_every_n_epoch=epochs,
-        callbacks=callbacks,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(callbacks, epochs, check_val_every_n_epoch=epochs)
     loaders = [
         DataLoader(TensorDataset(*part), batch_size=BATCH, shuffle=shuffle)
         for part, shuffle in ((points, True), (validation, False))

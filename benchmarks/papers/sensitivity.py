@@ -26,7 +26,7 @@ from benchmarks.provenance import provenance
 from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, VERMILLION
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import StructureName, laplace
-from lightning_bayes.predictive import leave_one_out, sensitivity
+from lightning_bayes.predictive import leave_one_out
 
 Pair = tuple[Tensor, Tensor]
 PRIOR_PRECISION = 10.0  # δ, of every weight
@@ -100,9 +100,8 @@ def scores(run: Run) -> dict[str, Tensor]:
     probs = run.model(run.train[0]).softmax(1)
     own = probs.gather(1, run.train[1][:, None])[:, 0]
     others = probs.scatter(1, run.train[1][:, None], 0).max(1).values
-    posterior = run.posterior()
-    found = leave_one_out(run.model, posterior, run.batches())
-    values = (sensitivity(run.model, posterior, run.batches()), found.nll, run.losses(run.train), others - own)
+    found = leave_one_out(run.model, run.posterior(), run.batches())
+    values = (found.sensitivity, found.nll, run.losses(run.train), others - own)
     return dict(zip(SCORES, values, strict=True))
 
 

@@ -81,6 +81,7 @@ def exports_of(path: Path) -> list[str]:
     return []
 
 
+@cache
 def packages() -> list[str]:
     """Every package with an ``__all__`` below the top, parents first.
 
@@ -111,6 +112,7 @@ def exported(module: str) -> list[Exported]:
     return [Exported(module, name) for name in exports_of(path)] if path else []
 
 
+@cache
 def origin(item: Exported) -> tuple[str, str]:
     """Where a name is defined, followed through ``from module import name``.
 
@@ -129,6 +131,7 @@ def origin(item: Exported) -> tuple[str, str]:
     return item.package, item.name
 
 
+@cache
 def homes() -> dict[tuple[str, str], Exported]:
     """The one place at which each object is documented.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import io
@@ -162,11 +163,15 @@ def cached(name: str) -> list[Path]:
 
 
 def _key(name: str) -> str:
-    folders = [ROOT / "lightning_bayes", ROOT / "callbacks", ROOT / "zoo"]
-    sources = sorted(path for folder in folders for path in folder.rglob("*.py"))
     source = (FOLDER / f"{name}.py").read_text("utf-8")
-    digest = hashlib.sha256((source + repr(missing(source))).encode())
-    for path in [*sources, Path(__file__)]:
+    return hashlib.sha256((source + repr(missing(source)) + _package_key()).encode()).hexdigest()
+
+
+@functools.cache
+def _package_key() -> str:
+    folders = [ROOT / "lightning_bayes", ROOT / "callbacks", ROOT / "zoo"]
+    digest = hashlib.sha256()
+    for path in [*sorted(path for folder in folders for path in folder.rglob("*.py")), Path(__file__)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -38,12 +38,14 @@ from lightning_bayes.predictive.loaders import predict_loader
 from lightning_bayes.predictive.members import MemberPosteriors, MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
-from lightning_bayes.predictive.rejection import Rejector, fewest_rows
+from lightning_bayes.predictive.rejection import Rejector, check_threshold, fewest_rows
 from lightning_bayes.predictive.sampled_module import SampledModule, ScaledModule
 from lightning_bayes.predictive.samples import (
     NetworkSamples,
     PosteriorSamples,
     Samples,
+    as_input,
+    at_posterior_mean,
     check_fits,
     evaluation_mode,
     misfits,
@@ -88,10 +90,13 @@ __all__ = [
     "ScaledModule",
     "aps_scores",
     "as_dict",
+    "as_input",
+    "at_posterior_mean",
     "bald",
     "batch_bald",
     "check_fits",
     "check_link",
+    "check_threshold",
     "combine",
     "conformal_quantile",
     "dropout_layers",

@@ -12,7 +12,8 @@ block of Σ needs it: where the posterior's blocks are parameters, J is never co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from typing import Literal, TypeAlias, final
 
@@ -30,6 +31,7 @@ from lightning_bayes.predictive.links import Link
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, placed, require_tensor
 
 Linearized: TypeAlias = bool | Literal["closed_form"]
+_VarianceOf: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def output_moments(
@@ -52,17 +54,9 @@ def output_moments(
         >>> output_moments(model, q, lambda: model(torch.tensor([[3.0, 4.0]])))[1]  # xᵀ Σ x
         tensor([[25.]])
     """
-    with only_trained(model, posterior.mean) as params, placed(model, posterior.mean):
-        blocks = _Blocks(posterior, {param: name for name, param in params.items()})
-        engine = FusedEngine(model, "sum")
-        with watched_examples(engine, blocks.receive) as captured:
-            outputs = require_tensor(model, forward())
-            require_measured(engine, captured, outputs, params)
-            variances = []
-            for column in unit_columns(outputs.detach()):
-                captured.backward(outputs, column)
-                variances.append(blocks.variance())
-    return outputs.detach(), torch.stack(variances, 1).view_as(outputs)
+    with _along_columns(model, posterior, forward) as (outputs, variance_of):
+        variances = [variance_of(column) for column in unit_columns(outputs)]
+    return outputs, torch.stack(variances, 1).view_as(outputs)
 
 
 def output_covariance(
@@ -87,6 +81,16 @@ def output_covariance(
         tensor([[[ 9.,  0.],
                  [ 0., 18.]]])
     """
+    with _along_columns(model, posterior, forward) as (outputs, variance_of):
+        covariance = _polarised(list(unit_columns(outputs)), variance_of)
+    return outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None], covariance
+
+
+@contextmanager
+def _along_columns(
+    model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
+) -> Iterator[tuple[Tensor, _VarianceOf]]:
+    """The outputs at the posterior mean, and the variance of their sum along a column, ``[B]``."""
     with only_trained(model, posterior.mean) as params, placed(model, posterior.mean):
         blocks = _Blocks(posterior, {param: name for name, param in params.items()})
         engine = FusedEngine(model, "sum")
@@ -98,11 +102,10 @@ def output_covariance(
                 captured.backward(outputs, column)
                 return blocks.variance()
 
-            covariance = _polarised(list(unit_columns(outputs.detach())), variance_of)
-    return outputs.detach().flatten(1) if outputs.dim() > 1 else outputs.detach()[:, None], covariance
+            yield outputs.detach(), variance_of
 
 
-def _polarised(columns: list[Tensor], variance_of: Callable[[Tensor], Tensor]) -> Tensor:
+def _polarised(columns: list[Tensor], variance_of: _VarianceOf) -> Tensor:
     """Covariances from variances: cov(a, b) = (var(a + b) - var(a) - var(b)) / 2."""
     variances = [variance_of(column) for column in columns]
     covariance = torch.diag_embed(torch.stack(variances, 1))

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior, atomic_write
-from lightning_bayes.predictive.links import Link, check_link
-from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, evaluation_mode, placed
+from lightning_bayes.predictive.links import Link, check_link, predicted
+from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean, placed
 
 _PACKAGES: Final = ("onnx", "onnxscript")
 _VALUES: Final = ("mean", "variance")
@@ -62,17 +62,14 @@ class MonteCarloNetwork(nn.Module):
     ) -> None:
         super().__init__()
         check_link(link)
-        if samples < 1:
-            raise HyperparameterError(f"samples={samples} must be at least 1.")
         if isinstance(posterior, ScaledPosterior) and posterior.linearized:
             raise HyperparameterError(
                 "This posterior's width was chosen for the linearised predictive, which is no average over networks and "
                 "cannot be exported. Fit a width with PosteriorScale(linearized=False)."
             )
-        check_fits(model, posterior)
         self.link, self.temperature = link, temperature
         draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
-        with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
+        with at_posterior_mean(model, posterior):
             shared = _without_noise(model, posterior)
             self.networks = nn.ModuleList(_copy(model, draws.weights(index), shared) for index in range(samples))
         self.requires_grad_(False)
@@ -87,13 +84,12 @@ class MonteCarloNetwork(nn.Module):
             ``(probs, entropy, mutual_information)``, or ``(mean, variance)`` for the identity link, as in `mc_predict`.
         """
         outputs = torch.stack([network(*inputs) for network in self.networks]) / self.temperature
+        each = predicted(outputs, self.link)
         if self.link == "identity":
-            return outputs.mean(0), outputs.var(0, correction=0)
+            return each.mean(0), each.var(0, correction=0)
         if self.link == "softmax":
-            probs = outputs.softmax(2)
-            return probs.mean(0), *_uncertainty(probs, 2)
-        ones = outputs.sigmoid()
-        return ones.mean(0), *_uncertainty(torch.stack([ones, 1 - ones], -1), -1)
+            return each.mean(0), *_uncertainty(each, 2)
+        return each.mean(0), *_uncertainty(torch.stack([each, 1 - each], -1), -1)
 
 
 def export(

@@ -25,7 +25,7 @@ from lightning_bayes.errors import DataError, HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import output_covariance
 from lightning_bayes.predictive.linearized import LinearizedSamples
-from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, evaluation_mode, placed
+from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 
 
 class LeaveOneOut(NamedTuple):
@@ -40,6 +40,12 @@ class LeaveOneOut(NamedTuple):
     outputs: Tensor
     nll: Tensor
     change: Tensor
+
+    @property
+    def sensitivity(self) -> Tensor:
+        """‖V_i e_i‖, ``[N]``; see `sensitivity`."""
+        lengths: Tensor = torch.linalg.vector_norm(self.change, dim=1)
+        return lengths
 
 
 def leave_one_out(
@@ -80,12 +86,11 @@ def leave_one_out(
     """
     if samples is not None and samples < 2:
         raise HyperparameterError(f"samples={samples} must be at least 2, or None for the exact covariance.")
-    check_fits(model, posterior)
     likelihood = Softmax() if likelihood is None else likelihood
     device = next(model.parameters()).device
     placed_posterior = posterior.to(device)
     parts = []
-    with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
+    with at_posterior_mean(model, posterior):
         for inputs, targets in loader:
             outputs, covariance = _moments(model, placed_posterior, inputs.to(device), samples)
             parts.append(_without_each(outputs, covariance, targets.to(device), likelihood, corrected))
@@ -118,9 +123,7 @@ def sensitivity(
     Returns:
         ‖V_i e_i‖, ``[N]``, in the unit of the outputs.
     """
-    found = leave_one_out(model, posterior, loader, likelihood, samples=samples)
-    lengths: Tensor = torch.linalg.vector_norm(found.change, dim=1)
-    return lengths
+    return leave_one_out(model, posterior, loader, likelihood, samples=samples).sensitivity
 
 
 def _moments(

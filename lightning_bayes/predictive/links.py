@@ -79,6 +79,21 @@ def combine(outputs: Tensor, link: Link) -> Tensor:
     return log_one - log_zero
 
 
+def predicted(outputs: Tensor, link: Link) -> Tensor:
+    """What outputs predict: probabilities, or the values themselves.
+
+    Args:
+        outputs: As in `combine`.
+        link: As in `combine`.
+
+    Returns:
+        Shaped like the outputs.
+    """
+    if link == "identity":
+        return outputs
+    return outputs.softmax(2) if link == "softmax" else outputs.sigmoid()
+
+
 def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
     """Everything a prediction should tell.
 
@@ -90,14 +105,13 @@ def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
         `Moments` for the identity link, `Prediction` otherwise.
     """
     _check_shape(outputs, link)
+    each = predicted(outputs, link)
     if link == "identity":
-        return Moments(outputs.mean(0), outputs.var(0, correction=0), outputs)
+        return Moments(each.mean(0), each.var(0, correction=0), each)
     if link == "softmax":
-        probs = outputs.softmax(2)
-        return Prediction(probs.mean(0), entropy(probs.mean(0), 1), mutual_information(probs, 2), probs)
-    ones = outputs.sigmoid()
-    both = torch.stack([ones, 1 - ones], -1)
-    return Prediction(ones.mean(0), entropy(both.mean(0)), mutual_information(both), ones)
+        return Prediction(each.mean(0), entropy(each.mean(0), 1), mutual_information(each, 2), each)
+    both = torch.stack([each, 1 - each], -1)
+    return Prediction(each.mean(0), entropy(both.mean(0)), mutual_information(both), each)
 
 
 def as_dict(prediction: Prediction | Moments) -> dict[str, Any]:

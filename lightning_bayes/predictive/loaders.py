@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.errors import DataError, HyperparameterError
+from lightning_bayes.errors import DataError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, seen_through
-from lightning_bayes.predictive.links import Link, check_link
-from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, evaluation_mode, placed
+from lightning_bayes.predictive.links import Link, check_link, predicted
+from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 
 
 @torch.no_grad()
@@ -42,7 +42,6 @@ def predict_loader(
 
     Raises:
         DataError: If the loader has no batch.
-        HyperparameterError: If `samples` or `link` is out of range.
 
     Example:
         >>> from lightning_bayes.posteriors import MeanField
@@ -52,22 +51,13 @@ def predict_loader(
         torch.Size([8, 9, 3])
     """
     check_link(link)
-    if samples < 1:
-        raise HyperparameterError(f"samples={samples} must be at least 1.")
-    check_fits(model, posterior)
     device = next(model.parameters()).device
     draws = seen_through(PosteriorSamples(posterior.to(device), samples, seed), linearized, link)
     parts = []
-    with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
+    with at_posterior_mean(model, posterior):
         for batch in loader:
             inputs = (batch[0] if isinstance(batch, (tuple, list)) else batch).to(device)
-            parts.append(_linked(draws.outputs(model, lambda inputs=inputs: model(inputs)), link).cpu())  # type: ignore[misc]
+            parts.append(predicted(draws.outputs(model, lambda inputs=inputs: model(inputs)), link).cpu())  # type: ignore[misc]
     if not parts:
         raise DataError("The loader has no batch, so there is nothing to predict. Give one with examples.")
     return torch.cat(parts, 1)
-
-
-def _linked(outputs: Tensor, link: Link) -> Tensor:
-    if link == "identity":
-        return outputs
-    return outputs.softmax(2) if link == "softmax" else outputs.sigmoid()

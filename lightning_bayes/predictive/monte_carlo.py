@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.closed_form import Linearized, seen_through
 from lightning_bayes.predictive.links import Link, Moments, Prediction, check_link, summarise
 from lightning_bayes.predictive.recalibration import recalibrate
-from lightning_bayes.predictive.samples import PosteriorSamples, check_fits, evaluation_mode, placed
+from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean
 
 
 @torch.no_grad()
@@ -73,15 +73,12 @@ def mc_predict(
         (torch.Size([5, 3]), torch.Size([8, 5, 3]))
     """
     check_link(link)
-    if samples < 1:
-        raise HyperparameterError(f"samples={samples} must be at least 1.")
     if not temperature > 0 or (link == "identity" and temperature != 1):
         raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are no logits.")
-    check_fits(model, posterior)
-    x = _as_tensor(x, next(model.parameters())) if isinstance(x, np.ndarray) else x
+    x = as_input(torch.as_tensor(x), next(model.parameters())) if isinstance(x, np.ndarray) else x
     if linearized is None:
         linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
-    with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
+    with at_posterior_mean(model, posterior):
         networks = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
         draws = seen_through(networks, linearized, link)
         if len(recalibrate_on):
@@ -89,8 +86,3 @@ def mc_predict(
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")
         prediction: Prediction | Moments = summarise(draws.outputs(model, lambda: model(x)) / temperature, link)
         return prediction
-
-
-def _as_tensor(array: np.ndarray[Any, Any], like: Tensor) -> Tensor:
-    value = torch.as_tensor(array)
-    return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)

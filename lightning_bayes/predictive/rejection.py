@@ -110,6 +110,19 @@ class Rejector:
         return dict(self.__dict__)
 
 
+def check_threshold(reject_below: float | None) -> None:
+    """Require a threshold that a largest probability can pass.
+
+    Args:
+        reject_below: The threshold; None for none.
+
+    Raises:
+        HyperparameterError: If it is no probability above 0.
+    """
+    if reject_below is not None and not 0 < reject_below <= 1:
+        raise HyperparameterError(f"reject_below={reject_below} is compared with probabilities; take one in (0, 1].")
+
+
 def fewest_rows(risk: float, confidence: float = 0.95) -> int:
     """Rows without error that it takes to test a threshold: (1 - r*)^n must not exceed δ.
 

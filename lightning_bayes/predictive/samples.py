@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.errors import PosteriorError, ShapeError
+from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
 CACHED_ELEMENTS = 2**26  # 256 MiB of float32: below that, samples are drawn once and kept
@@ -106,9 +106,14 @@ class PosteriorSamples(NetworkSamples):
         posterior: Where they come from.
         count: S.
         seed: Seed; the global random number generator is not used.
+
+    Raises:
+        HyperparameterError: If S is below 1.
     """
 
     def __init__(self, posterior: AbstractPosterior, count: int, seed: int = 0) -> None:
+        if count < 1:
+            raise HyperparameterError(f"samples={count} must be at least 1.")
         self.posterior, self.count, self.seed = posterior, count, seed
         size = sum(mean.numel() for mean in posterior.mean.values())
         self._kept: dict[int, dict[str, Tensor]] | None = {} if size * count <= CACHED_ELEMENTS else None
@@ -199,6 +204,35 @@ def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for name, target in targets.items():
                 target.copy_(own[name])
+
+
+@contextmanager
+def at_posterior_mean(model: nn.Module, posterior: AbstractPosterior) -> Iterator[None]:
+    """Inside, `model` is in evaluation mode and has the posterior's mean and constants; afterwards it is as it was.
+
+    Args:
+        model: The model; a posterior of other weights is a `PosteriorError`.
+        posterior: The posterior.
+
+    Yields:
+        Nothing.
+    """
+    check_fits(model, posterior)
+    with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
+        yield
+
+
+def as_input(value: Tensor, like: Tensor) -> Tensor:
+    """A value as a network's input: where its weights are, and floats in their precision.
+
+    Args:
+        value: The value.
+        like: One of the weights.
+
+    Returns:
+        The value, or a copy.
+    """
+    return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
 
 
 def check_fits(model: nn.Module, posterior: AbstractPosterior) -> None:

@@ -7,17 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS, shown, unique_best
 from lightning_bayes.report.runs import CHECKPOINTS, CONFIG, Run
 
-# Rest of the key → heading. The arrow is the better direction.
+# The measures of the summary; the tables have all.
 MEASURES: Final = {
-    "cls/Acc": "accuracy ↑",
-    "cls/NLL": "NLL ↓",
-    "cal/ECE": "ECE ↓",
-    "sc/AURC": "AURC ↓",
-    "ood/AUROC": "OOD AUROC ↑",
-    "reg/RMSE": "RMSE ↓",
-    "reg/NLL": "NLL per point ↓",
+    **{key: HEADINGS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE", "sc/AURC")},
+    "ood/AUROC": f"OOD {OOD_HEADINGS['AUROC']}",
+    **{key: HEADINGS[key] for key in ("reg/RMSE", "reg/NLL")},
 }
 # Heading of a setting → the end of its dotted keys in config.yaml, the first that is there.
 _SETTINGS: Final = {
@@ -192,40 +189,6 @@ def _cells(runs: Sequence[Run], key: str) -> Iterator[Cell]:
     best = [unique_best([value[way] for value in values], MEASURES[key]) for way in (0, 1)]
     for number, (posterior, mean) in enumerate(values):
         yield Cell(MEASURES[key], shown(posterior), shown(mean), (number == best[0], number == best[1]), mean is None)
-
-
-def shown(value: float | None) -> str:
-    """A value as text.
-
-    Args:
-        value: The value; None if there is none.
-
-    Returns:
-        Four decimals, or a dash.
-    """
-    return "–" if value is None or value != value else f"{value:.4f}"
-
-
-def unique_best(values: Sequence[float | None], heading: str) -> int | None:
-    """The place of the best value, where it means something.
-
-    Args:
-        values: One for each run.
-        heading: With an arrow in the better direction.
-
-    Returns:
-        The place; None with fewer than two values, without a direction, or where two share the best value as it is shown.
-
-    Example:
-        >>> unique_best([0.5, 0.25, None], "NLL ↓"), unique_best([0.5, 0.50001], "NLL ↓"), unique_best([0.5], "NLL ↓")
-        (1, None, None)
-    """
-    known = {number: float(shown(value)) for number, value in enumerate(values) if shown(value) != "–"}
-    if len(known) < 2 or heading[-1] not in "↑↓":
-        return None
-    best = max(known.values()) if heading.endswith("↑") else min(known.values())
-    places = [number for number, value in known.items() if value == best]
-    return places[0] if len(places) == 1 else None
 
 
 def _link(run: Run, page: Path) -> str | None:

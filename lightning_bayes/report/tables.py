@@ -5,31 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS, shown, unique_best
 from lightning_bayes.report.runs import Run
-from lightning_bayes.report.summary import shown, unique_best
 
 # First part of a key → its row's name. The best value is marked within one table.
 TEST = {"test/": "posterior", "test_mean/": "mean", "test/post/": "temperature-scaled"}
 VALIDATION = {"val/": "posterior"}
-# Rest of the key → heading. The arrow is the better direction.
-COLUMNS = {
-    "cls/Acc": "accuracy ↑",
-    "cls/NLL": "NLL ↓",
-    "cls/Brier": "Brier ↓",
-    "cal/ECE": "ECE ↓",
-    "cal/aECE": "adaptive ECE ↓",
-    "cal/cECE": "class-wise ECE ↓",
-    "cal/MCE": "MCE ↓",
-    "sc/AURC": "AURC ↓",
-    "sc/Cov_5Risk": "coverage at 5 % risk ↑",
-    "sc/Risk_80Cov": "risk at 80 % coverage ↓",
-    "mis/AUROC": "error AUROC ↑",
-    "mis/AUPR": "error AUPR ↑",
-    "mis/FPR95": "error FPR95 ↓",
-    "reg/RMSE": "RMSE ↓",
-    "reg/NLL": "NLL per point ↓",
-}
-OOD_MEASURES = {"AUROC": "AUROC ↑", "AUPR": "AUPR ↑", "FPR95": "FPR95 ↓"}
 
 
 class Table(NamedTuple):
@@ -75,14 +56,16 @@ def metric_tables(runs: Sequence[Run]) -> list[Table]:
 
 def _metrics(title: str, ways: Mapping[str, str], runs: Sequence[Run]) -> Table:
     rows = [
-        (run.name, way, [run.last.get(prefix + key) for key in COLUMNS]) for run in runs for prefix, way in ways.items()
+        (run.name, way, [run.last.get(prefix + key) for key in HEADINGS])
+        for run in runs
+        for prefix, way in ways.items()
     ]
-    return _trimmed(Table(title, list(COLUMNS.values()), rows))
+    return _trimmed(Table(title, list(HEADINGS.values()), rows))
 
 
 def _detection(runs: Sequence[Run]) -> list[Table]:
     keys = _ordered(key.partition("/")[2] for run in runs for key in run.last if key.startswith(("ood/", "ood_mean/")))
-    return [_detection_by(measure, keys, runs) for measure in OOD_MEASURES]
+    return [_detection_by(measure, keys, runs) for measure in OOD_HEADINGS]
 
 
 def _detection_by(measure: str, keys: Sequence[str], runs: Sequence[Run]) -> Table:
@@ -94,7 +77,7 @@ def _detection_by(measure: str, keys: Sequence[str], runs: Sequence[Run]) -> Tab
         for run in runs
         for room, way in (("ood", "posterior"), ("ood_mean", "mean"))
     ]
-    heading = OOD_MEASURES[measure]
+    heading = OOD_HEADINGS[measure]
     names = [source.replace("/", ", ").replace("_", " ") or "all sets, entropy" for source in sources]
     columns = [f"{name} {heading[-1]}" for name in names]
     return _trimmed(Table(f"Inputs out of distribution: {heading[:-2]}", columns, rows))
@@ -104,7 +87,7 @@ def _shift(runs: Sequence[Run]) -> Table:
     rooms = {"shift": "posterior", "shift_mean": "mean"}
     parts = [key.split("/") for run in runs for key in run.last if key.count("/") > 2]  # other keys are not ours
     levels = sorted({int(each[2]) for each in parts if each[0] in rooms and each[1] == "all" and each[2].isdecimal()})
-    chosen = {key: COLUMNS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE")}
+    chosen = {key: HEADINGS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE")}
     columns = [f"{heading[:-2]}, severity {level} {heading[-1]}" for heading in chosen.values() for level in levels]
     rows = [
         (run.name, way, [run.last.get(f"{room}/all/{level}/{key}") for key in chosen for level in levels])

@@ -1,7 +1,8 @@
-"""A network of a few parameters in the place of the benchmark's."""
+"""Networks of a few parameters and a set of a few rows in the place of the benchmarks'."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -39,3 +40,13 @@ def _tiny_models(monkeypatch, tiny, tiny_with_batch_norm):
         monkeypatch.delitem(MODELS, name)
     monkeypatch.setitem(MODELS, "tiny", tiny)
     monkeypatch.setitem(MODELS, "tiny-bn", tiny_with_batch_norm)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """130 random rows as the set "yacht"."""
+    generator = np.random.default_rng(0)
+    data = generator.normal(size=(130, 4))
+    rows = {"train_0": np.arange(120), "test_0": np.arange(120, 130)}
+    np.savez(tmp_path / "yacht.npz", data=data, index_features=[0, 1, 2], index_target=3, n_splits=1, **rows)
+    return tmp_path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,15 +16,6 @@ from benchmarks.papers.active_learning.trials import NUM_TEST, NUM_TRAIN, Trials
 from lightning_bayes.zoo.data.uci import read_uci
 
 TINY = replace(SETTING, epochs=3, mc_samples=(1, 1), eval_samples=8)
-
-
-@pytest.fixture
-def root(tmp_path):
-    generator = np.random.default_rng(0)
-    data = generator.normal(size=(130, 4))
-    rows = {"train_0": np.arange(120), "test_0": np.arange(120, 130)}
-    np.savez(tmp_path / "yacht.npz", data=data, index_features=[0, 1, 2], index_target=3, n_splits=1, **rows)
-    return tmp_path
 
 
 def test_rows_are_labelled_tested_or_in_the_pool(root):

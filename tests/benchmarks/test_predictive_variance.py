@@ -19,15 +19,6 @@ from benchmarks.papers.uci.data import Batch, Splits
 TINY = replace(PUBLISHED, epochs=3, eval_samples=20)
 
 
-@pytest.fixture
-def root(tmp_path):
-    generator = np.random.default_rng(0)
-    data = generator.normal(size=(130, 4))
-    rows = {"train_0": np.arange(120), "test_0": np.arange(120, 130)}
-    np.savez(tmp_path / "yacht.npz", data=data, index_features=[0, 1, 2], index_target=3, n_splits=1, **rows)
-    return tmp_path
-
-
 def test_a_trial_asks_about_rows_that_it_did_not_train_on(root):
     trials = load_trials(root, "yacht", 3)
     assert trials.train.inputs.shape == (3, NUM_TRAIN, 4)

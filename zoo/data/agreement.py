@@ -8,7 +8,7 @@ from typing import Any
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.errors import DataError
-from lightning_bayes.zoo.create import Architecture, input_transform
+from lightning_bayes.zoo.create import input_transform, known_architecture
 from lightning_bayes.zoo.transforms import ImageTransform
 
 
@@ -44,7 +44,7 @@ def hand_over(trainer: Any, transform: ImageTransform, class_names: Sequence[str
     """
     module = getattr(trainer, "lightning_module", None)
     for model in module.modules() if module is not None else ():
-        if not isinstance(vars(model).get("zoo_architecture"), Architecture):
+        if known_architecture(model) is None:
             continue
         known = input_transform(model)
         if known not in {None, transform}:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from lightning_bayes.errors import DataError, HyperparameterError
 
 Rows = Sequence[int] | Tensor
+_EMPTY = "The pool is empty: all {} rows are labelled. Stop here, or add rows."
 
 
 @final
@@ -113,7 +114,7 @@ class PoolDataModule(LightningDataModule):
         """
         left, chosen = self.unlabelled, [int(position) for position in positions]
         if not left:
-            raise DataError(f"The pool is empty: all {len(self.labelled)} rows are labelled. Stop here, or add rows.")
+            raise DataError(_EMPTY.format(len(self.labelled)))
         wrong = [position for position in chosen if not 0 <= position < len(left)]
         if wrong or len(set(chosen)) < len(chosen):
             raise HyperparameterError(
@@ -165,7 +166,7 @@ class PoolDataModule(LightningDataModule):
         """
         left = self.unlabelled
         if not left:
-            raise DataError(f"The pool is empty: all {len(self.labelled)} rows are labelled. Stop here, or add rows.")
+            raise DataError(_EMPTY.format(len(self.labelled)))
         return DataLoader(Subset(self.rows, left), self.pool_batch_size)
 
     def predict_dataloader(self) -> DataLoader[Any]:

@@ -20,7 +20,7 @@ from lightning_bayes.curvature import Likelihood, Softmax
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.metrics import classification_metrics
 from lightning_bayes.predictive import OOD_SCORES, combine
-from lightning_bayes.zoo.create import Architecture
+from lightning_bayes.zoo.create import known_architecture
 from lightning_bayes.zoo.tasks.base import SupervisedTask, split_batch
 from lightning_bayes.zoo.tasks.evaluation import ClassifierEvaluation, EvaluationSets, named_sets
 
@@ -226,8 +226,8 @@ class BayesClassifier(SupervisedTask):
 
 def _class_count(model: nn.Module) -> int:
     """The number of classes that a network says it has."""
-    built = vars(model).get("zoo_architecture")
-    known = built.arguments["num_classes"] if isinstance(built, Architecture) else getattr(model, "num_classes", None)
+    built = known_architecture(model)
+    known = built.arguments["num_classes"] if built is not None else getattr(model, "num_classes", None)
     if not isinstance(known, int):
         raise HyperparameterError(f"{type(model).__name__} does not tell its number of classes. Pass num_classes.")
     return known

@@ -47,7 +47,7 @@ def train_and_test(run: Run, root: str, ood: tuple[str, ...], accelerator: str, 
     task = _task(network, run)
     beside = callback(network, run.method, run.settings, task, data.data_augmentation_factor, seed=run.seed)
     with quiet():
-        trainer = quiet_trainer(beside, run.epochs, accelerator)
+        trainer = quiet_trainer([beside], run.epochs, accelerator)
         start = time.perf_counter(), time.process_time()
         trainer.fit(task, datamodule=data)
         seconds, cpu = time.perf_counter() - start[0], time.process_time() - start[1]

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.papers.war_and_peace.methods import METHODS
-from benchmarks.quiet import quiet
+from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import VariationalCallback
 from lightning_bayes.zoo import BayesLanguageModel, CharRNN, Generated, TextDataModule, generate
 
@@ -79,7 +79,15 @@ def run(method: str, seed: int, setting: Setting) -> tuple[dict[str, Any], Gener
     )
     curve, callback = Curve(), None if chosen.callback is None else chosen.callback(characters, setting.samples)
     with quiet():
-        trainer = _trainer(setting, [curve, *([callback] if callback else [])])
+        trainer = quiet_trainer(
+            [curve, callback],
+            setting.epochs,
+            val_check_interval=1 / setting.checks,
+            limit_val_batches=setting.val_batches,
+            num_sanity_val_steps=0,
+            gradient_clip_val=GRADIENT_BOUND,
+            gradient_clip_algorithm="value",
+        )
         trainer.fit(task, data)
         (result,) = trainer.test(task, data, verbose=False)
     row = {
@@ -95,23 +103,6 @@ def run(method: str, seed: int, setting: Setting) -> tuple[dict[str, Any], Gener
         "ece": result["test/cal/ECE"],
     }
     return row, None if callback is None else _written(task, data, callback, setting.written)
-
-
-def _trainer(setting: Setting, callbacks: list[Callback]) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        max_epochs=setting.epochs,
-        val_check_interval=1 / setting.checks,
-        limit_val_batches=setting.val_batches,
-        num_sanity_val_steps=0,
-        gradient_clip_val=GRADIENT_BOUND,
-        gradient_clip_algorithm="value",
-        callbacks=callbacks,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
 
 
 def _written(
