@@ -29,6 +29,7 @@ from lightning_bayes.optim.schedules import BetaSchedule, Schedule
 from lightning_bayes.optim.settings import (
     BETAS,
     COUNT,
+    INVERTIBLE,
     MOMENTUM,
     NOT_NEGATIVE,
     POSITIVE,
@@ -70,6 +71,10 @@ class HyperparameterFields(TypedDict, total=False):
         relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, see
             `posteriors.shaped_noise` (a heuristic). None: the noise of the bound, as wide as it is.
         noise_flatness: ε, how flat the noise of size κ is, see `posteriors.shaped_noise`. None: 0.03.
+        max_noise: σ_max, bound of the standard deviation of every weight's noise, in the weights' own units. It acts like a
+            damping of (τ/Ñ)/σ_max² that counts in the noise alone, so it adds 1/σ_max² to the precision of sampling
+            and to that of the posterior that is read out and saved. Steps, priors and ``init_precision``, the precision
+            without it, do not see it. None: no bound.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
             same step, without noise. None for all, but for normalisation layers where the step is not natural.
         antithetic: Whether the updates 2j and 2j+1 share their noise, with opposite signs, so that the first order of what
@@ -96,6 +101,7 @@ class HyperparameterFields(TypedDict, total=False):
     init_precision: float | None
     relative_noise: float | Schedule | None
     noise_flatness: float | None
+    max_noise: float | Schedule | None
     bayesian: str | None
     antithetic: bool | None
     mc_samples: int
@@ -151,7 +157,8 @@ class Effective(NamedTuple):
     prior_precision: float  # δ
     prior: float  # δ̃ = τδ/Ñ
     damping: float  # γ
-    noise_damping: float  # γ where it counts in the noise, else 0
+    counted_damping: float  # γ where it counts in the noise, else 0
+    bound_precision: float  # 1/σ_max², or 0 without a bound
     relative_noise: float | None  # κ
     noise_flatness: float  # ε
     stated_prior: float  # δ̃, or 0 where another optimizer moves the mean and nobody states a prior
@@ -162,18 +169,28 @@ class Effective(NamedTuple):
         return self.num_data / self.kl_weight
 
     @property
+    def noise_damping(self) -> float:
+        """What counts as damping in the noise: γ where it does, and (τ/Ñ)/σ_max²."""
+        return self.counted_damping + self.bound_precision / self.scale
+
+    @property
     def precision_arguments(self) -> dict[str, float]:
-        """The arguments of `posteriors.precision` and `posteriors.initial_curvature`."""
+        """The arguments of `posteriors.precision`."""
+        return {**self.start_arguments, "damping": self.noise_damping}
+
+    @property
+    def start_arguments(self) -> dict[str, float]:
+        """The arguments of `posteriors.initial_curvature`, which does not see the bound σ_max."""
         return {
             "num_data": self.num_data,
             "prior_precision": self.prior_precision,
             "kl_weight": self.kl_weight,
-            "damping": self.noise_damping,
+            "damping": self.counted_damping,
         }
 
     @property
     def stated_damping(self) -> float:
-        """The strength p in `posteriors.shaped_noise`: a stated prior's δ̃, and γ where it counts in the noise."""
+        """The strength p in `posteriors.shaped_noise`: a stated prior's δ̃, and what counts as damping in the noise."""
         return self.stated_prior + self.noise_damping
 
 
@@ -211,7 +228,8 @@ def effective(group: Mapping[str, Any]) -> Effective:
         prior_precision=prior_precision,
         prior=prior,
         damping=group["damping"],
-        noise_damping=group["damping"] if group["damping_in_noise"] else 0.0,
+        counted_damping=group["damping"] if group["damping_in_noise"] else 0.0,
+        bound_precision=group["max_noise"] ** -2 if group.get("max_noise") else 0.0,
         relative_noise=group.get("relative_noise"),
         noise_flatness=group.get("noise_flatness") or FLATNESS,
         stated_prior=prior if _is_stated(group) else 0.0,
@@ -247,6 +265,7 @@ class Hyperparameters(Record):
     momentum: float = setting(MOMENTUM, default=0.0, schedulable=True)
     relative_noise: float | None = setting(POSITIVE, default=None, upper_limit=1e12, schedulable=True, optional=True)
     noise_flatness: float | None = setting(POSITIVE, default=None, upper_limit=1e12, optional=True)
+    max_noise: float | None = setting(INVERTIBLE, default=None, upper_limit=1e12, schedulable=True, optional=True)
     weight_decay: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
     curvature_interval: int = setting(POSITIVE_COUNT, default=1, open_until_fit=True)
     antithetic: bool | None = setting(default=None)

@@ -44,6 +44,7 @@ def choice(*names: str) -> Range:
 
 
 POSITIVE = Range("above 0", lambda v: 0 < v < math.inf)
+INVERTIBLE = Range("above 0, at least 1e-12", lambda v: 1e-12 <= v < math.inf)  # single precision holds 1/v²
 POSITIVE_OR_INFINITE = Range("above 0", lambda v: v > 0)
 NOT_NEGATIVE = Range("at least 0", lambda v: 0 <= v < math.inf)
 FRACTION = Range("at least 0 and at most 1", lambda v: 0 <= v <= 1)

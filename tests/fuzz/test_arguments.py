@@ -59,6 +59,7 @@ maybe = {
     "num_data": st.none() | counts | st.just(48),
     "engine": st.sampled_from(["fused", "fused", "backpack", "other"]),
     "relative_noise": st.none() | numbers,
+    "max_noise": st.none() | numbers,
     "damping_in_noise": st.booleans(),
     "bayesian": st.sampled_from([None, None, "weight$", "^net.2", "nothing", "("]),
     "seed": st.integers(0, 2**32),

@@ -47,6 +47,7 @@ def weights(model):
         ("damping", CosineSchedule(1.0, 0.0, 5)),
         ("data_augmentation_factor", PiecewiseSchedule([1.0, 5.0], [3])),
         ("relative_noise", LinearSchedule(0.1, 0.3, 5)),
+        ("max_noise", LinearSchedule(0.01, 0.03, 5)),
     ],
 )
 def test_a_function_equals_its_values_set_by_hand(name, function, problem):

@@ -54,7 +54,7 @@ class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
     def start(self, hyper: Hyperparameters) -> ChainCurvature:
         """Multiples c I with (Ñ/τ)(c + √(δ̃+γ))² = ``init_precision``, as π-damping makes it, and nothing between layers."""
         now = hyper.effective()
-        start = initial_curvature(hyper.init_precision or 0.0, **now.precision_arguments)
+        start = initial_curvature(hyper.init_precision or 0.0, **now.start_arguments)
         least = now.prior + now.noise_damping
         size = (start + least) ** 0.5 - least**0.5
         like = self.layers[0].weight

@@ -37,7 +37,7 @@ class FullCovariance(JointFamily[Tensor, FullGaussian]):
 
     def start(self, hyper: Hyperparameters) -> Tensor:
         """A multiple of I; see `JointFamily.start`."""
-        start = initial_curvature(hyper.init_precision or 0.0, **hyper.effective().precision_arguments)
+        start = initial_curvature(hyper.init_precision or 0.0, **hyper.effective().start_arguments)
         mean = _flat(self.params)
         return start * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
 

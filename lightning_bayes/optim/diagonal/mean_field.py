@@ -289,7 +289,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             return True
         if group["init_precision"] is None:
             return False
-        start = initial_curvature(group["init_precision"], **effective(group).precision_arguments)
+        start = initial_curvature(group["init_precision"], **effective(group).start_arguments)
         for param in params:
             self.state[param]["curvature"].fill_(start)
         return True

@@ -102,4 +102,4 @@ class Vadam(MeanFieldOptimizer):
 def _starts_at_zero(group: dict[str, Any]) -> bool:
     if group["init_precision"] is None:
         return False
-    return initial_curvature(group["init_precision"], **effective(group).precision_arguments) == 0
+    return initial_curvature(group["init_precision"], **effective(group).start_arguments) == 0

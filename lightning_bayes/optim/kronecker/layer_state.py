@@ -67,7 +67,7 @@ def start_at_precision(state: State, layer: MatrixLayer) -> None:
         layer: The layer.
     """
     now = effective(layer.group)
-    start = initial_curvature(layer.group["init_precision"], **now.precision_arguments)
+    start = initial_curvature(layer.group["init_precision"], **now.start_arguments)
     least = now.prior + now.noise_damping
     size = math.sqrt(start + least) - math.sqrt(least)
     groups, *sides = layer.shape
