@@ -1,0 +1,57 @@
+"""Learning curves with standard errors over seeds, and a strip of frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.papers.exploration.explorers import METHODS
+from benchmarks.papers.exploration.report import Results, mean_and_error
+from lightning_bayes.metrics.figure_style import BLUE, DPI, GREEN, ORANGE
+
+_COLOURS = {"vadam": BLUE, "vadagrad": BLUE, "sgd": ORANGE, "adam": GREEN}
+_DASHED = ("vadagrad", "sgd_plain", "adam_plain")
+
+
+def draw_curves(results: Results, path: Path) -> None:
+    """Test return over time steps: mean over seeds with a band of one standard error.
+
+    Args:
+        results: All methods.
+        path: Where to; the suffix says the format.
+    """
+    figure = Figure(figsize=(6.4, 4.0), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    for name, found in results.items():
+        colour = _COLOURS.get(name) or _COLOURS[name.partition("_")[0]]
+        means, errors = zip(*map(mean_and_error, found["returns"]), strict=True)
+        low, high = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
+        style = "--" if name in _DASHED else "-"
+        axes.plot(found["steps"], means, style, color=colour, label=METHODS[name].title)
+        axes.fill_between(found["steps"], low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.set(xlabel="time steps", ylabel="test return, mean ± standard error over seeds")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
+def draw_strip(frames: Sequence[Any], labels: Sequence[str], title: str, path: Path) -> None:
+    """Draw frames side by side.
+
+    Args:
+        frames: RGB arrays.
+        labels: One under each.
+        title: Above them.
+        path: Where to; the suffix says the format.
+    """
+    figure = Figure(figsize=(1.9 * len(frames), 2.4), dpi=DPI, layout="constrained")
+    for axes, frame, label in zip(figure.subplots(1, len(frames), squeeze=False).flat, frames, labels, strict=True):
+        axes.imshow(frame)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_xlabel(label, fontsize=8)
+    figure.suptitle(title, fontsize=9)
+    figure.savefig(path)
