@@ -3,8 +3,8 @@
     python -m benchmarks.papers.exploration [--environment HalfCheetah-v5] [--methods vadam adam_plain] [--seeds 5]
         [--steps 100000] [--hidden 64 64] [--json FILE] [--figure FILE.png] [--policy FILE.pt]
 
-All methods and seeds train at once on one core. ``--json`` is written at the end; where it exists already, its results are
-shown and nothing is run. ``--policy`` keeps the actor with the best last test for `benchmarks.papers.exploration.film`. The
+All methods and seeds train at once on one core. ``--json`` is written after each test; where it exists already, its
+results are shown and nothing is run. ``--policy`` keeps the actor with the best last test for `benchmarks.papers.exploration.film`. The
 environments need the extra ``rl``: ``pip install 'lightning-bayes[rl]'``.
 """
 
@@ -16,7 +16,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -57,24 +59,26 @@ def best_policy(curves: Mapping[str, Curve], setting: Setting) -> dict[str, Any]
         (value, name, seed) for name, curve in curves.items() for seed, value in enumerate(curve.returns[-1])
     )
     shared = {"environment": setting.environment, "hidden": list(setting.hidden), "return": found}
-    title = f"{METHODS[name].title}, seed {seed}, {setting.steps} time steps"
+    title = f"{METHODS[name].title}, seed {seed}, {curves[name].steps[-1]} time steps"
     return {**shared, "title": title, "weights": curves[name].actors[seed].clone()}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train, and keep what was asked for."""
+    """Train, and keep what was asked for after each test."""
     require("gymnasium")
     names = ("environment", "seeds", "steps", "test_every", "test_episodes")
     setting = Setting(**{name: getattr(options, name) for name in names}, hidden=tuple(options.hidden))
+    packages = ("gymnasium", "mujoco") if find_spec("mujoco") else ("gymnasium",)
+    kept: dict[str, Any] = {**provenance(), **{name: version(name) for name in packages}, "setting": asdict(setting)}
     start = time.perf_counter()
-    curves = train(options.methods, setting, lambda line: print(line, flush=True))
-    seconds = time.perf_counter() - start
-    simulators = {name: version(name) for name in ("gymnasium", "mujoco") if setting.environment != "Pendulum-v1"}
-    kept = {**provenance(), **simulators, "seconds": seconds, "setting": asdict(setting), "results": as_json(curves)}
-    if options.json:
-        options.json.write_text(json.dumps(kept) + "\n", "utf-8")
-    if options.policy:
-        torch.save(best_policy(curves, setting), options.policy)
+    for curves in train(options.methods, setting):
+        kept |= {"seconds": time.perf_counter() - start, "results": as_json(curves)}
+        now = ", ".join(f"{name} {fmean(curve.returns[-1]):.0f}" for name, curve in curves.items())
+        print(f"{curves[options.methods[0]].steps[-1]} steps, {kept['seconds']:.0f} s: {now}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(kept) + "\n", "utf-8")
+        if options.policy:
+            torch.save(best_policy(curves, setting), options.policy)
     return kept
 
 
@@ -85,7 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
     known = options.json is not None and options.json.exists()
     kept = json.loads(options.json.read_text("utf-8")) if known else measure(options)
     setting, results = kept["setting"], kept["results"]
-    print(f"{setting['environment']}, {setting['seeds']} seeds, {setting['steps']} time steps, {kept['seconds']:.0f} s")
+    steps = max(found["steps"][-1] for found in results.values())
+    print(f"{setting['environment']}, {setting['seeds']} seeds, {steps} time steps, {kept['seconds']:.0f} s")
     print(table(results))
     print("\n".join(f"- {line}" for line in orders(results)))
     if options.figure:

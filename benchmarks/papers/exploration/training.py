@@ -6,10 +6,8 @@ methods share the random numbers of a seed: first weights, ε, and which transit
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import final
 
 import torch
@@ -138,20 +136,17 @@ def mean_returns(weights: Tensor, sizes: Sizes, environments: Environments, epis
     return total.unflatten(0, (-1, episodes)).mean(1)
 
 
-def train(
-    methods: Sequence[str], setting: Setting, report: Callable[[str], None] = lambda line: None
-) -> dict[str, Curve]:
+def train(methods: Sequence[str], setting: Setting) -> Iterator[dict[str, Curve]]:
     """Train and test.
 
     Args:
         methods: Keys of `METHODS`.
         setting: What they share.
-        report: Takes a line at each test.
 
-    Returns:
-        What each method has shown, by name.
+    Yields:
+        What each method has shown so far, by name, after each test.
     """
-    learner, start = Learner(methods, setting), time.perf_counter()
+    learner = Learner(methods, setting)
     test_seeds = [_TEST_SEED + seed for seed in range(setting.seeds * setting.test_episodes)] * len(methods)
     tests = Environments(setting.environment, test_seeds)
     curves = {name: Curve() for name in methods}
@@ -160,11 +155,9 @@ def train(
         if number % setting.test_every == 0 or number == setting.steps:
             returns = mean_returns(learner.means(), learner.sizes, tests, setting.test_episodes)
             _note(curves, learner, number, returns)
-            now = ", ".join(f"{name} {fmean(curve.returns[-1]):.0f}" for name, curve in curves.items())
-            report(f"{number} steps, {time.perf_counter() - start:.0f} s: {now}")
+            yield curves
     tests.close()
     learner.environments.close()
-    return curves
 
 
 def _note(curves: dict[str, Curve], learner: Learner, number: int, returns: Tensor) -> None:
