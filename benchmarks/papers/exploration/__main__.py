@@ -4,8 +4,8 @@
         [--steps 100000] [--hidden 64 64] [--json FILE] [--figure FILE.png] [--policy FILE.pt]
 
 All methods and seeds train at once on one core. ``--json`` is written after each test; where it exists already, its
-results are shown and nothing is run. ``--policy`` keeps the actor with the best last test for `benchmarks.papers.exploration.film`. The
-environments need the extra ``rl``: ``pip install 'lightning-bayes[rl]'``.
+results are shown and nothing is run. ``--policy`` keeps the actor with the best last test for
+`benchmarks.papers.exploration.film`. The environments need the extra ``rl``: ``pip install 'lightning-bayes[rl]'``.
 """
 
 from __future__ import annotations
