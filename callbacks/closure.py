@@ -16,7 +16,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
 from lightning_bayes.callbacks.private_lightning import closure_parts, step_follows
-from lightning_bayes.curvature import Capture
+from lightning_bayes.curvature import Capture, with_per_example_loss
+from lightning_bayes.curvature.per_example_loss import KEY
 from lightning_bayes.optim import NoisyOptimizer
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_mean_
 
@@ -78,7 +79,7 @@ class MonteCarloClosure(Closure):
         with block_sync(), opened as captured:
             result = self._parts.step()
             if result.closure_loss is not None:
-                captured.observe(result.closure_loss, divided_by_host=True)
+                captured.observe(_with_examples(result), divided_by_host=True)
                 # Lightning divides by the number of micro-batches; passes are averaged by their examples instead.
                 backward(result.closure_loss * trainer.accumulate_grad_batches)
         if self.watch is not None and result.closure_loss is not None:
@@ -99,3 +100,13 @@ class MonteCarloClosure(Closure):
         buffers = [b for b in self._optimizer.model.buffers() if b.is_floating_point()]
         reduce = all_reduce_mean_ if spread is None else spread.all_reduce_mean_
         reduce([*tensors, *buffers], examples)
+
+
+def _with_examples(result: ClosureResult) -> torch.Tensor:
+    """The loss, with those of its examples beside it if training_step returned them; their graph is let go of."""
+    assert result.closure_loss is not None
+    losses = result.extra.get(KEY)
+    if losses is None:
+        return result.closure_loss
+    result.extra[KEY] = losses.detach()
+    return with_per_example_loss(result.closure_loss, losses)

@@ -20,6 +20,7 @@ from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood
 from lightning_bayes.curvature.loss import LossReduction, loss_functions
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
+from lightning_bayes.curvature.per_example_loss import with_per_example_loss
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 
 __all__ = [
@@ -43,4 +44,5 @@ __all__ = [
     "loss_functions",
     "make_engine",
     "measure",
+    "with_per_example_loss",
 ]

@@ -19,6 +19,7 @@ from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_s
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.parameters import require_real_and_separate
+from lightning_bayes.curvature.per_example_loss import KEY, losses_beside, scale_beside
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import (
     ExampleDimensionError,
@@ -55,6 +56,7 @@ class Capture:
         outputs: The calls of measured modules that no observed loss has reached.
         whole: The first call of the model as a whole, if it takes and returns equally many rows.
         is_following: Whether the running backward follows single examples.
+        has_taken_examples: Whether the squares are those of losses that were given beside the observed one.
     """
 
     def __init__(self, loss_reduction: LossReduction = "auto", finder: ExampleProbe | None = None) -> None:
@@ -62,7 +64,7 @@ class Capture:
         self.outputs: list[LayerOutput] = []
         self._reached: list[LayerOutput] = []
         self.whole: Whole | None = None
-        self.is_following = False
+        self.is_following = self.has_taken_examples = False
         self._mixing = ""  # why single examples cannot be told apart
         self._batch_size: int | None = None
         self.examples_second = False
@@ -85,6 +87,10 @@ class Capture:
             ExampleDimensionError: If layers mix the examples.
         """
         require_scalar(loss)
+        losses = losses_beside(loss, divided_by_host)
+        if losses is not None:
+            self._observe_beside(loss, losses, divided_by_host)
+            return
         reached = self._find_examples(loss, divided_by_host)
         before, self.scale = (
             self.scale,
@@ -101,12 +107,32 @@ class Capture:
             raise ExampleDimensionError(self._mixing)
         self.arrange(loss, divided_by_host, reached)
 
-    def _find_examples(self, loss: Tensor, divided_by_host: bool) -> list[LayerOutput]:
+    def _observe_beside(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
+        """Read the scale of a loss that has the losses of its examples beside it, and measure these."""
+        self.scale = scale_beside(loss, losses, self.loss_reduction, divided_by_host)
+        self._batch_size, self.loss = len(losses), loss.detach().clone()
+        self.take_examples(losses)
+
+    def take_examples(self, losses: Tensor) -> None:
+        """Measure losses of examples, ``[n]``, in a backward pass of their own.
+
+        Args:
+            losses: The losses, with their graph.
+
+        Raises:
+            UnsupportedTrainingError: If this engine cannot.
+        """
+        raise UnsupportedTrainingError(
+            f"{KEY} is measured by engine='fused' with squared gradients (VOGN), and not here. Leave it out, or take one of "
+            "these methods."
+        )
+
+    def _find_examples(self, loss: Tensor, divided_by_host: bool, declared: int = 0) -> list[LayerOutput]:
         """Find the layouts of the calls that the loss reaches; returns these calls."""
         if self.finder is None or loss.grad_fn is None or not self.outputs or 0 in set().union(*self.sizes.values()):
             return []
         with self.following():
-            found = self.finder.find(loss, self.outputs, self.whole, divided_by_host)
+            found = self.finder.find(loss, self.outputs, self.whole, divided_by_host, declared)
         if found is None:
             return []
         self._mixing = found.error

@@ -68,6 +68,10 @@ class ExampleCapture(FusedCapture):
         """The object that measures one call of `unit`."""
         return _LinearCall(self, unit, params) if unit.rule is linear else super().record(unit, params)
 
+    def take_examples(self, losses: Tensor) -> None:
+        """Refuse losses of examples; see `Capture.take_examples`."""
+        Capture.take_examples(self, losses)
+
     def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
         """Refuse calls with examples elsewhere than in rows; see `Capture.arrange`."""
         Capture.arrange(self, loss, divided_by_host, outputs)

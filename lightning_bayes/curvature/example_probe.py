@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -99,7 +100,14 @@ class ExampleProbe:
         self._probes: dict[Kind, int] = {}
         self._mixing = ""  # the operation by which the last loss mixes its examples
 
-    def find(self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool) -> Found | None:
+    def find(
+        self,
+        loss: Tensor,
+        outputs: Sequence[LayerOutput],
+        whole: Whole | None,
+        by_host: bool,
+        declared: int = 0,
+    ) -> Found | None:
         """Where the calls of a pass hold the examples.
 
         Args:
@@ -107,11 +115,13 @@ class ExampleProbe:
             outputs: Its calls, in order.
             whole: The call of the model as a whole, if there is one.
             by_host: Whether the host has divided the loss.
+            declared: The number of examples, if their losses are given; then each may depend on all rows.
 
         Returns:
             The layouts; None if single examples cannot be followed, and all calls saw equally many.
         """
         sizes = [
+            declared,
             whole.rows if whole else 0,
             *(size for out in outputs for shape in ((out.rows,), *out.shapes) for size in shape),
         ]
@@ -122,7 +132,7 @@ class ExampleProbe:
             if all(out.rows % found.num_examples == 0 for out in _regrouped(outputs, found.layouts)):
                 return found
         try:
-            found_now = self._probe(loss, outputs, whole, by_host)
+            found_now = self._probe(loss, outputs, whole, by_host, declared)
         except _NotFiniteError:  # nothing can be followed, and the update will be skipped
             return Found(outputs[-1].rows, False, tuple(None for _ in outputs))
         if found_now is None or found_now.error:
@@ -133,9 +143,11 @@ class ExampleProbe:
             self._plans[kind] = Plan(place, found_now.examples_second, found_now.layouts)
         return found_now
 
-    def _probe(self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool) -> Found | None:
+    def _probe(
+        self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool, declared: int
+    ) -> Found | None:
         sizes = {out.rows for out in outputs}
-        candidates = sorted(sizes | ({whole.rows} if whole else set()), reverse=True)
+        candidates = sorted({declared} if declared else sizes | ({whole.rows} if whole else set()), reverse=True)
         if candidates[-1:] == [1] and len(candidates) == 1:
             return Found(1, False, tuple(ROWS for _ in outputs))
         if not can_repeat_backward(loss):
@@ -147,6 +159,11 @@ class ExampleProbe:
             best = min(feasible, key=lambda found: found.score)
             of_whole = [found for found in feasible if whole and found.num_examples == whole.rows]
             return min(of_whole, key=lambda found: found.score, default=best)
+        if declared:
+            edges = [GradientEdge(*edge) for out in outputs for edge in out.edges]
+            grads = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)  # type: ignore[call-overload]
+            is_reached = (any(grad is not None for grad in own) for own in _by_output(outputs, grads))
+            return Found(declared, False, tuple(SHARED if is_in else None for is_in in is_reached))
         if 1 in sizes and not tried:
             return Found(1, False, tuple(ROWS if out.rows == 1 else Layout("groups") for out in outputs))
         if tried and len(sizes) == 1:

@@ -25,12 +25,14 @@ from lightning_bayes.curvature.engine import AbstractEngine, Capture
 from lightning_bayes.curvature.example_loop import ExampleLoop
 from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall
-from lightning_bayes.curvature.layouts import SHARED, LayerOutput
+from lightning_bayes.curvature.layouts import SHARED, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
     refuse_scripted,
 )
+from lightning_bayes.curvature.parameter_uses import count_uses
+from lightning_bayes.curvature.per_example_loss import reduced_losses
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 from lightning_bayes.private_torch import (
@@ -119,7 +121,7 @@ class FusedCapture(Capture):
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.loop = ExampleLoop(self)
-        self.inside_generic = False
+        self.inside_generic = self._takes_examples = False
 
     def call(self, unit: MeasuredModule, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run in place of the module's forward."""
@@ -148,7 +150,7 @@ class FusedCapture(Capture):
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         """Whether the running backward accumulates into parameters; ``autograd.grad`` of the loss by its inputs does not."""
-        return not self.is_following and any(map(will_execute, accumulators))
+        return self._takes_examples or (not self.is_following and any(map(will_execute, accumulators)))
 
     def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
         """Take the contributions of calls that share one output, and of parameters used beside layers, in a loop."""
@@ -156,6 +158,22 @@ class FusedCapture(Capture):
         beside = [param for param in self.engine.measured_parameters(self.uses) if self.uses[param]]
         if shared or beside:
             self.loop.run(loss, divided_by_host, shared, beside)
+
+    def take_examples(self, losses: Tensor) -> None:
+        """Measure losses of examples; see `Capture.take_examples`."""
+        loss = reduced_losses(losses, self.scale.reduction)
+        reached = self._find_examples(loss, False, declared=len(losses))
+        self.uses.update(count_uses(loss))
+        self.arrange(loss, False, reached)
+        params = self.engine.measured_parameters(self.engine.model.parameters())
+        self._takes_examples = True
+        try:
+            with retained_grads_kept(reached):
+                torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
+        finally:
+            self._takes_examples = False
+        self.finish()
+        self.has_taken_examples = True
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
         """Keep Σ_i c_i² of a parameter."""

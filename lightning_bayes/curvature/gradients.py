@@ -95,6 +95,9 @@ def require_call(captured: Capture) -> None:
 class GradientCapture(Capture):
     """Knows the number of examples and how the loss reduces them."""
 
+    def take_examples(self, losses: Tensor) -> None:
+        """Measure nothing; see `Capture.take_examples`."""
+
 
 class BareCapture(Capture):
     """Counts nothing and reads nothing: passes over one batch weigh the same, and the gradient of a mean is one already."""

@@ -151,6 +151,10 @@ class KroneckerCapture(FusedCapture):
         """The measured parameters."""
         return super().reached | {p for layer in self.records.called for p in layer.parameters()}
 
+    def take_examples(self, losses: Tensor) -> None:
+        """Refuse losses of examples; see `Capture.take_examples`."""
+        Capture.take_examples(self, losses)
+
     def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
         """Refuse calls with examples elsewhere than in rows; see `Capture.arrange`."""
         Capture.arrange(self, loss, divided_by_host, outputs)

@@ -93,6 +93,14 @@ class LayerCall(ABC):
         """Whether the running backward asks for `backward`; `accumulators` are the graph's nodes of the leaves."""
         return self.captured.is_asked(accumulators)
 
+    def needs_gradient_alone(self) -> bool:
+        """Whether the squares come from elsewhere: from a loop, or from losses that were given beside the trained one."""
+        if self.captured.has_taken_examples:
+            return True
+        if self.output.layout == SHARED:
+            self.output.require_loop()
+        return self.output.layout == SHARED
+
     def keep(self, param: nn.Parameter, grad: Tensor, square: Tensor) -> Tensor:
         """Keep the square of a parameter that this call alone uses; returns its gradient."""
         self.captured.add(param, square)
@@ -126,8 +134,7 @@ class RuleCall(LayerCall):
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         """Measure the call; see `LayerCall.backward`."""
         call, grad_output, layout = self._call(inputs), self._grad_output(grads), self.output.layout
-        if layout == SHARED:
-            self.output.require_loop()
+        if self.needs_gradient_alone():
             totals = self._sums(call, grad_output)
             return [totals[name][0].to(p.dtype) for name, p in self.params.items()]
         is_alone = self.captured.takes_sums(self.params.values())
@@ -210,8 +217,7 @@ class GenericCall(LayerCall):
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         """Measure the call; see `LayerCall.backward`."""
         layout, n = self.output.layout, self.captured.known_batch_size or 1
-        if layout == SHARED:
-            self.output.require_loop()
+        if self.needs_gradient_alone():
             return [g.to(p.dtype) for p, g in self.gradient(inputs, grads).items()]
         trained, grads = self._prepare(inputs, grads)
         # Gradients on, as in a forward: oneDNN's LSTM keeps nothing for its backward otherwise.

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.loss_reading import LossReader, Values
+from lightning_bayes.curvature.loss_reading import LossReader
+from lightning_bayes.curvature.loss_values import Values
 from lightning_bayes.curvature.parameter_uses import enters_measured_layer
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 from lightning_bayes.private_torch import saved_by
@@ -52,7 +53,7 @@ class LossScale:
             n, at least 1.
         """
         if batch_size not in self._found:
-            rows = [mask.reshape(batch_size, -1).any(1) for mask in self.counted]
+            rows = [mask.reshape(batch_size, -1).any(1).cpu() for mask in self.counted]
             self._found[batch_size] = max(1, int(torch.stack(rows).any(0).sum())) if rows else batch_size
         return self._found[batch_size]
 
@@ -133,10 +134,13 @@ def _reduction(loss: Values | None, batch_size: int) -> str:
         return "mean"
     if loss.divisor != 1:
         loss = Values("unclear", f"is a sum rescaled by 1/{loss.divisor:g}")
+    if loss.kind == "part":
+        loss = Values("unclear", "adds up the losses of some examples alone")
     if loss.kind not in {"mean", "sum"}:
         raise UnsupportedTrainingError(
             f"The loss {loss.why} in a batch of {batch_size} examples, so it may be a mean or a sum over them. Pass "
-            "loss_reduction='mean' or 'sum', or take the examples' .mean()."
+            "loss_reduction='mean' or 'sum', take the examples' .mean(), or return their losses beside it: "
+            '{"loss": loss, "per_example_loss": losses}.'
         )
     return loss.kind
 

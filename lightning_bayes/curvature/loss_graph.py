@@ -32,6 +32,7 @@ RESHAPES = {
     "BackwardHookFunction",
 }
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
+BESIDE, DECLARED = "LossBesideExamples", "DeclaredExamples"  # see `per_example_loss`
 _CHOOSING = {"Gather", "IndexSelect", "Topk", "Select", "Unbind"}
 
 
@@ -74,8 +75,11 @@ def edges_of(node: Any) -> list[Edge | None]:
 
 
 def _behind_ddp(edge: Edge) -> Edge | None:
-    """DDP passes all outputs of a step through one identity."""
+    """DDP passes all outputs of a step through one identity; losses of examples stand beside a loss by another."""
     node, output = edge
+    if name_of(node) == BESIDE:
+        behind_it = edges_of(node)[0]
+        return edge if behind_it is None else behind_it
     if name_of(node) != DDP_SINK:
         return edge
     return edges_of(node)[output - len(output_shapes(node))]
@@ -91,7 +95,11 @@ def in_order(root: Any, is_measured_graph: bool) -> Iterator[Any]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            if not is_layer(node) and (is_measured_graph or not name_of(node).startswith(LAYERS)):
+            if (
+                not is_layer(node)
+                and name_of(node) != DECLARED
+                and (is_measured_graph or not name_of(node).startswith(LAYERS))
+            ):
                 stack += [(edge[0], False) for edge in edges_of(node) if edge is not None]
 
 
@@ -110,7 +118,7 @@ def counted_targets(node: Any) -> Tensor | None:
 
 def saved_numbers(node: Any) -> list[Any]:
     """The numbers that a product or quotient has for constants."""
-    return [value for value in _saved_constants(node) if not isinstance(value, Tensor) or value.numel() == 1]
+    return [value for value in saved_constants(node) if not isinstance(value, Tensor) or value.numel() == 1]
 
 
 def has_weights(node: Any) -> bool:
@@ -118,10 +126,11 @@ def has_weights(node: Any) -> bool:
     if name_of(node) != "Mul":
         return name_of(node) in {"MaskedFill", "Where"}
     is_cross_entropy = any(edge is not None and name_of(edge[0]) == "LogSoftmax" for edge in edges_of(node))
-    return len(_saved_constants(node)) > len(saved_numbers(node)) and not is_cross_entropy
+    return len(saved_constants(node)) > len(saved_numbers(node)) and not is_cross_entropy
 
 
-def _saved_constants(node: Any) -> list[Any]:
+def saved_constants(node: Any) -> list[Any]:
+    """The numbers and tensors that a product or quotient has for constants."""
     if name_of(node) not in {"Mul", "Div"}:
         return []
     constant = [place for place in (0, 1) if place >= len(node.next_functions) or node.next_functions[place][0] is None]

@@ -1,58 +1,40 @@
 """What every node of a loss's graph holds: values of single examples, their mean, their sum, or something unclear.
 
 - PyTorch's loss functions record their reduction; ``mean`` and ``sum`` reduce the dimensions that they record.
-- A sum divided by the integer number of examples, or of their values, is a mean.
+- A sum divided by the integer number of examples, or of their values, is a mean; so is a weighted or masked one divided by
+  the sum of its weights, and the mean of rows that a mask or indices choose. Of these the examples with a weight count.
+- Losses of single examples, ``loss(v[j])`` in a loop, are a sum once they are added up for every j, and values of examples
+  once they are stacked.
 - Terms of one kind add up to that kind, and a factor keeps it. A function of a mean is a mean: each example has its share.
 - A term without examples, such as a penalty on the weights, does not count.
 
 All else is unclear: a ratio or a product of terms, a function of a sum, a term of compiled code or of an unknown operation,
-rows chosen by a mask, examples that an operation mixes, a sum times one over a count.
+a slice of the examples, examples that an operation mixes, a sum times one over a count.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature import loss_choices as choices
 from lightning_bayes.curvature import loss_graph as graph
+from lightning_bayes.curvature.loss_arithmetic import LossArithmetic
 from lightning_bayes.curvature.loss_graph import Shape, name_of
+from lightning_bayes.curvature.loss_values import Values, choice_of, is_same, one_hot, unclear
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import saved_by
 
 _REDUCTION_CODES = {1: "mean", 2: "sum"}  # at::Reduction
 _REDUCING = {"Mean": "mean", "Sum": "sum", "Nansum": "sum"}
 _ADDING = {"Add", "Sub", "Stack", "Cat"}
-_LINEAR = graph.RESHAPES | {"Neg", "Expand", "Select", "Slice", "Transpose", "Permute", "Mv", "Dot", "Mm", *_REDUCING}
+_CHOOSING_AGAIN = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
+_CONTRACTING = {"Mm", "Mv", "Addmm"}  # which multiply and add up over a dimension
 _OF_WEIGHTS = graph.RESHAPES | _ADDING | {"Neg", "Pow", "Abs", "LinalgVectorNorm", "Sqrt", "Mul", *_REDUCING}
-
-
-@dataclass(frozen=True)
-class Values:
-    """What a node holds.
-
-    Attributes:
-        kind: ``"examples"``, ``"mean"`` or ``"sum"`` of them, or ``"unclear"``.
-        why: What the loss is, if it is unclear.
-        layout: Of the examples, see `loss_graph`; None if it is not known.
-        is_choice: Whether rows of the examples were chosen.
-        is_weighted: Whether constants weigh or mask the examples.
-        num_added: Number of values that a sum added, or that each of the examples' values did.
-        num_counted: Number of targets that count in a sum; 0 if all do.
-        divisor: Number that a sum was divided by, if that is not a count.
-    """
-
-    kind: str
-    why: str = ""
-    layout: int | None = None
-    is_choice: bool = False
-    is_weighted: bool = False
-    num_added: int = 1
-    num_counted: int = 0
-    divisor: float = 1.0
 
 
 class LossReader:
@@ -84,6 +66,7 @@ class LossReader:
         self.shows_layers, self.is_declared, self.examples_second = shows_layers, is_declared, examples_second
         self.terms: list[Tensor | None] = []
         self.mixing = ""
+        self._arithmetic = LossArithmetic(batch_size, self.terms)
         self._found: dict[Any, Values | None] = {}
         nodes = list(graph.in_order(root, shows_layers))
         self._counted = [graph.counted_targets(node) for node in nodes if saved_by(node, "ignore_index") is not None]
@@ -96,17 +79,19 @@ class LossReader:
             return self._layer((node, 0))
         if graph.is_leaf(node):
             return None
+        if name_of(node) == graph.DECLARED:
+            return Values("examples", layout=1)
         edges = [edge for edge in graph.edges_of(node) if edge is not None]
         inputs = [(found, graph.shape_of(edge)) for edge in edges if (found := self._output(edge)) is not None]
         if not inputs:
             return None if self.shows_layers or _is_of_weights(node) else self._layer((node, 0))
-        unclear = next((values for values, _ in inputs if values.kind == "unclear"), None)
-        if unclear is not None:
-            return unclear
+        known = next((values for values, _ in inputs if values.kind == "unclear"), None)
+        if known is not None:
+            return known
         reduced = [values for values, _ in inputs if values.kind != "examples"]
         if not reduced:
             return self._from_examples(node, inputs)
-        return self._mixed(node) if len(reduced) < len(inputs) else _from_reduced(node, reduced, self.batch_size)
+        return self._mixed(node) if len(reduced) < len(inputs) else self._arithmetic.result(node, reduced)
 
     def values_of(self, edge: graph.Edge) -> Values | None:
         """What one output of a node holds; None if no example enters it."""
@@ -115,13 +100,17 @@ class LossReader:
     def _output(self, edge: graph.Edge) -> Values | None:
         """What one output of a node holds; layers may return several, such as a recurrent layer's last state."""
         node, number = edge
+        if name_of(node) == "Unbind" and (behind := graph.edges_of(node)[0]) is not None:
+            values, shape = self._output(behind), graph.shape_of(behind)
+            if values is not None and (taken := self._taken(node, values, shape, number)) is not None:
+                return taken
         return self._layer(edge) if number and graph.is_layer(node) else self._found.get(node)
 
     def _layer(self, edge: graph.Edge) -> Values:
         node, shape = edge[0], graph.shape_of(edge)
         if math.prod(shape) == 1:
             record = getattr(node, "record", None)
-            return _unclear(f"comes out of {record.unit.label} as one number" if record else _reduced_by(node))
+            return unclear(f"comes out of {record.unit.label} as one number" if record else _reduced_by(node))
         if len(shape) == 3 and (recurrent := _recurrent(node)) is not None:
             is_first = recurrent.batch_first and not edge[1]  # last states are [layers, B, features] in any case
             return Values("examples", layout=1 if is_first else shape[0])
@@ -136,35 +125,85 @@ class LossReader:
         if not self.shows_layers:
             return self._layer((node, 0))
         self.mixing = name_of(node)
-        return _unclear(f"mixes its examples by {self.mixing}")
+        return unclear(f"mixes its examples by {self.mixing}")
 
     def _from_examples(self, node: Any, inputs: list[tuple[Values, Shape]]) -> Values | None:
         name, (values, shape) = name_of(node), inputs[0]
+        if graph.is_number((node, 0)) and (part := self._part(node, inputs)) is not None:
+            return part
         if kind := _REDUCTION_CODES.get(saved_by(node, "reduction", 0)):
             return self._reduced(node, kind, values, shape)
         if name in _REDUCING:
             return self._summed(node, _REDUCING[name], values, shape)
         if name == "MaskedFill" and any(_is_complement(saved_by(node, "mask"), counted) for counted in self._counted):
             return None  # the second half of a cross-entropy with label smoothing
-        return _unclear(_reduced_by(node)) if graph.is_number((node, 0)) else self._rearranged(node, inputs)
+        return unclear(_reduced_by(node)) if graph.is_number((node, 0)) else self._rearranged(node, inputs)
 
     def _rearranged(self, node: Any, inputs: list[tuple[Values, Shape]]) -> Values:
         """Values of single examples from values of single examples."""
         layouts = {self._moved(node, *one) for one in inputs if one[0].layout is not None or not self.shows_layers}
+        values, shape = inputs[0]
+        is_weighted = any(values.is_weighted for values, _ in inputs) or graph.has_weights(node)
+        weights = choices.weighted(node, values.weights, values.is_weighted, shape) if len(inputs) == 1 else None
+        taken = self._chosen(node, inputs)
         if not self.shows_layers:
-            return Values("examples", layout=max(layouts, key=bool))
-        is_choice = any(values.is_choice or self._chooses(node, values, shape) for values, shape in inputs)
-        if len(layouts) > 1 and not is_choice:
+            is_known = taken.example is not None
+            return replace(
+                taken if is_known else Values("examples"),
+                layout=None if is_known else max(layouts, key=bool),
+                is_weighted=is_weighted and weights is not None,
+                weights=weights,
+            )
+        is_contracted = name_of(node) in _CONTRACTING and len(inputs) > 1 and taken.example is None
+        if is_contracted or (len(layouts) > 1 and not taken.is_choice):
             return self._mixed(node)
-        if layouts == {None} and not is_choice and len(graph.shape_of((node, 0))) < len(inputs[0][1]):
-            return _unclear(_reduced_by(node))
-        return Values(
-            "examples",
-            layout=layouts.pop() if layouts and not is_choice else None,
-            is_choice=is_choice,
-            is_weighted=any(values.is_weighted for values, _ in inputs) or graph.has_weights(node),
+        if layouts == {None} and not taken.is_choice and len(graph.shape_of((node, 0))) < len(inputs[0][1]):
+            return unclear(_reduced_by(node))
+        return replace(
+            taken,
+            layout=layouts.pop() if layouts and not taken.is_choice else None,
+            is_weighted=is_weighted,
+            weights=weights,
             num_added=max(values.num_added for values, _ in inputs),
         )
+
+    def _chosen(self, node: Any, inputs: list[tuple[Values, Shape]]) -> Values:
+        """Values with what is known of the examples that were chosen; equal for all inputs, or unknown."""
+        found = [self._choice(node, *one) for one in inputs]
+        first, rest = found[0], found[1:]
+        if all(values.is_choice and is_same(values.counted, first.counted) for values in rest):
+            return first
+        return Values("examples", is_choice=any(values.is_choice for values in found))
+
+    def _choice(self, node: Any, values: Values, shape: Shape) -> Values:
+        if values.is_choice:
+            is_again = name_of(node) in _CHOOSING_AGAIN and values.example is None
+            return Values("examples", is_choice=True) if is_again else choice_of(values)
+        if values.layout is None or not self._chooses(node, values, shape):
+            return Values("examples")
+        taken = self._taken(node, values, shape, 0)
+        if taken is not None:
+            return taken
+        counted = choices.chosen_examples(node, shape, values.layout, self.batch_size)
+        return Values("examples", is_choice=True, counted=counted, num_chosen=choices.num_chosen(node))
+
+    def _taken(self, node: Any, values: Values, shape: Shape, number: int) -> Values | None:
+        """The values of one example, if `node` takes them; as a part if they are a single one."""
+        if values.kind != "examples" or values.layout is None:
+            return None
+        example = choices.single_example(node, number, shape, values.layout, self.batch_size)
+        if example is None:
+            return None
+        kind = "part" if graph.is_number((node, number)) else "examples"
+        return Values(kind, is_choice=True, example=example, counted=one_hot(example, self.batch_size))
+
+    def _part(self, node: Any, inputs: list[tuple[Values, Shape]]) -> Values | None:
+        """A number that is computed from one example alone."""
+        values, shape = inputs[0]
+        if values.example is None:
+            return self._taken(node, values, shape, 0) if len(inputs) == 1 else None
+        is_alone = all(other.example == values.example for other, _ in inputs)
+        return replace(choice_of(values), kind="part") if is_alone else None
 
     def _summed(self, node: Any, kind: str, values: Values, shape: Shape) -> Values:
         dims = graph.saved_dims(node, len(shape)) or set(range(len(shape)))
@@ -172,33 +211,52 @@ class LossReader:
         if len(dims) == len(shape) or dim in dims:
             return self._reduced(node, kind, values, shape)
         if dim is None and self.shows_layers:
-            return _unclear(f"takes the {kind} over dimensions of which one may hold the examples")
+            return unclear(f"takes the {kind} over dimensions of which one may hold the examples")
         added = math.prod(shape[d] for d in dims) if kind == "sum" else 1
-        return replace(values, layout=self._moved(node, values, shape), num_added=values.num_added * added)
+        return replace(
+            values,
+            layout=self._moved(node, values, shape),
+            num_added=values.num_added * added,
+            weights=choices.summed(values.weights, dims, kind, graph.shape_of((node, 0))),
+        )
 
     def _reduced(self, node: Any, kind: str, values: Values, shape: Shape) -> Values:
-        counted = graph.counted_targets(node)
-        self._require_all(node, values, shape)
-        self.terms.append(None if counted is None else self._examples_first(counted, values, shape))
+        counted, sizes = graph.counted_targets(node), _targets(node, shape)
+        self._require_all(sizes, values, counted)
+        by_target = None if counted is None or values.is_choice else self._examples_first(counted, values, shape)
+        self.terms.append(values.counted if values.is_choice and kind == "mean" else by_target)
+        marked = values.counted
+        totals: tuple[float, ...] = (float(math.prod(sizes)), float(values.num_chosen))
+        if values.weights is not None:
+            weights = values.weights
+            if values.layout is not None:
+                marked = choices.counted_examples(weights.values != 0, values.layout, self.batch_size)
+            totals = weights.totals if kind == "sum" else (float(weights.values.mean()),)
         return Values(
             kind,
+            is_choice=values.is_choice,
             is_weighted=values.is_weighted,
             num_added=values.num_added * math.prod(shape),
             num_counted=int(counted.sum()) if counted is not None and kind == "sum" else 0,
+            counted=marked,
+            totals=() if marked is None or (values.is_weighted and values.weights is None) else totals,
+            terms=(len(self.terms) - 1,),
         )
 
-    def _require_all(self, node: Any, values: Values, shape: Shape) -> None:
-        target = saved_by(node, "target")
-        sizes = shape if target is None else tuple(target.shape)
-        if target is None and not self.shows_layers:
+    def _require_all(self, sizes: Shape, values: Values, counted: Tensor | None) -> None:
+        """Require values of each example, or of chosen ones that are known."""
+        if not self.shows_layers:
+            return
+        is_any_ignored = counted is not None and not bool(counted.all())
+        if values.is_choice and values.counted is not None and values.example is None and not is_any_ignored:
             return
         is_declared = self.is_declared and sizes[:1] >= (self.batch_size,)
         if math.prod(sizes) % self.batch_size == 0 and (is_declared or not values.is_choice):
             return
         raise UnsupportedTrainingError(
             f"A term of the loss is over values of shape {list(sizes or (1,))}, but the layers saw {self.batch_size} "
-            "examples, so it may not hold a value for each. Compute the loss of all examples in one call, and mask some by "
-            "targets that are ignore_index."
+            "examples, so it may not hold a value for each. Choose rows by a mask, mask targets by ignore_index, or return "
+            'the losses of the examples beside it: {"loss": loss, "per_example_loss": losses}.'
         )
 
     def _examples_first(self, counted: Tensor, values: Values, shape: Shape) -> Tensor:
@@ -233,54 +291,10 @@ def _recurrent(node: Any) -> nn.RNNBase | None:
     return record.unit.module if record is not None and isinstance(record.unit.module, nn.RNNBase) else None
 
 
-def _from_reduced(node: Any, inputs: list[Values], batch_size: int) -> Values:
-    """A function of means and sums."""
-    name, first = name_of(node), inputs[0]
-    if name in _ADDING:
-        return _added(inputs)
-    if len(inputs) > 1 or (name == "Div" and node.next_functions[0][0] is None):
-        return _unclear("is a ratio of its terms" if name == "Div" else f"combines its terms by {name}")
-    if name in {"Mul", "Div"} and (numbers := graph.saved_numbers(node)):
-        return (_multiplied if name == "Mul" else _divided)(first, numbers[0], batch_size)
-    return first if first.kind == "mean" or name in _LINEAR | {"Mul"} else _unclear(f"is the {name} of a sum")
-
-
-def _added(inputs: list[Values]) -> Values:
-    if len({(values.kind, values.divisor) for values in inputs}) > 1:
-        return _unclear("adds a term reduced by 'sum' to one reduced by 'mean' or rescaled")
-    num_added = math.gcd(*(values.num_added for values in inputs))
-    return replace(inputs[0], num_added=num_added, is_weighted=any(values.is_weighted for values in inputs))
-
-
-def _multiplied(values: Values, factor: Any, batch_size: int) -> Values:
-    if values.kind == "mean":
-        is_undone = batch_size > 2 and _is_integer(factor) and factor == batch_size
-        return _unclear(f"is a mean rescaled by {batch_size}") if is_undone else values
-    count = round(1 / abs(float(factor))) if factor else 0
-    is_count = count > 2 and math.isclose(count * abs(float(factor)), 1, rel_tol=1e-5)
-    is_count = is_count and _is_count(values, count, batch_size)
-    return _unclear(f"is a sum rescaled by {float(factor):g}") if is_count else values
-
-
-def _divided(values: Values, divisor: Any, batch_size: int) -> Values:
-    if values.kind == "mean":
-        return values
-    total = values.divisor * float(divisor)
-    if values.is_weighted:
-        return _unclear(f"is a weighted or masked sum divided by {total:g}")
-    is_mean = _is_integer(divisor) and _is_count(values, total, batch_size)
-    return replace(values, kind="mean", divisor=1.0) if is_mean else replace(values, divisor=total)
-
-
-def _is_count(values: Values, number: float, batch_size: int) -> bool:
-    """Whether a number is that of the examples, or a multiple of it that counts their values."""
-    is_multiple = number > 0 and number % batch_size == 0 and values.num_added % number == 0
-    return is_multiple or number == values.num_counted > 0
-
-
-def _is_integer(number: Any) -> bool:
-    """Whether a number is written as an integer, such as ``len(x)``; the scale of a `GradScaler` is not."""
-    return not (number.is_floating_point() if isinstance(number, Tensor) else isinstance(number, float))
+def _targets(node: Any, shape: Shape) -> Shape:
+    """The shape of a loss function's targets, or of what a node reduces."""
+    target = saved_by(node, "target")
+    return shape if target is None else tuple(target.shape)
 
 
 def _is_complement(mask: Tensor, counted: Tensor | None) -> bool:
@@ -300,7 +314,3 @@ def _reduced_by(node: Any) -> str:
         if name == "CompiledFunction"
         else f"reduces its values by {name}"
     )
-
-
-def _unclear(why: str) -> Values:
-    return Values("unclear", why=why)

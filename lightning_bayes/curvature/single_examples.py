@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.loss_reading import LossReader, Values
+from lightning_bayes.curvature.loss_reading import LossReader
+from lightning_bayes.curvature.loss_values import Values
 from lightning_bayes.curvature.parameter_uses import nodes_behind
 
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -80,7 +81,6 @@ UNCLEAR = {
     "largest": (lambda v: v.max(), "by Max"),
     "norm": (lambda v: v.norm(), "by .*Norm"),
     "root of a sum": (lambda v: v.sum().sqrt(), "is the Sqrt of a sum"),
-    "sum of rows": (lambda v: sum(row @ row for row in v), "by Dot"),
 }
 
 
@@ -132,16 +132,17 @@ def test_function_of_a_mean_has_each_examples_share(generator):
 def test_loss_of_some_of_the_examples_is_refused_for_any_number_of_classes(loss, taken, classes, batch, generator):
     model, x, _ = problem(batch, classes, generator)
     y = torch.randint(0, classes, (batch,), generator=generator)
-    with pytest.raises(UnsupportedTrainingError, match=rf"shape \[{taken}.*, but the layers saw {batch} examples"):
+    words = "some examples alone" if taken == 1 else rf"shape \[{taken}.*, but the layers saw {batch} examples"
+    with pytest.raises(UnsupportedTrainingError, match=words):
         measure(model, lambda: loss(model(x)[:taken], y[:taken]))
 
 
 @pytest.mark.parametrize("of", [lambda values, j: values[j], lambda values, j: values[j : j + 1]], ids=["row", "slice"])
-def test_sum_of_the_losses_of_single_examples_is_refused(of, generator):
+def test_the_sum_of_the_losses_of_single_examples_is_a_sum(of, generator):
     model, x, _ = problem(5, 10, generator)
     y = torch.randint(0, 10, (5,), generator=generator)
-    with pytest.raises(UnsupportedTrainingError, match=r"shape \[1\], but the layers saw 5 examples"):
-        measure(model, lambda: sum(F.cross_entropy(of(model(x), j), of(y, j)) for j in range(5)))
+    measured = measure(model, lambda: sum(F.cross_entropy(of(model(x), j), of(y, j)) for j in range(5)))
+    assert_right(measured, model, list(range(5)), lambda m, j: F.cross_entropy(m(x[j]), y[j]))
 
 
 def half_ignored(generator, batch=6, classes=3):
@@ -271,21 +272,31 @@ MASKED = {  # of examples and outputs, both with a last example that is left out
     "mean of where": lambda v, mask: torch.where(mask[:, None], v, 0).sum() / mask.sum(),
     "weighted mean": lambda v, mask: (v.sum(1) * mask.double()).sum() / mask.double().sum(),
     "rows by number": lambda v, mask: v[torch.arange(len(v))[mask]].mean(),
-    "hardest": lambda v, mask: v.sum(1).topk(len(v) - 1).values.mean(),
 }
 
 
 @pytest.mark.parametrize(("batch", "outputs"), [*SIZES, (4, 4), (2, 3), (3, 2)])
 @pytest.mark.parametrize("name", MASKED)
-def test_masked_means_are_refused(name, batch, outputs, generator):
+def test_masked_means_are_means_over_the_examples_that_count(name, batch, outputs, generator):
     """With tokens, so that the number of chosen values may be a multiple of the batch."""
     for tokens in (1, 2, batch):
         (model, x, _), reduced = problem(batch, outputs, generator), MASKED[name]
         x = x.repeat_interleave(tokens, 0).unflatten(0, (batch, tokens))
         mask = torch.ones(batch, tokens, dtype=torch.bool)
         mask[-1] = False
-        with pytest.raises(UnsupportedTrainingError, match=r"may not hold a value for each|Pass loss_reduction"):
-            measure(model, lambda: reduced(model(x).square().flatten(0, 1), mask.flatten()))  # noqa: B023
+        measured = measure(model, lambda: reduced(model(x).square().flatten(0, 1), mask.flatten()))  # noqa: B023
+        assert measured.num_examples == batch - 1
+        is_sum = "values" not in name and not name.startswith(("mean of chosen", "masked select", "rows"))
+        values = tokens * (1 if is_sum else outputs)
+        one = partial(lambda m, i, x, values: m(x[i]).square().sum() / values, x=x, values=values)
+        assert_right(measured, model, list(range(batch - 1)), one)
+
+
+@every_size
+def test_the_hardest_examples_are_asked_for(batch, outputs, generator):
+    model, x, _ = problem(batch, outputs, generator)
+    with pytest.raises(UnsupportedTrainingError, match=r"may not hold a value for each|Pass loss_reduction"):
+        measure(model, lambda: model(x).square().sum(1).topk(batch - 1).values.mean())
 
 
 @every_size

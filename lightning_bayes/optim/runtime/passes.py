@@ -79,7 +79,7 @@ class FinishedPass:
     def squares(self) -> Curvature:
         """(1/n) Σ_i g_i² of the parameters that the engine measured, unscaled."""
         squares = self.captured.mean_curvature()
-        if self.loss_scale != 1 and squares:
+        if self.loss_scale != 1 and squares and not self.captured.has_taken_examples:
             torch._foreach_div_(list(squares.values()), self.loss_scale**2)
         return squares
 
