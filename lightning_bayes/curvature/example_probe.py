@@ -161,7 +161,7 @@ class ExampleProbe:
             return min(of_whole, key=lambda found: found.score, default=best)
         if declared:
             edges = [GradientEdge(*edge) for out in outputs for edge in out.edges]
-            grads = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)  # type: ignore[call-overload]
+            grads = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)
             is_reached = (any(grad is not None for grad in own) for own in _by_output(outputs, grads))
             return Found(declared, False, tuple(SHARED if is_in else None for is_in in is_reached))
         if 1 in sizes and not tried:
