@@ -261,7 +261,7 @@ def test_a_missing_gymnasium_is_one_sentence(monkeypatch):
     monkeypatch.setattr(environments, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError) as caught:
         command.main(["--steps", "1"])
-    assert str(caught.value) == "gymnasium is not installed: run `pip install 'lightning-bayes[rl]'`."
+    assert str(caught.value) == "Not installed: gymnasium; run `pip install 'lightning-bayes[rl]'`."
 
 
 def test_an_unknown_environment_and_one_without_numbers_are_refused():

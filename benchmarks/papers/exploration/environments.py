@@ -23,7 +23,7 @@ def require(*packages: str) -> None:
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(
-            f"{', '.join(missing)} is not installed: run `pip install 'lightning-bayes[rl]'`.", name=missing[0]
+            f"Not installed: {', '.join(missing)}; run `pip install 'lightning-bayes[rl]'`.", name=missing[0]
         )
 
 
