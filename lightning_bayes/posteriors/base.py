@@ -165,7 +165,7 @@ class AbstractPosterior(ABC):
         return 0.5 * (self._size * (1 + math.log(2 * math.pi)) - self.log_det_precision())
 
     def kl(self) -> Tensor:
-        """KL(q ‖ p) in nats, a scalar."""
+        """KL(q ‖ p) in nats, a scalar; nan if the posterior has no prior, as SWAG's."""
         variances, terms = self.variance(), []
         for name, mean in self.mean.items():
             delta, distance = self.prior_precision[name], mean - self.prior_mean.get(name, 0.0)

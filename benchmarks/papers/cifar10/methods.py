@@ -20,6 +20,7 @@ from lightning_bayes import (
     MCDropoutCallback,
     NoisyKFACCallback,
     OGNCallback,
+    SWAGCallback,
     VariationalCallback,
     VOGNCallback,
 )
@@ -42,7 +43,10 @@ METHODS: Final = {
     "vogn": "VOGN",
     "noisy_kfac": "Noisy K-FAC",
     "laplace": "Laplace on Adam",
+    "swag": "SWAG on Adam",
+    "ensemble": "Ensemble of 5 by Adam",
 }
+MEMBERS: Final = 5  # of the ensemble
 
 
 def why_not(model: str, method: str, settings: Settings) -> str:
@@ -85,13 +89,15 @@ def callback(
         **overrides: Further arguments, such as ``seed``.
 
     Returns:
-        The callback; None for a point estimate.
+        The callback; None for a point estimate, and for the members of an ensemble.
     """
     if method == "mc_dropout":
         layers = dropout_layers(module, network.drops)
         return MCDropoutCallback(p=network.dropout, layers=layers, **overrides)
     if method == "laplace":
         return LaplaceCallback(**overrides)
+    if method == "swag":
+        return SWAGCallback(**overrides)
     if method not in VARIATIONAL:
         return None
     kind = VARIATIONAL[method]
