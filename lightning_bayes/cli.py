@@ -210,12 +210,27 @@ class BayesCLI(LightningCLI):
                 f"{self.subcommand} uses the weights that {type(self.model).__name__} was built with. Pass --ckpt_path "
                 "with the checkpoint of a fit to use trained ones."
             )
+        self._find_last()
         # Every run has its own folder, and evaluations save no checkpoints.
         warnings.filterwarnings("ignore", "The dirpath has changed from", UserWarning)
         self._before()
         arguments = self.config_init[str(self.subcommand)]
         if "verbose" in arguments:  # Lightning would print the metrics of all loaders under each of them
             arguments["verbose"] = False
+
+    def _find_last(self) -> None:
+        """``last`` is the newest run's: Lightning would look in this run's new folder, and test untrained weights."""
+        saved, folder = self.trainer.checkpoint_callback, getattr(self.trainer.logger, "log_dir", None)
+        has_own_place = isinstance(saved, ModelCheckpoint) and saved.dirpath is not None
+        if self.config[str(self.subcommand)].get("ckpt_path") != "last" or has_own_place:
+            return
+        runs = Path(folder).parent if folder is not None else Path.cwd()
+        found = sorted(runs.glob("*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise ConfigError(f"No run in {runs} has a last checkpoint. Pass --ckpt_path with the path of a file.")
+        for values in (self.config, self.config_init):
+            values[str(self.subcommand)]["ckpt_path"] = str(found[-1])
+        rank_zero_info(f"{self.subcommand} uses {found[-1]}.")
 
     @rank_zero_only
     def _print_metrics(self) -> None:

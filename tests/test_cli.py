@@ -109,6 +109,20 @@ def test_fit_says_how_to_go_on(capsys, caplog):
     )
 
 
+def test_last_is_the_checkpoint_of_the_newest_run(fitted, monkeypatch):
+    monkeypatch.chdir(fitted.parents[2])
+    command("test", "--config", "digits_lenet_vogn", *QUIET, "--ckpt_path=last", "--trainer.limit_test_batches=1")
+    config = yaml.safe_load((fitted.with_name("version_1") / "config.yaml").read_text("utf-8"))
+    assert config["ckpt_path"] == "runs/digits_lenet_vogn/version_0/checkpoints/last.ckpt"
+
+
+def test_no_last_checkpoint_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"^lightning-bayes: ConfigError: No run in runs/digits_mlp_vogn has a last"):
+        command("test", "--config", "digits_mlp_vogn", *QUIET, "--ckpt_path=last")
+    assert not Path("runs/digits_mlp_vogn/version_0").exists()
+
+
 def test_test_averages_over_the_posterior(fitted, tested):
     folder, printed = tested
     found = logged(folder)

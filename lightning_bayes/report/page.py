@@ -69,7 +69,11 @@ def _template_environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"arrow_on_last_word": _arrow_on_last_word, "breakable": _breakable}
+    environment.filters |= {
+        "arrow_on_last_word": _arrow_on_last_word,
+        "breakable": _breakable,
+        "shown_width": _shown_width,
+    }
     return environment
 
 
@@ -79,6 +83,11 @@ def _arrow_on_last_word(heading: str) -> Markup:
 
 def _breakable(name: str) -> Markup:
     return Markup("/<wbr>").join(name.split("/"))
+
+
+def _shown_width(png: str) -> int:
+    """Half of the pixels, so that the letters of all figures have one size; a PNG begins with its width."""
+    return int.from_bytes(base64.b64decode(png[:32])[16:20], "big") // 2
 
 
 def _stored_figures(runs: Sequence[Run]) -> list[StoredFigure]:

@@ -33,7 +33,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[Run]:
     """Read runs.
 
     Args:
-        folders: Folders of runs, or of several runs, such as ``runs/digits_lenet_vogn`` with its versions.
+        folders: Folders of runs, or of several runs, such as ``runs`` or ``runs/digits_lenet_vogn``.
 
     Returns:
         The runs, each once, named by the part of their paths that differs.
@@ -64,12 +64,12 @@ def read_runs(folders: Iterable[str | Path]) -> list[Run]:
 def _runs_in(folder: Path) -> list[Path]:
     if (folder / METRICS).is_file():
         return [folder]
-    return sorted((path.parent for path in folder.glob(f"*/{METRICS}")), key=_by_version)
+    return sorted((path.parent for path in folder.rglob(METRICS)), key=_by_version)
 
 
-def _by_version(path: Path) -> tuple[str, int]:
+def _by_version(path: Path) -> tuple[Path, str, int]:
     stem, _, number = path.name.rpartition("_")
-    return (stem, int(number)) if number.isdigit() else (path.name, -1)
+    return (path.parent, stem, int(number)) if number.isdigit() else (path.parent, path.name, -1)
 
 
 def _names(folders: list[Path]) -> list[str]:

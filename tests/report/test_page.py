@@ -244,6 +244,8 @@ def test_figures_of_runs_are_inside(tmp_path):
     text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
     for content in (first, second):
         assert base64.b64encode(content).decode() in text
+    width = int.from_bytes(first[16:20], "big")  # of the PNG's header
+    assert f'ood_scores of {runs[0].name}" width="{width // 2}"' in text
     assert "OOD scores" in Page(text).headings
 
 

@@ -69,6 +69,13 @@ def test_a_folder_of_runs_gives_its_versions_in_their_order(tmp_path):
     assert [run.name for run in read_runs([tmp_path / "lenet"])] == ["version_0", "version_2", "version_10"]
 
 
+def test_a_folder_of_folders_gives_the_runs_of_each(tmp_path):
+    for name in ("vogn/version_10", "vogn/version_2", "adam/version_0"):
+        write_run(tmp_path / "runs" / name, ROWS)
+    names = [run.name for run in read_runs([tmp_path / "runs"])]
+    assert names == ["adam/version_0", "vogn/version_2", "vogn/version_10"]
+
+
 def test_names_are_the_parts_in_which_paths_differ_and_no_run_is_read_twice(tmp_path):
     adam = write_run(tmp_path / "runs" / "adam" / "version_0", ROWS)
     vogn = write_run(tmp_path / "runs" / "vogn" / "version_0", ROWS)
