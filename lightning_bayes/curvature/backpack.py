@@ -110,7 +110,7 @@ class BackpackEngine(AbstractEngine):
     def _note(self, unit: MeasuredModule, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of every unit."""
         if torch.is_grad_enabled() and unit.rule is not None:
-            inputs = unit.rule.bind(module, args, kwargs)
+            inputs = unit.rule.prepare(module, unit.rule.bind(module, args, kwargs))
             detached = (x.detach() if isinstance(x, Tensor) else x for x in inputs)
             modes = [(part, part.training) for part in module.modules()]
             rng = rng_state() if unit.rule.repeats_noise(module) else None

@@ -7,11 +7,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.example_probe import ExampleProbe, Whole
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
@@ -20,6 +19,7 @@ from lightning_bayes.curvature.measured_modules import MeasuredModule, find_meas
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.per_example_loss import KEY, losses_beside, scale_beside
+from lightning_bayes.curvature.whole_call import NoteWhole
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import (
     ExampleDimensionError,
@@ -28,7 +28,7 @@ from lightning_bayes.errors import (
     UnsupportedTrainingError,
     name_some,
 )
-from lightning_bayes.private_torch import has_children, tree_leaves
+from lightning_bayes.private_torch import has_children
 
 EngineName: TypeAlias = Literal["fused", "backpack"]
 
@@ -129,7 +129,7 @@ class Capture:
 
     def _find_examples(self, loss: Tensor, divided_by_host: bool, declared: int = 0) -> list[LayerOutput]:
         """Find the layouts of the calls that the loss reaches; returns these calls."""
-        if self.finder is None or loss.grad_fn is None or not self.outputs or 0 in set().union(*self.sizes.values()):
+        if self.finder is None or loss.grad_fn is None or not self.outputs or self._is_empty:
             return []
         with self.following():
             found = self.finder.find(loss, self.outputs, self.whole, divided_by_host, declared)
@@ -220,6 +220,11 @@ class Capture:
         self.sizes.setdefault(label, set()).add(size)
 
     @property
+    def _is_empty(self) -> bool:
+        """Whether the batch holds no example; a single layer may see none, such as an expert that no row goes to."""
+        return any(self.sizes.values()) and not any(size for sizes in self.sizes.values() for size in sizes)
+
+    @property
     def num_examples(self) -> int:
         """Number of examples that counted in the loss, n.
 
@@ -227,7 +232,7 @@ class Capture:
             ExampleDimensionError: If layers saw different numbers of examples, or none.
         """
         sizes = set().union(*self.sizes.values())
-        if 0 in sizes:
+        if self._is_empty:
             raise ExampleDimensionError(
                 f"The batch holds no example (seen by {next(iter(self.sizes))}), so there is no mean to take. Skip it: drop "
                 "empty batches in the data loader, or return None from training_step."
@@ -243,7 +248,8 @@ class Capture:
         message = (
             f"{first} gets {size} rows in dimension 0 of its input, where other layers get {usual}, so its examples "
             "cannot be told apart. Keep the examples of the batch in dimension 0 of every layer's input (expand shared "
-            "inputs such as positions to the batch), or freeze the layer."
+            "inputs such as positions to the batch), freeze the layer, or return the losses of the examples beside it: "
+            '{"loss": loss, "per_example_loss": losses}.'
         )
         same = [f"{label}: {size}" for label, size in others.items() if label != first]
         return f"{message} The same holds for {name_some(same)}." if same else message
@@ -268,29 +274,6 @@ class Capture:
         if self.squares:
             torch._foreach_mul_(list(self.squares.values()), factor)
         return dict(self.squares)
-
-
-class _NoteWhole:
-    """A forward hook that notes the first call with equally many rows in and out; a copy of the module notes nothing."""
-
-    def __init__(self, captured: Capture) -> None:
-        self.captured = captured
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if torch.compiler.is_compiling() or self.captured.whole is not None or not torch.is_grad_enabled():
-            return
-        taken = next((v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()), None)
-        given = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
-        if taken is not None and given is not None and taken.shape[:1] == given.shape[:1]:
-            self.captured.whole = Whole(len(taken), get_gradient_edge(given))
-
-    def __reduce__(self) -> Any:
-        return _NoteNothing, ()
-
-
-class _NoteNothing:
-    def __call__(self, *_: Any) -> None:
-        return
 
 
 class AbstractEngine(ABC):
@@ -376,7 +359,7 @@ class AbstractEngine(ABC):
         outermost = [self.model, *(self.model.children() if is_lightning else ())]
         whole = [module for module in outermost if module not in units and has_children(module)]
 
-        note = _NoteWhole(captured)
+        note = NoteWhole(captured)
         with ExitStack() as undo:
             for module in whole:
                 undo.callback(module.register_forward_hook(note, with_kwargs=True).remove)

@@ -13,16 +13,18 @@ be; otherwise the one under which most calls have their examples in rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, entries
 from lightning_bayes.curvature.loss import LossReduction, read_loss
-from lightning_bayes.curvature.parameter_uses import is_measured
+from lightning_bayes.curvature.loss_reading import LossReader
+from lightning_bayes.curvature.parameter_uses import enters_measured_layer, is_measured
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -48,12 +50,14 @@ class Plan(NamedTuple):
     """What one kind of pass holds.
 
     Attributes:
-        place: Of the number of examples among the sizes of the pass.
+        place: Of the number of examples, or of a multiple, among the sizes of the pass.
+        factor: Of that multiple.
         examples_second: See `LossReader`.
         layouts: Where each call holds the examples; None for a call that the loss does not reach.
     """
 
     place: int
+    factor: int
     examples_second: bool
     layouts: tuple[Layout | None, ...]
 
@@ -67,6 +71,8 @@ class Found:
         examples_second: See `LossReader`.
         layouts: Of each call.
         is_settled: Whether the next pass of its kind may take them for its own.
+        is_clear: Whether the loss tells under this number how it reduces its examples.
+        is_joined: Whether every term compares the pieces of the rows that it takes.
         error: Why single examples cannot be told apart; empty if they can.
     """
 
@@ -74,6 +80,8 @@ class Found:
     examples_second: bool
     layouts: tuple[Layout | None, ...]
     is_settled: bool = True
+    is_clear: bool = True
+    is_joined: bool = True
     error: str = ""
 
     @property
@@ -128,8 +136,10 @@ class ExampleProbe:
         kind = _kind(outputs, sizes)
         plan = self._plans.get(kind)
         if plan is not None:
-            found = Found(sizes[plan.place], plan.examples_second, plan.layouts)
-            if all(out.rows % found.num_examples == 0 for out in _regrouped(outputs, found.layouts)):
+            found = Found(max(sizes[plan.place] // plan.factor, 1), plan.examples_second, plan.layouts)
+            if sizes[plan.place] % plan.factor == 0 and all(
+                out.rows % found.num_examples == 0 for out in _regrouped(outputs, found.layouts)
+            ):
                 return found
         try:
             found_now = self._probe(loss, outputs, whole, by_host, declared)
@@ -139,14 +149,15 @@ class ExampleProbe:
             return found_now
         probes = self._probes[kind] = self._probes.get(kind, 0) + 1
         if found_now.is_settled or probes >= _MAX_PROBES:
-            place = sizes.index(found_now.num_examples)
-            self._plans[kind] = Plan(place, found_now.examples_second, found_now.layouts)
+            n = found_now.num_examples
+            place = sizes.index(n) if n in sizes else next(i for i, size in enumerate(sizes) if size and size % n == 0)
+            self._plans[kind] = Plan(place, sizes[place] // n, found_now.examples_second, found_now.layouts)
         return found_now
 
     def _probe(
         self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool, declared: int
     ) -> Found | None:
-        sizes = {out.rows for out in outputs}
+        sizes = {out.rows for out in outputs if out.rows}
         candidates = sorted({declared} if declared else sizes | ({whole.rows} if whole else set()), reverse=True)
         if candidates[-1:] == [1] and len(candidates) == 1:
             return Found(1, False, tuple(ROWS for _ in outputs))
@@ -155,6 +166,8 @@ class ExampleProbe:
         self._mixing = ""
         tried = [found for n in candidates if n > 1 for found in self._try(loss, outputs, n, whole, by_host)]
         feasible = [found for found in tried if found is not None]
+        if not declared and not any(found.is_clear for found in feasible):
+            feasible = self._with_fewer(loss, outputs, by_host) or feasible
         if feasible:
             best = min(feasible, key=lambda found: found.score)
             of_whole = [found for found in feasible if whole and found.num_examples == whole.rows]
@@ -170,6 +183,22 @@ class ExampleProbe:
             error = _mixed_by_loss(self._mixing) if self._mixing else _mixed(outputs)
             return Found(max(sizes), False, tuple(None for _ in outputs), is_settled=False, error=error)
         return None
+
+    def _with_fewer(self, loss: Tensor, outputs: Sequence[LayerOutput], by_host: bool) -> list[Found]:
+        """Layouts of fewer examples than any layer has rows, all of whose rows make up examples."""
+        rows = {out.rows for out in outputs if out.rows}
+        for n in _sizes_of_loss(loss, by_host):
+            if all(size > n and size % n == 0 for size in rows):
+                for found in self._try(loss, outputs, n, None, by_host):
+                    kinds = set() if found is None else {layout.kind for layout in found.layouts if layout is not None}
+                    if found is not None and found.is_clear and found.is_joined and kinds <= {"groups", "strided"}:
+                        return [found]
+        return []
+
+    def _is_clear(self, reader: LossReader | None) -> bool:
+        if self.loss_reduction != "auto" or reader is None or reader.loss is None:
+            return True
+        return reader.loss.kind in {"mean", "sum"} and reader.loss.divisor == 1
 
     def _try(
         self, loss: Tensor, outputs: Sequence[LayerOutput], n: int, whole: Whole | None, by_host: bool
@@ -189,9 +218,22 @@ class ExampleProbe:
                 continue
             given = whole.edge if whole is not None and whole.rows == n else None
             found = _followed(examples, outputs, examples_second, given)
-            yield found
+            is_joined = reader is None or not reader.has_lone_pieces
+            yield None if found is None else replace(found, is_clear=self._is_clear(reader), is_joined=is_joined)
             if found is not None and not any(found.score):
                 return
+
+
+def _sizes_of_loss(loss: Tensor, by_host: bool) -> list[int]:
+    """Numbers of rows between layers and loss, where several rows of the layers may make one example; the largest first."""
+    root = graph.root_of(loss)
+    if by_host and root is not None:
+        root = graph.behind(root)
+    if root is None:
+        return []
+    nodes = (node for node in graph.in_order(root, enters_measured_layer(root)) if not graph.is_leaf(node))
+    found = {size for node in nodes for size in graph.shape_of((node, 0))[:1]}
+    return sorted((size for size in found if size > 1), reverse=True)
 
 
 def _kind(outputs: Sequence[LayerOutput], sizes: list[int]) -> Kind:
@@ -230,7 +272,11 @@ def _followed(
         return None
     layouts: list[Layout | None] = []
     for out, known, is_in, grads in zip(outputs, fitting, is_reached, of_batch, strict=True):
-        without = ROWS if out.rows == n and not any(g is not None and bool(g.any()) for g in grads) else SHARED
+        without = (
+            ROWS
+            if not out.rows or (out.rows == n and not any(g is not None and bool(g.any()) for g in grads))
+            else SHARED
+        )
         layouts.append(None if not is_in else without if known is None else known[0] if known else SHARED)
     is_settled = all(known is not None for known, is_in in zip(fitting, is_reached, strict=True) if is_in)
     return Found(n, examples_second, tuple(layouts), is_settled)

@@ -20,6 +20,7 @@ from lightning_bayes.curvature.engine import Capture
 from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks
+from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.curvature.rules.registry import computes
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.private_torch import BACKWARD_HOOK_KIND, tree_leaves
@@ -132,9 +133,13 @@ def _check_call(
     x: Tensor = args[0]
     if torch.is_autocast_enabled(x.device.type):
         raise UnsupportedTrainingError("BackPACK cannot run under autocast. Train in 32-true.")
-    unit.require_examples(x)
-    size = len(x) if unit.rule is None else unit.rule.num_examples(module, unit.rule.bind(module, args, kwargs))
-    captured.note_call(unit.label, size)
+    if unit.rule is None or is_packed(args):
+        unit.require_examples(x)
+        captured.note_call(unit.label, len(x))
+        return
+    inputs = unit.rule.prepare(module, unit.rule.bind(module, args, kwargs))
+    unit.require_examples(inputs[0])
+    captured.note_call(unit.label, unit.rule.num_examples(module, inputs))
 
 
 def _note_output(
@@ -149,9 +154,11 @@ def _note_output(
     if not tensors:
         return
     dim: int | None = 0
+    rows = len(args[0])
     if unit.rule is not None:
-        dim = unit.rule.dims(module, unit.rule.bind(module, args, kwargs))[0]
-    captured.outputs.append(LayerOutput.of(unit, args[0].shape[dim or 0], dim, tensors))
+        inputs = unit.rule.prepare(module, unit.rule.bind(module, args, kwargs))
+        dim, rows = unit.rule.dims(module, inputs)[0], unit.rule.num_examples(module, inputs)
+    captured.outputs.append(LayerOutput.of(unit, rows, dim, tensors))
 
 
 @contextmanager

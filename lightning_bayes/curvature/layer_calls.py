@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, added_up, examples_first
+from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, added_up, examples_first, in_groups
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measured_output import MeasuredOutput, replay_errors_named
 from lightning_bayes.curvature.rules.generic import ReplayedCall
+from lightning_bayes.curvature.rules.packed import padded_output
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
 from lightning_bayes.curvature.rules.registry import LayerRule, Sums
@@ -53,7 +54,7 @@ class LayerCall(ABC):
 
     def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The rule's inputs, whose number of examples is noted."""
-        inputs = self.rule.bind(self.unit.module, args, kwargs)
+        inputs = self.rule.prepare(self.unit.module, self.rule.bind(self.unit.module, args, kwargs))
         self.unit.require_examples(inputs[0])
         self.rows, self.dim = (
             self.rule.num_examples(self.unit.module, inputs),
@@ -122,9 +123,9 @@ class RuleCall(LayerCall):
         inputs = self.note_inputs(args, kwargs)
         self.rng = rng_state() if self.rule.repeats_noise(module) else None
         with _detached_parameters(module):
-            output = forward(*args, **kwargs)
+            output, packed_again = padded_output(module, forward(*args, **kwargs))
         self.saved = self.rule.saved(module, output)
-        return self.watched(inputs, output, list(self.params.values()))
+        return packed_again(self.watched(inputs, output, list(self.params.values())))
 
     def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[nn.Parameter, Tensor]:
         """See `LayerCall.gradient`."""
@@ -165,12 +166,16 @@ class RuleCall(LayerCall):
         n = self.captured.known_batch_size or 1
         dims = self.rule.dims(self.unit.module, call)
         grads = grad if isinstance(grad, tuple) else (grad,)
+        if not self.rule.takes_positions:
+            kept = [in_groups(g, dim, layout, n) for g, dim in zip(grads, self.output.dims, strict=True)]
+            rows = tuple(in_groups(value, dim, layout, n) for value, dim in zip(call, dims, strict=True))
+            return rows, tuple(kept) if isinstance(grad, tuple) else kept[0], False
         moved = [examples_first(g, dims[0], layout, n) for g in grads]
         call = tuple(examples_first(value, dim, layout, n) for value, dim in zip(call, dims, strict=True))
-        if self.rule.takes_positions and layout.kind != "dim":
+        if layout.kind != "dim":
             moved = [torch.unflatten(g, 0, (n, -1)) for g in moved]
             call = tuple(v if d is None else torch.unflatten(v, 0, (n, -1)) for v, d in zip(call, dims, strict=True))
-        return call, tuple(moved) if isinstance(grad, tuple) else moved[0], self.rule.takes_positions
+        return call, tuple(moved) if isinstance(grad, tuple) else moved[0], True
 
     def _from_rows(self, call: tuple[Any, ...], grad: Any, is_alone: bool) -> list[Tensor | None]:
         """Contributions of examples that have several rows each, which the rule takes for examples."""

@@ -108,7 +108,7 @@ class LayerOutput:
         Returns:
             The layouts, the likeliest first; None if the gradient is zero.
         """
-        each = zip(grads, self.shapes, self._dims, strict=True)
+        each = zip(grads, self.shapes, self.dims, strict=True)
         known = [(g.reshape(shape), dim) for g, shape, dim in each if g is not None and bool(g.any())]
         if not known:
             return None
@@ -116,7 +116,7 @@ class LayerOutput:
         return [layout for layout in fitting[0] if all(layout in others for others in fitting)]
 
     @property
-    def _dims(self) -> list[int | None]:
+    def dims(self) -> list[int | None]:
         """The dimension of each output that holds the examples."""
         later = () if self.unit.rule is None or self.dim is None else self.unit.rule.later_dims
         return [self.dim, *later, *(self.dim for _ in self.shapes)][: len(self.shapes)]
@@ -186,6 +186,25 @@ def examples_first(value: Any, dim: int | None, layout: Layout, num_examples: in
     if layout.kind == "strided":
         rows = torch.unflatten(rows, 0, (-1, num_examples)).transpose(0, 1).flatten(0, 1)
     return rows
+
+
+def in_groups(value: Any, dim: int | None, layout: Layout, num_examples: int) -> Any:
+    """An input or a gradient with the rows of each example one after the other, in the dimension where they are.
+
+    Args:
+        value: A tensor, a tuple of tensors, or anything else, which stays.
+        dim: Where a rule has the examples; None for what all examples share.
+        layout: ``"groups"`` or ``"strided"``.
+        num_examples: n.
+
+    Returns:
+        The rearranged value.
+    """
+    if isinstance(value, tuple):
+        return tuple(in_groups(each, dim, layout, num_examples) for each in value)
+    if dim is None or not isinstance(value, Tensor) or layout.kind != "strided":
+        return value
+    return torch.unflatten(value, dim, (-1, num_examples)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
 def added_up(contributions: Tensor, layout: Layout, num_examples: int) -> Tensor:

@@ -178,6 +178,28 @@ def chooses_rows(node: Any, shape: Shape, dim: int) -> bool:
     return is_cut or (name in _CHOOSING and dim in saved_dims(node, len(shape)))
 
 
+def cut_layout(node: Any, shape: Shape, outer: int, batch_size: int) -> int | None:
+    """The layout of a piece that holds all examples, such as one half of ``torch.cat([x1, x2])``; None for another piece.
+
+    Args:
+        node: Any node.
+        shape: Of its input.
+        outer: Layout of its input.
+        batch_size: B.
+
+    Returns:
+        The layout of the piece.
+    """
+    dim = example_dim(shape, outer, batch_size)
+    if name_of(node) not in {"Slice", "Split"} or dim is None or saved_dims(node, len(shape)) != {dim}:
+        return None
+    before, size = math.prod(shape[:dim]), shape_of((node, 0))[dim]
+    once = shape[dim] * before // outer  # rows of this dimension that hold every example once
+    start = signed(saved_by(node, "start")) if name_of(node) == "Slice" else 0
+    is_whole = size < shape[dim] and size % once == 0 and start % once == 0
+    return before * (size // once) if is_whole else None
+
+
 def moved(node: Any, shape: Shape, outer: int, batch_size: int) -> int | None:
     """The layout of what `node` made of values with layout `outer`; None if the examples can no longer be told apart.
 

@@ -45,11 +45,13 @@ class LossReader:
         batch_size: B, at least 2.
         shows_layers: Whether the graph shows which layers are measured; otherwise every layer's output holds examples.
         is_declared: Whether the user said how the loss reduces.
-        examples_second: Whether layers' outputs that may hold the examples in dimension 0 or 1 have them in 1.
+        examples_second: Whether layers' outputs that may hold the examples in dimension 0 or 1 have them in 1, and those
+            with several rows for each example have every n-th, as in ``torch.cat([x1, x2])``.
 
     Attributes:
         loss: What the root holds; None if no example enters it.
         mixing: The operation that mixes examples between layers and loss; empty if none does.
+        has_lone_pieces: Whether a term has one piece of the rows alone, such as ``v[:n]``, without comparing it to another.
         terms: For each term that reduces examples, which of its targets count, examples first; None for all.
     """
 
@@ -65,7 +67,7 @@ class LossReader:
         self.root, self.batch_size = root, batch_size
         self.shows_layers, self.is_declared, self.examples_second = shows_layers, is_declared, examples_second
         self.terms: list[Tensor | None] = []
-        self.mixing = ""
+        self.mixing, self.has_lone_pieces = "", False
         self._arithmetic = LossArithmetic(batch_size, self.terms)
         self._found: dict[Any, Values | None] = {}
         nodes = list(graph.in_order(root, shows_layers))
@@ -100,6 +102,9 @@ class LossReader:
     def _output(self, edge: graph.Edge) -> Values | None:
         """What one output of a node holds; layers may return several, such as a recurrent layer's last state."""
         node, number = edge
+        known = self._found.get(node)
+        if name_of(node) == "Split" and known is not None:
+            return replace(known, pieces=frozenset({edge}))
         if name_of(node) == "Unbind" and (behind := graph.edges_of(node)[0]) is not None:
             values, shape = self._output(behind), graph.shape_of(behind)
             if values is not None and (taken := self._taken(node, values, shape, number)) is not None:
@@ -114,6 +119,9 @@ class LossReader:
         if len(shape) == 3 and (recurrent := _recurrent(node)) is not None:
             is_first = recurrent.batch_first and not edge[1]  # last states are [layers, B, features] in any case
             return Values("examples", layout=1 if is_first else shape[0])
+        is_multiple = shape[0] % self.batch_size == 0 and shape[0] > self.batch_size
+        if self.examples_second and is_multiple and (len(shape) == 2 or shape[1] != self.batch_size):
+            return Values("examples", layout=shape[0] // self.batch_size)
         if self.examples_second and shape[1:2] == (self.batch_size,):
             return Values("examples", layout=shape[0])
         if shape[0] % self.batch_size == 0:
@@ -161,11 +169,19 @@ class LossReader:
             return unclear(_reduced_by(node))
         return replace(
             taken,
+            pieces=self._pieces(node, inputs),
             layout=layouts.pop() if layouts and not taken.is_choice else None,
             is_weighted=is_weighted,
             weights=weights,
             num_added=max(values.num_added for values, _ in inputs),
         )
+
+    def _pieces(self, node: Any, inputs: list[tuple[Values, Shape]]) -> frozenset[Any]:
+        found = frozenset(piece for values, _ in inputs for piece in values.pieces)
+        values, shape = inputs[0]
+        if values.layout is not None and graph.cut_layout(node, shape, values.layout, self.batch_size) is not None:
+            return found | {(node, 0)}
+        return found
 
     def _chosen(self, node: Any, inputs: list[tuple[Values, Shape]]) -> Values:
         """Values with what is known of the examples that were chosen; equal for all inputs, or unknown."""
@@ -223,6 +239,7 @@ class LossReader:
     def _reduced(self, node: Any, kind: str, values: Values, shape: Shape) -> Values:
         counted, sizes = graph.counted_targets(node), _targets(node, shape)
         self._require_all(sizes, values, counted)
+        self.has_lone_pieces |= len(values.pieces) == 1
         by_target = None if counted is None or values.is_choice else self._examples_first(counted, values, shape)
         self.terms.append(values.counted if values.is_choice and kind == "mean" else by_target)
         marked = values.counted
@@ -274,16 +291,22 @@ class LossReader:
         return counted.reshape(layout, self.batch_size, -1).transpose(0, 1)
 
     def _moved(self, node: Any, values: Values, shape: Shape) -> int | None:
-        layout = None if values.layout is None else graph.moved(node, shape, values.layout, self.batch_size)
+        layout = None if values.layout is None else self._layout_behind(node, values.layout, shape)
         after = graph.shape_of((node, 0))
         return 1 if layout is None and not self.shows_layers and after[:1] == (self.batch_size,) else layout
+
+    def _layout_behind(self, node: Any, layout: int, shape: Shape) -> int | None:
+        cut = graph.cut_layout(node, shape, layout, self.batch_size)
+        return graph.moved(node, shape, layout, self.batch_size) if cut is None else cut
 
     def _example_dim(self, values: Values, shape: Shape) -> int | None:
         return None if values.layout is None else graph.example_dim(shape, values.layout, self.batch_size)
 
     def _chooses(self, node: Any, values: Values, shape: Shape) -> bool:
         dim = self._example_dim(values, shape)
-        return dim is not None and graph.chooses_rows(node, shape, dim)
+        if dim is None or not graph.chooses_rows(node, shape, dim):
+            return False
+        return graph.cut_layout(node, shape, values.layout or 1, self.batch_size) is None
 
 
 def _recurrent(node: Any) -> nn.RNNBase | None:

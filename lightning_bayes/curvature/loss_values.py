@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Values:
         weights: By which constants weigh the values; None if there are none, or they are not known.
         counted: Which examples were chosen, ``[B]``, or are added in a part; None if that is not known.
         totals: Numbers that make a mean of a weighted sum, or of a sum of chosen values.
+        pieces: Pieces of all rows that each hold every example once, and that the values come from.
         terms: Numbers of its terms in `LossReader.terms`.
     """
 
@@ -45,6 +47,7 @@ class Values:
     weights: Weights | None = None
     counted: Tensor | None = None
     totals: tuple[float, ...] = ()
+    pieces: frozenset[Any] = frozenset()
     terms: tuple[int, ...] = ()
 
 

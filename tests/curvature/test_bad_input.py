@@ -371,13 +371,6 @@ def test_checkpoint_inside_of_a_module_without_a_rule_is_refused(reentrant, gene
     assert_refused(model, lambda: F.cross_entropy(model(x), y), "Checkpointing has no rule.*Activation checkpointing")
 
 
-def test_examples_in_offsets_are_refused(generator):
-    model, tokens = nn.ModuleList([nn.EmbeddingBag(7, 3)]), torch.randint(0, 7, (12,), generator=generator)
-    y = torch.randint(0, 3, (6,), generator=generator)
-    bags = torch.arange(0, 12, 2)
-    assert_refused(model, lambda: F.cross_entropy(model[0](tokens, bags), y), "layers saw 12 examples")
-
-
 SQUARES = {  # a loss of outputs and targets, and example i's
     "mean, then sum": (lambda v: v.mean(0).sum(), lambda v: v.sum()),
     "sum, then mean": (lambda v: v.sum(0).mean(), lambda v: v.mean()),

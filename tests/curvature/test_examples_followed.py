@@ -157,6 +157,110 @@ def test_siamese_networks(generator):
     assert_equals_the_loop(model, [*batch, torch.tensor([0, 1, 1, 0])], contrast)
 
 
+PAIRS = {  # of a network and pairs, both through one call
+    "halves": lambda net, a, b: net(torch.cat([a, b])).chunk(2),
+    "slices": lambda net, a, b: (lambda out: (out[: len(a)], out[len(a) :]))(net(torch.cat([a, b]))),
+    "one after the other": lambda net, a, b: net(torch.stack([a, b], 1).flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1),
+    "thirds": lambda net, a, b: net(torch.cat([a, b, a + b])).split(len(a))[:2],
+}
+
+
+@pytest.mark.parametrize("examples", [3, 4, 6])
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_that_only_the_loss_brings_together(name, examples, generator):
+    """No layer sees as many rows as there are examples."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh()).double()
+    batch = [torch.randn(examples, 3, generator=generator, dtype=torch.float64) for _ in range(2)]
+    target = torch.arange(examples) % 2 * 2 - 1
+
+    def contrast(net, pair):
+        return F.cosine_embedding_loss(*PAIRS[name](net, *pair[:2]), pair[2])
+
+    assert_equals_the_loop(net, [*batch, target], contrast)
+
+
+@pytest.mark.parametrize("has_states", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_siamese_recurrent_networks(kind, batch_first, has_states, generator):
+    model = nn.ModuleDict({"rnn": kind(3, 5, batch_first=batch_first), "head": nn.Linear(5, 2)}).double()
+
+    def contrast(model, pair):
+        x = torch.cat(pair[:2])
+        states = torch.cat(pair[2:4])[None] if has_states else None
+        states = (states, states / 2) if has_states and kind is nn.LSTM else states
+        last = model["rnn"](x if batch_first else x.transpose(0, 1), states)[1]
+        first, second = (last[0] if kind is nn.LSTM else last)[-1].chunk(2)
+        return F.cross_entropy(model["head"]((first - second).abs()), pair[4])
+
+    shapes = [(4, 6, 3), (4, 6, 3), (4, 5), (4, 5)]
+    batch = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    assert_equals_the_loop(model, [*batch, torch.tensor([0, 1, 1, 0])], contrast)
+
+
+class Experts(nn.Module):
+    """Rows go to the expert that a gate chooses, by a mask or by numbers."""
+
+    def __init__(self, by_mask, by_token):
+        super().__init__()
+        self.by_mask, self.by_token = by_mask, by_token
+        self.gate, self.experts = nn.Linear(3, 2), nn.ModuleList(nn.Linear(3, 4) for _ in range(2))
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        rows = x.flatten(0, 1) if self.by_token else x.mean(1)
+        share = self.gate(rows).softmax(1)
+        out = rows.new_zeros(len(rows), 4)
+        for k, expert in enumerate(self.experts):
+            is_chosen = share.argmax(1) == k
+            numbers = is_chosen.nonzero()[:, 0]
+            found = expert(rows[numbers]) * share[numbers, k, None]
+            if self.by_mask:
+                out[is_chosen] = found
+            else:
+                out = out.index_add(0, numbers, found)
+        return self.head(out.unflatten(0, x.shape[:2]).mean(1) if self.by_token else out)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("by_mask", [False, True])
+@pytest.mark.parametrize("examples", [4, 5])
+def test_experts(examples, by_mask, by_token, generator):
+    model = Experts(by_mask, by_token).double()
+    x = torch.randn(examples, 5, 3, generator=generator, dtype=torch.float64)
+    assert_equals_the_loop(model, [x, torch.arange(examples) % 4], lambda m, e: F.cross_entropy(m(e[0]), e[1]))
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_pieces_that_are_no_pairs_are_not_taken_for_examples(weight, generator):
+    """Three labelled examples, then three others."""
+    net = nn.Linear(3, 4).double()
+    x = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+
+    def loss():
+        labelled, rest = net(x).chunk(2)
+        return F.cross_entropy(labelled, torch.arange(3)) + weight * rest.square().mean()
+
+    with pytest.raises(UnsupportedTrainingError, match="per_example_loss"):
+        measure(net, loss)
+
+
+@pytest.mark.parametrize("length", [4, 5])
+def test_masks_of_heads_and_examples(length, generator):
+    model = nn.ModuleDict(
+        {"attention": nn.MultiheadAttention(6, 2, batch_first=True), "head": nn.Linear(6, 3)}
+    ).double()
+    x = torch.randn(4, length, 6, generator=generator, dtype=torch.float64)
+    mask = (torch.rand(4, 2, length, length, generator=generator) < 0.3) & ~torch.eye(length, dtype=torch.bool)
+
+    def loss(model, example):
+        x, mask, y = example
+        seen = model["attention"](x, x, x, attn_mask=mask.flatten(0, 1))[0]
+        return F.cross_entropy(model["head"](seen.mean(1)), y)
+
+    assert_equals_the_loop(model, [x, mask, torch.arange(4) % 3], loss)
+
+
 class Heteroscedastic(nn.Module):
     """A LightningModule's own parameter."""
 

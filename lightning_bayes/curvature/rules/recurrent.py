@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lightning_bayes.curvature.rules.linear import matrix_sums
+from lightning_bayes.curvature.rules.packed import contributions_by_length, sums_by_length, unpacked
 from lightning_bayes.curvature.rules.recurrent_cells import CELLS, Cell, Steps
 from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
@@ -44,7 +45,7 @@ def _suffix(number: int, direction: int) -> str:
 
 
 def _example_dims(layer: nn.RNNBase, inputs: Inputs) -> ExampleDims:
-    return (0 if layer.batch_first else 1), 1
+    return (0 if layer.batch_first else 1), 1, 0
 
 
 def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
@@ -74,6 +75,7 @@ def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
     repeats_noise=lambda layer: layer.training and layer.dropout > 0,
     by_hooks=False,
     later_dims=(1, 1),  # of the last states
+    prepare=unpacked,
     cases=[
         (lambda: nn.LSTM(4, 3), _draw(True)),
         (lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True), _draw(False, (4, 3, 3))),
@@ -88,6 +90,8 @@ def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
 )
 def recurrent(layer: nn.RNNBase, inputs: Inputs, grad_output: Any) -> PerExample:
     """Per-example contributions; ``grad_output`` holds that of the outputs and those of the last states, or None."""
+    if len(inputs) > 2:
+        return contributions_by_length(recurrent, layer, inputs, grad_output)
     found: PerExample = {}
     for name, x, delta in _maps(layer, inputs, grad_output):
         found[name] = delta.sum(1) if x is None else delta.mT @ x
@@ -106,6 +110,8 @@ def recurrent_sums(
     layer: nn.RNNBase, inputs: Inputs, grad_output: Any, workspace: Workspace, top: Tensor | None = None
 ) -> Sums:
     """Sums of contributions and of their squares, as those of linear layers."""
+    if len(inputs) > 2:
+        return sums_by_length(recurrent_sums, layer, inputs, grad_output, workspace)
     found: Sums = {}
     for name, x, delta in _maps(layer, inputs, grad_output, top):
         if x is None:

@@ -42,6 +42,10 @@ ExampleDims: TypeAlias = tuple[int | None, ...]
 Case: TypeAlias = tuple[Callable[[], nn.Module], tuple[int, ...] | Callable[[Generator], Inputs]]
 
 
+def _as_they_are(layer: nn.Module, inputs: Inputs) -> Inputs:
+    return inputs
+
+
 @dataclass(eq=False)
 class LayerRule:
     """The rule of some layer types; call it as the function that `layer_rule` decorates.
@@ -58,6 +62,7 @@ class LayerRule:
             numbers of the forward.
         takes_positions: Whether all dimensions before the features are alike, so that rows of one example may be positions.
         later_dims: The dimensions that hold the examples in outputs after the first; those beyond have them as the first.
+        prepare: Turns the arguments of a call into the rule's inputs, where a layer takes them in several forms.
         cases: Layers and inputs for the contract tests: how to build a layer, and the shape of its input or a function that
             draws its inputs.
     """
@@ -72,6 +77,7 @@ class LayerRule:
     by_hooks: bool
     cases: Sequence[Case]
     later_dims: tuple[int, ...] = ()
+    prepare: Callable[[Any, Inputs], Inputs] = _as_they_are
     _fast_sums: Callable[..., Sums] | None = None
     _saved: Callable[[Any, Any], Any] | None = None
 
@@ -126,7 +132,7 @@ class LayerRule:
     def dims(self, layer: nn.Module, inputs: Inputs) -> ExampleDims:
         """The dimension of each input that holds the examples, None for an input that all examples share."""
         known = self.example_dims if isinstance(self.example_dims, tuple) else self.example_dims(layer, inputs)
-        return (*known, *(None for _ in inputs[len(known) :]))
+        return (*known[: len(inputs)], *(None for _ in inputs[len(known) :]))
 
     def num_examples(self, layer: nn.Module, inputs: Inputs) -> int:
         """Number of examples, read from the first input."""
@@ -159,6 +165,7 @@ def layer_rule(
     takes_positions: bool = False,
     by_hooks: bool = True,
     later_dims: tuple[int, ...] = (),
+    prepare: Callable[[Any, Inputs], Inputs] = _as_they_are,
     cases: Sequence[Case] = (),
 ) -> Callable[[Contributions], LayerRule]:
     """Register the decorated function as the rule of `layers`.
@@ -173,6 +180,7 @@ def layer_rule(
         takes_positions: Whether all dimensions before the features are alike.
         by_hooks: Whether a backward hook sees all gradients.
         later_dims: The dimensions that hold the examples in outputs after the first.
+        prepare: Turns the arguments of a call into the rule's inputs.
         cases: What the contract tests build.
 
     Returns:
@@ -181,7 +189,7 @@ def layer_rule(
 
     def register(function: Contributions) -> LayerRule:
         about = (applies, repeats_noise, takes_positions, by_hooks)
-        rule = LayerRule(function, parameters, input_dims, example_dims, *about, cases, later_dims)
+        rule = LayerRule(function, parameters, input_dims, example_dims, *about, cases, later_dims, prepare)
         rule.__doc__ = function.__doc__
         _RULES.update(dict.fromkeys(layers, rule))
         return rule

@@ -1,0 +1,103 @@
+"""nn.EmbeddingBag: y_i = Σ_t w_it W[x_it], with weights w or 1 ("sum") or 1 / T_i ("mean"), or the largest ("max").
+
+    c_i(W)[v] = Σ_{t: x_it = v} w_it δ_i        zero for the padding index, which no mean counts
+    c_i(W)[v, d] = δ_id where W[v, d] is the largest of the bag
+
+Bags of different lengths, given by offsets, are rows ``[B, longest]`` whose places behind the end have the weight 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, layer_rule
+from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.errors import UnsupportedLayerError
+
+
+def bags(layer: nn.EmbeddingBag, inputs: Inputs) -> Inputs:
+    """The arguments of a call as rows of indices and their weights, both ``[B, T]``."""
+    x, offsets, weights = inputs
+    if x.dim() == 2:
+        return x, None, _weights(layer, x, weights)
+    ends = torch.cat([offsets, offsets.new_tensor([len(x)])]) if not layer.include_last_offset else offsets
+    starts, lengths = ends[:-1], ends.diff()
+    place = torch.arange(int(lengths.max()) if len(lengths) else 0, device=x.device)
+    is_inside = place < lengths[:, None]
+    at = (starts[:, None] + place).clamp(max=max(len(x) - 1, 0))
+    rows = x[at] if len(x) else torch.zeros_like(at)
+    return rows, None, _weights(layer, rows, None if weights is None else weights[at], is_inside)
+
+
+def _weights(layer: nn.EmbeddingBag, x: Tensor, given: Tensor | None, is_inside: Tensor | None = None) -> Tensor:
+    counts = torch.ones_like(x, dtype=torch.bool) if is_inside is None else is_inside
+    if layer.padding_idx is not None:
+        counts = counts & (x != layer.padding_idx)
+    weights = counts.to(layer.weight.dtype)
+    if given is not None:
+        return weights * given.detach()
+    return weights / weights.sum(1, keepdim=True).clamp(min=1) if layer.mode == "mean" else weights
+
+
+def _indices(*shape: int, weighted: bool = False) -> Callable[[Generator], Inputs]:
+    def draw(generator: Generator) -> Inputs:
+        x = torch.randint(0, 7, shape, generator=generator)
+        return (x, None, torch.rand(shape, generator=generator, dtype=torch.float64)) if weighted else (x,)
+
+    return draw
+
+
+@layer_rule(
+    nn.EmbeddingBag,
+    parameters=("weight",),
+    input_dims=2,
+    example_dims=(0, None, 0),
+    prepare=bags,
+    cases=[
+        (lambda: nn.EmbeddingBag(7, 3), _indices(5, 4)),
+        (lambda: nn.EmbeddingBag(7, 3, mode="sum", padding_idx=2), _indices(5, 4, weighted=True)),
+        (lambda: nn.EmbeddingBag(7, 3, padding_idx=2), _indices(5, 6)),
+        (lambda: nn.EmbeddingBag(7, 3, mode="max", padding_idx=1), _indices(5, 6)),
+    ],
+)
+def embedding_bag(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    """Per-example contributions; ``grad_output [B, D]``. Dense: ``[B, V, D]``."""
+    x, delta = _rows(layer, inputs, grad_output)
+    keys = torch.arange(len(x), device=x.device).unsqueeze(1) * layer.num_embeddings + x
+    dense = delta.new_zeros(len(x) * layer.num_embeddings, layer.embedding_dim)
+    dense.index_add_(0, keys.flatten(), delta.flatten(0, 1))
+    return {"weight": dense.view(len(x), layer.num_embeddings, layer.embedding_dim)}
+
+
+@embedding_bag.fast_sums
+def embedding_bag_sums(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
+    """Sums of contributions and of their squares, over the (example, row) pairs that occur."""
+    x, delta = _rows(layer, inputs, grad_output)
+    keys = torch.arange(len(x), device=x.device).unsqueeze(1) * layer.num_embeddings + x
+    pairs, position = torch.unique(keys.flatten(), return_inverse=True)
+    found = delta.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, position, delta.flatten(0, 1))
+    rows, zeros = pairs % layer.num_embeddings, delta.new_zeros(layer.weight.shape)
+    grad = zeros.index_add(0, rows, found)
+    return {"weight": (grad, zeros.index_add_(0, rows, found.square_()))}
+
+
+def _rows(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices ``[B, T]`` and the gradient of the row that each stands for, ``[B, T, D]``."""
+    if layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None:
+        raise UnsupportedLayerError(
+            f"{layer} changes its gradient or its weight by sparse, scale_grad_by_freq or max_norm, which has no "
+            "per-example meaning here. Switch these options off."
+        )
+    x, _, weights = inputs
+    weights = _weights(layer, x, None) if weights is None else weights
+    if layer.mode != "max":
+        counts = 1.0 if layer.padding_idx is None else (x != layer.padding_idx)
+        return x, (weights * counts).to(grad_output.dtype)[..., None] * grad_output[:, None]
+    values = layer.weight.detach()[x].masked_fill(weights[..., None] == 0, -torch.inf)
+    largest = values.argmax(1, keepdim=True)
+    is_any = (weights != 0).any(1)[:, None, None]
+    delta = torch.zeros(values.shape, dtype=grad_output.dtype, device=x.device)
+    return x, delta.scatter_(1, largest, (grad_output[:, None] * is_any))
