@@ -134,6 +134,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             pl_module: The user's module.
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
+        super().setup(trainer, pl_module, stage)
         self.undo()
         self._seam.undo()
         self._resume, self.evaluation.has_seen_loss = ResumeGuard(), False

@@ -17,6 +17,22 @@ from lightning_bayes.optim import NoisyOptimizer
 _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # their learning rate is not the length of a step
 
 
+def refuse_other_package(trainer: Trainer) -> None:
+    """Refuse a trainer of the package pytorch_lightning, whose classes look alike.
+
+    Args:
+        trainer: The trainer.
+
+    Raises:
+        UnsupportedTrainingError: If it is one.
+    """
+    if type(trainer).__module__.startswith("pytorch_lightning."):
+        raise UnsupportedTrainingError(
+            f"{type(trainer).__name__} comes from pytorch_lightning, whose classes are not those of lightning.pytorch. "
+            "Import the Trainer, the LightningModule and the callbacks from lightning.pytorch."
+        )
+
+
 def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
     """Require a training set-up that a noisy optimizer can be swapped into.
 
@@ -27,11 +43,6 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
     Raises:
         UnsupportedTrainingError: Naming what is in the way.
     """
-    if type(trainer).__module__.startswith("pytorch_lightning."):
-        raise UnsupportedTrainingError(
-            f"{type(trainer).__name__} comes from pytorch_lightning, whose classes are not those of lightning.pytorch. "
-            "Import the Trainer, the LightningModule and the callbacks from lightning.pytorch."
-        )
     if not pl_module.automatic_optimization:
         raise UnsupportedTrainingError(
             f"{type(pl_module).__name__} uses manual optimization, where the callback sees no steps. Build the optimizer "

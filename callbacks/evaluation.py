@@ -8,6 +8,7 @@ from typing import Protocol, final, runtime_checkable
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_bayes.callbacks.checks import refuse_other_package
 from lightning_bayes.callbacks.loss_link import link_of_loss
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
@@ -129,6 +130,16 @@ class EvaluationCallback(Callback, ABC):
         Returns:
             The samples; None to leave the module alone.
         """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse trainers of another package, whose loops nothing here sees.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        """
+        refuse_other_package(trainer)
 
     def undo(self) -> None:
         """Undo whatever was done to the trainer and the module."""

@@ -79,6 +79,7 @@ class MCDropoutCallback(EvaluationCallback):
             pl_module: The module.
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
+        super().setup(trainer, pl_module, stage)
         self.undo()
         require_single_evaluation(trainer)
         if stage == "fit":

@@ -73,6 +73,7 @@ class PosthocCallback(EvaluationCallback, ABC):
             pl_module: The module.
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
+        super().setup(trainer, pl_module, stage)
         self.undo()
         if stage == "fit":
             self.evaluation.has_seen_loss = False

@@ -147,12 +147,11 @@ def single_example(node: Any, output: int, shape: Shape, layout: int, batch_size
     Returns:
         Its number; None if there are several, or none.
     """
-    dim = graph.example_dim(shape, layout, batch_size)
-    if dim is None or shape[dim] != batch_size or saved_by(node, "dim") is None:
+    dim, name = graph.example_dim(shape, layout, batch_size), name_of(node)
+    if name not in {"Select", "Unbind", "Slice"} or dim is None or shape[dim] != batch_size:
         return None
     if signed(saved_by(node, "dim")) % len(shape) != dim:
         return None
-    name = name_of(node)
     if name == "Select":
         return int(signed(saved_by(node, "index")) % batch_size)
     if name == "Unbind":

@@ -6,17 +6,29 @@ import pytest
 import torch
 from tiny_training import Classifier, loader, mlp, quiet_trainer
 
-from lightning_bayes import VOGNCallback
+from lightning_bayes import (
+    DeepEnsembleCallback,
+    IVONCallback,
+    LaplaceCallback,
+    MCDropoutCallback,
+    SWAGCallback,
+    VOGNCallback,
+)
 from lightning_bayes.errors import UnsupportedTrainingError
 
 
-def test_a_trainer_of_pytorch_lightning_is_refused_by_its_name():
+@pytest.mark.parametrize("stage", ["fit", "test", "predict"])
+@pytest.mark.parametrize(
+    "callback",
+    [VOGNCallback, IVONCallback, MCDropoutCallback, SWAGCallback, LaplaceCallback, lambda: DeepEnsembleCallback(["a"])],
+)
+def test_a_trainer_of_pytorch_lightning_is_refused_by_its_name(callback, stage):
     package = pytest.importorskip("pytorch_lightning")
     trainer = package.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
     with pytest.raises(
         UnsupportedTrainingError, match=r"pytorch_lightning.*Import the Trainer.* from lightning\.pytorch"
     ):
-        VOGNCallback().setup(trainer, Classifier(), "fit")
+        callback().setup(trainer, Classifier(), stage)
 
 
 class WithoutRate(torch.optim.SGD):

@@ -190,6 +190,7 @@ ASKED = {
     ).mean(),
     "means of different rows": lambda p: p.ce()[p.rows].mean() + p.ce()[~p.rows].mean(),
     "a list and a mean": lambda p: sum(F.cross_entropy(o, t) for o, t in listed(p, slice(None))) + p.ce().mean(),
+    "the softest maximum": lambda p: p.ce().mean(1).logsumexp(0),
     "root of a part": lambda p: (F.cross_entropy(p.out()[0], p.y[0]) + F.cross_entropy(p.out()[1], p.y[1])).sqrt(),
     "squared weights": lambda p: (p.ce() * p.weight).square().sum() / p.weight.sum(),
 }

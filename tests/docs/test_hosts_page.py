@@ -1,0 +1,34 @@
+"""The recipes of docs/hosts.md are run, each in a copy of the definitions that the page begins with."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+PAGE = Path(__file__).parents[2] / "docs" / "hosts.md"
+FENCED = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("number", range(1, len(FENCED)))
+def test_every_recipe_runs(number, tmp_path, monkeypatch):
+    code = FENCED[number]
+    for package in re.findall(r"^# requires: (.*)$", code, re.MULTILINE):
+        for name in package.split(", "):
+            pytest.importorskip(name)
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("hosts")
+    monkeypatch.setitem(sys.modules, "hosts", module)
+    for block in (FENCED[0], code):
+        exec(compile(block, str(PAGE), "exec"), vars(module))
+    made = [value for value in vars(module).values() if not isinstance(value, type)]
+    assert all(bool(p.isfinite().all()) for net in made if isinstance(net, torch.nn.Module) for p in net.parameters())
+    counts = [value.num_updates for value in made if hasattr(value, "num_updates")]
+    assert all(counts)
