@@ -30,7 +30,7 @@ PIP := $(RUN) pip --disable-pip-version-check --no-input
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-matrix lint type bench docs clean
+.PHONY: help demo test coverage test-slow test-matrix lint type bench docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,9 @@ demo: $(STAMP_DEMO)  ## train Adam and VOGN on real digits, write table and figu
 test: lint type  ## lint, type-check and run the tests
 	@echo "make: pytest"
 	@$(RUN) $(PYTEST)
+
+coverage: $(STAMP_TEST)  ## run the tests and list the lines that none of them executes
+	@$(RUN) $(PYTEST) --cov=lightning_bayes --cov-report=term-missing:skip-covered
 
 test-slow: $(STAMP_TEST)  ## run the tests that take minutes
 	@$(RUN) $(PYTEST) -m slow
