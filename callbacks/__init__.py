@@ -16,6 +16,7 @@ from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
+from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.swag import SWAGCallback
 from lightning_bayes.callbacks.temperature import TemperatureScaling
 from lightning_bayes.callbacks.vadagrad import VadaGradCallback
@@ -43,6 +44,7 @@ __all__ = [
     "PosteriorDiagnostics",
     "PosteriorScale",
     "PredictionWriter",
+    "RejectorCallback",
     "SWAGCallback",
     "TemperatureScaling",
     "VOGNCallback",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any, final
 
 import torch
@@ -12,7 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
-from lightning_bayes.callbacks.validation_set import ValidationSet, added_up, on_device
+from lightning_bayes.callbacks.validation_set import ValidationSet, added_up, evaluated
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import ScaledModule, fit_temperature
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
@@ -148,7 +147,7 @@ class TemperatureScaling(Callback):
             )
         # The width that a PosteriorScale chose is not that of the fit's validation.
         if self.temperature is None or self.refit or _has_width(trainer):
-            self._seen = list(_evaluated(trainer, pl_module, self._validation.loader(trainer)))
+            self._seen = list(evaluated(trainer, pl_module, self._validation.loader(trainer)))
             self._fit(trainer, pl_module)
             rank_zero_info(
                 f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
@@ -169,12 +168,3 @@ class TemperatureScaling(Callback):
 
 def _has_width(trainer: Trainer) -> bool:
     return any(isinstance(callback, PosteriorScale) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-
-
-def _evaluated(trainer: Trainer, pl_module: Any, batches: Iterable[Any]) -> Iterator[StepOutputs]:
-    """Evaluate the validation set inside another evaluation, in its mode and under its samples."""
-    for batch in batches:
-        inputs, targets = on_device(trainer, batch)
-        with trainer.precision_plugin.forward_context():
-            outputs = pl_module.sampled_forward(inputs)
-        yield step_outputs(pl_module, "sampled_forward", {"outputs": outputs, "targets": targets})

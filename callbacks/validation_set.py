@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
 
 
@@ -104,3 +105,21 @@ def on_device(trainer: Trainer, batch: Any) -> Any:
         The batch, in the trainer's precision and on its device.
     """
     return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+
+
+def evaluated(trainer: Trainer, module: Any, batches: Iterable[Any]) -> Iterator[StepOutputs]:
+    """Evaluate the validation set inside another evaluation, in its mode and under its samples.
+
+    Args:
+        trainer: The trainer.
+        module: A `ScaledModule`.
+        batches: Inputs and targets.
+
+    Yields:
+        Logits and targets of each batch.
+    """
+    for batch in batches:
+        inputs, targets = on_device(trainer, batch)
+        with trainer.precision_plugin.forward_context():
+            outputs = module.sampled_forward(inputs)
+        yield step_outputs(module, "sampled_forward", {"outputs": outputs, "targets": targets})

@@ -32,6 +32,9 @@ _OTHERS: Final = (
     "PosteriorDiagnostics",
     "TemperatureScaling",
     "PosteriorScale",
+    "RejectorCallback",
+    "BatchNormRecalibration",
+    "WarmStart",
 )
 
 

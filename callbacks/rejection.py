@@ -1,0 +1,127 @@
+"""Rejection with a guarantee in a test: the threshold comes from the validation set."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
+from lightning_bayes.callbacks.validation_set import ValidationSet, evaluated
+from lightning_bayes.errors import DataError, HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.predictive import Rejector, ScaledModule
+
+
+@final
+class RejectorCallback(Callback):
+    """Answers only where the model is sure enough, and tests the answers (see `lightning_bayes.predictive.Rejector`).
+
+    Before a test the validation set is evaluated, and its probabilities give the threshold of the largest probability above
+    which at most a fraction `risk` of new answers is wrong, with the stated confidence. The test logs
+    ``test/reject/threshold``, ``test/reject/coverage`` (fraction of the test set that is answered) and ``test/reject/error``
+    (fraction of wrong answers). Probabilities are those of the predictive before temperature scaling. The guarantee needs
+    validation rows that chose nothing else, such as an epoch, a width or a prior.
+
+    The module's ``test_step`` has to return ``{"outputs": logits, "targets": classes}``, and the module to have a
+    ``sampled_forward``; `lightning_bayes.zoo.BayesClassifier` does both. The validation set's logits are held in memory.
+
+    Args:
+        risk: r*, tolerated fraction of errors among the answers, between 0 and 1.
+        confidence: 1 - δ, probability with which the risk is kept.
+
+    Raises:
+        HyperparameterError: If one of them is not between 0 and 1.
+
+    Attributes:
+        rejector: That of the last test; None before, and where no threshold keeps the risk.
+    """
+
+    def __init__(self, risk: float = 0.05, confidence: float = 0.95) -> None:
+        if not (0 < risk < 1 and 0 < confidence < 1):
+            raise HyperparameterError(f"risk={risk!r} and confidence={confidence!r} must lie between 0 and 1.")
+        self.risk, self.confidence = risk, confidence
+        self.rejector: Rejector | None = None
+        self._validation = ValidationSet(type(self).__name__, "threshold")
+        self._counts = torch.zeros(3, dtype=torch.float64)  # rows, answers, wrong answers
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the loaders, which a test without a data module does not have."""
+        self._validation.keep(trainer)
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fit the threshold.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+
+        Raises:
+            UnsupportedTrainingError: If the module has no ``sampled_forward``, there is no validation set, or there are
+                several processes.
+        """
+        if trainer.world_size > 1:
+            raise UnsupportedTrainingError(
+                f"RejectorCallback counts the errors of one process, but this trainer has {trainer.world_size}. Test with "
+                "Trainer(devices=1)."
+            )
+        if not isinstance(pl_module, ScaledModule):
+            raise UnsupportedTrainingError(
+                f"RejectorCallback calls the module's sampled_forward, but {type(pl_module).__name__} has none (see "
+                "lightning_bayes.predictive.ScaledModule). Use lightning_bayes.zoo.BayesClassifier, or call "
+                "lightning_bayes.predictive.Rejector.fit yourself."
+            )
+        self._counts.zero_()
+        seen = list(evaluated(trainer, pl_module, self._validation.loader(trainer)))
+        labels = torch.cat([each.targets for each in seen])
+        try:
+            self.rejector = Rejector.fit(torch.cat([_probs(each) for each in seen]), labels, self.risk, self.confidence)
+        except DataError as error:
+            self.rejector = None
+            rank_zero_warn(f"The test goes on without rejection. {error}")
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count answers and errors of the first test loader.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+            outputs: The result of ``test_step``.
+            batch: The batch.
+            batch_idx: Its position.
+            dataloader_idx: The position of its loader.
+        """
+        if self.rejector is None or dataloader_idx != 0:
+            return
+        found = step_outputs(pl_module, "test_step", outputs)
+        probs = _probs(found)
+        is_answer = self.rejector.accepts(probs)
+        is_wrong = is_answer & (probs.argmax(1) != found.targets)
+        self._counts += torch.tensor([len(probs), int(is_answer.sum()), int(is_wrong.sum())])
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log threshold, coverage and error.
+
+        Args:
+            trainer: The trainer.
+            pl_module: The module.
+        """
+        if self.rejector is None:
+            return
+        rows, answers, wrong = self._counts.tolist()
+        values = {"threshold": self.rejector.threshold, "coverage": answers / rows, "error": wrong / max(answers, 1)}
+        pl_module.log_dict({f"test/reject/{name}": value for name, value in values.items()})
+
+
+def _probs(found: StepOutputs) -> Tensor:
+    return found.outputs.double().softmax(-1).mean(0)
