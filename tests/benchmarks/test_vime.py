@@ -201,7 +201,7 @@ def test_the_bonus_enters_rewards_and_returns_from_the_second_rollout_on(trpo, m
 
 
 def test_the_command_runs_keeps_and_resumes(trpo, tmp_path, capsys, monkeypatch):
-    arguments = ["--methods", "none", "mvg", "--seeds", "1", "--iterations", "2", "--steps", "40", "--updates", "3"]
+    arguments = ["--methods", "none", "mvg", "--seeds", "1", "--iterations", "2", "--steps", "400", "--updates", "3"]
     arguments += ["--json", str(tmp_path / "vime.json")]
     command.main([*arguments, "--figure", str(tmp_path / "vime.png")])
     rows = json.loads((tmp_path / "vime.json").read_text("utf-8"))["results"]
@@ -213,7 +213,7 @@ def test_the_command_runs_keeps_and_resumes(trpo, tmp_path, capsys, monkeypatch)
     assert (tmp_path / "vime.png").stat().st_size > 500
     monkeypatch.setattr(command, "run", None)
     command.main(arguments)
-    assert "| VIME, matrix-variate | 2 | 0 | 0 of 2 |" in capsys.readouterr().out
+    assert "| VIME, matrix-variate | 2 | 0 | 0 of 20 |" in capsys.readouterr().out
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch):

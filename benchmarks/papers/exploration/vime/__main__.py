@@ -14,7 +14,7 @@ import json
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -25,6 +25,8 @@ from benchmarks.papers.exploration.vime.figure import draw
 from benchmarks.papers.exploration.vime.report import TITLES, Row, promises, table
 from benchmarks.provenance import provenance
 
+COPIES: Final = 10  # of the environment, side by side
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -33,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=5000, help="time steps of an iteration")
+    parser.add_argument("--steps", type=int, default=5000, help=f"time steps of an iteration, a multiple of {COPIES}")
     parser.add_argument("--updates", type=int, default=500, help="of the dynamics, after each iteration")
     parser.add_argument("--json", type=Path, help="written after each run, and resumed from")
     parser.add_argument("--figure", type=Path)
@@ -53,17 +55,18 @@ def run(method: str, seed: int, options: argparse.Namespace) -> Row:
     """
     require("stable_baselines3", "sb3_contrib")
     from sb3_contrib import TRPO
+    from stable_baselines3.common.vec_env import DummyVecEnv
 
     from benchmarks.papers.exploration.vime.bonus import InformationGain, Tally
 
     counts, start = Counts(), time.perf_counter()
-    car = make_car(counts)
+    cars = DummyVecEnv([lambda: make_car(counts)] * COPIES)
     dynamics = None if method == "none" else Dynamics(method, state=2, action=1, seed=seed)
     bonus, tally = InformationGain(dynamics, options.updates), Tally(counts)
     model = TRPO(
         "MlpPolicy",
-        car,
-        n_steps=options.steps,
+        cars,
+        n_steps=options.steps // COPIES,
         batch_size=min(500, options.steps),
         gamma=0.99,
         gae_lambda=1.0,
