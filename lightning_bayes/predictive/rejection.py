@@ -33,7 +33,7 @@ class Rejector:
     """A threshold of the confidence, above which at most a fraction `risk` of answers is wrong.
 
     Attributes:
-        threshold: An input is answered if its largest probability is larger.
+        threshold: An input is answered if its largest probability is larger; 0 answers all.
         risk: r*, tolerated fraction of errors among the answers.
         confidence: 1 - δ, probability with which the risk is kept, over draws of the calibration rows.
         coverage: Fraction of the calibration rows that are answered.
@@ -77,7 +77,7 @@ class Rejector:
         sorted_certainty = certainty[order]
         wrong = (predicted != labels.cpu())[order].double()
         # Threshold k is the certainty of row k, which leaves the rows strictly above it; the last one answers all.
-        thresholds = torch.cat([sorted_certainty, sorted_certainty.new_tensor([-math.inf])])
+        thresholds = torch.cat([sorted_certainty, sorted_certainty.new_zeros(1)])
         above = torch.searchsorted(-sorted_certainty, -thresholds)
         errors = torch.cat([wrong.new_zeros(1), wrong.cumsum(0)])[above]
         passed = _p_values(errors, above, risk) <= (1 - confidence) / SEQUENCES
@@ -117,10 +117,10 @@ def check_threshold(reject_below: float | None) -> None:
         reject_below: The threshold; None for none.
 
     Raises:
-        HyperparameterError: If it is no probability above 0.
+        HyperparameterError: If it is no probability.
     """
-    if reject_below is not None and not 0 < reject_below <= 1:
-        raise HyperparameterError(f"reject_below={reject_below} is compared with probabilities; take one in (0, 1].")
+    if reject_below is not None and not 0 <= reject_below <= 1:
+        raise HyperparameterError(f"reject_below={reject_below} is compared with probabilities; take one from 0 to 1.")
 
 
 def fewest_rows(risk: float, confidence: float = 0.95) -> int:
