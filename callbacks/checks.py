@@ -6,7 +6,7 @@ import inspect
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.optim import Optimizer
 
@@ -49,10 +49,11 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
             "yourself, opt = lightning_bayes.VOGN(self, num_data=N), and train with `with opt.sampled_params(): "
             "loss.backward()` and opt.step()."
         )
-    if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+    is_sharding = isinstance(trainer.strategy, DeepSpeedStrategy)  # though it is a DDPStrategy
+    if is_sharding or not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
         raise UnsupportedTrainingError(
             f"The strategy {type(trainer.strategy).__name__} splits or moves parameters in ways that sampling does not "
-            "follow. Use one device, or strategy='ddp'."
+            "follow. Use one device, strategy='ddp' or 'bayes_ddp', with adapters (LoRA) if memory is short."
         )
     if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
         raise UnsupportedTrainingError(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_bayes.errors import UnsupportedLayerError, name_some
+from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
 
 
 def require_real_and_separate(model: nn.Module) -> None:
@@ -18,8 +19,16 @@ def require_real_and_separate(model: nn.Module) -> None:
 
     Raises:
         UnsupportedLayerError: If trainable parameters are complex, or are different views of the same memory.
+        UnsupportedTrainingError: If they are spread over processes.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not is_lazy(p)]
+    spread = [name for name, p in trained if _is_spread(p)]
+    if spread:
+        raise UnsupportedTrainingError(
+            f"These parameters are DTensors, spread over processes by fully_shard (FSDP2) or by a parallel plan: "
+            f"{name_some(spread)}. Their samples and their curvature are not drawn in pieces. Keep whole parameters in each "
+            "process: strategy='ddp' or 'bayes_ddp', with frozen layers and adapters (LoRA) if memory is short."
+        )
     complex_ones = [name for name, p in trained if p.is_complex()]
     if complex_ones:
         raise UnsupportedLayerError(
@@ -32,6 +41,11 @@ def require_real_and_separate(model: nn.Module) -> None:
             f"These parameters are views of the same memory: {name_some(shared)}. Each would be measured and sampled on its "
             "own. Tie modules by the same nn.Parameter instead, reshaped in forward by a module that holds it."
         )
+
+
+def _is_spread(param: nn.Parameter) -> bool:
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(param.data, tensors.DTensor)
 
 
 def _views_of_the_same_memory(named: list[tuple[str, nn.Parameter]]) -> list[str]:

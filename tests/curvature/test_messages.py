@@ -1,0 +1,107 @@
+"""Refusals begin with the culprit and the advice, in at most 600 characters, however large the model is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lightning_bayes.curvature import measure
+from lightning_bayes.errors import BayesError
+
+LAYERS = 60
+
+
+class Deep(nn.Module):
+    """Many layers with long names, which see one row more than the examples have."""
+
+    def __init__(self):
+        super().__init__()
+        names = [f"encoder_layer_{i}_attention_self_query" for i in range(LAYERS)]
+        self.embeddings, self.layers = nn.Embedding(9, 4), nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
+
+    def forward(self, x):
+        rows = torch.cat([self.embeddings(x).flatten(0, 1), torch.zeros(1, 4)])
+        for layer in self.layers.values():
+            rows = layer(rows).tanh()
+        return rows[:-1].view(*x.shape, 4).mean(1)
+
+
+class SequenceFirst(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x * self.scale - (x * self.scale).mean(0)
+
+
+class Loss(nn.Module):
+    """Returns the loss, so that nothing between it and the layer shows how it reduces."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return (x * self.scale).square().mean()
+
+
+def many_linear(kind=nn.Sequential):
+    return kind(*(nn.Linear(4, 4) for _ in range(LAYERS)))
+
+
+CASES = {  # a model, its input, a loss of its outputs, the engine, the culprit
+    "other numbers of rows": (
+        Deep,
+        torch.ones(4, 5).long(),
+        lambda out: F.cross_entropy(out, torch.arange(4)),
+        "backpack",
+        "layers.encoder_layer_0",
+    ),
+    "sequence first": (
+        lambda: many_linear(SequenceFirst),
+        torch.ones(5, 6, 4),
+        lambda out: out.square().mean(),
+        "backpack",
+        "0 (L",
+    ),
+    "a module that mixes": (
+        lambda: nn.Sequential(Mixing()),
+        torch.randn(5, 4),
+        lambda out: out.square().mean(),
+        "fused",
+        "Mixing",
+    ),
+    "a loss inside": (lambda: nn.ModuleList([Loss()]), torch.randn(5, 4), lambda out: out, "fused", "0 (Loss)"),
+    "a ratio": (
+        many_linear,
+        torch.randn(5, 4),
+        lambda out: out.sum() / out.exp().sum(),
+        "fused",
+        "The loss is a ratio of its terms",
+    ),
+    "other rows in the loss": (many_linear, torch.randn(5, 4), lambda out: out[:3].square().mean(), "fused", "[3, 4]"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refusals_are_short_and_begin_with_the_culprit(name):
+    build, x, loss, engine, culprit = CASES[name]
+    model = build()
+    call = model[0] if isinstance(model, nn.ModuleList) else model
+    with pytest.raises(BayesError) as caught:
+        measure(model, lambda: loss(call(x)), engine=engine)
+    text = str(caught.value)
+    assert len(text) <= 600
+    assert 0 <= text.find(culprit) < 120
+    assert re.search(r"(Keep|Pass|Choose|Give|Use|Write) ", text[:450])
+    assert not re.search(r"Measured|BackwardHook|vmap|0x", text)
