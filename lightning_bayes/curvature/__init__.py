@@ -4,9 +4,7 @@ Examples lie in the first dimension of what layers take. Most of what breaks thi
 do not show is not noticed:
 
 - a module without a rule keeps a tensor for the loss beside its output, as in ``self.kl = ...``: its gradient is lost;
-- sequence-first layers (RNN, attention) or ``Embedding(arange(T))`` where there are as many positions as examples;
-- a batch that goes through the layers in pieces, ``torch.cat([net(part) for part in x.chunk(2)])``: the squares of
-  examples at the same place of two pieces are not kept apart.
+- examples that go through the layers one at a time and whose losses are added up by hand: they count as one example.
 
 Rules fill at most `DEFAULT_MIB` MiB at once with values of single examples, or ``workspace_mib``; not bounded are what a
 transposed convolution makes of its outputs, and weights that several calls of one pass share.

@@ -12,6 +12,7 @@ be; otherwise the one under which most calls have their examples in rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +25,7 @@ from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, entries
 from lightning_bayes.curvature.loss import LossReduction, read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.parameter_uses import enters_measured_layer, is_measured
+from lightning_bayes.curvature.parameter_uses import enters_measured_layer, is_measured, nodes_behind
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -160,7 +161,7 @@ class ExampleProbe:
         sizes = {out.rows for out in outputs if out.rows}
         candidates = sorted({declared} if declared else sizes | ({whole.rows} if whole else set()), reverse=True)
         if candidates[-1:] == [1] and len(candidates) == 1:
-            return Found(1, False, tuple(ROWS for _ in outputs))
+            return Found(1, False, tuple(ROWS for _ in outputs), error=_one_at_a_time(loss, outputs))
         if not can_repeat_backward(loss):
             return None
         self._mixing = ""
@@ -321,6 +322,28 @@ def _is_first(output: LayerOutput) -> bool:
         stack += [child for child, _ in node.next_functions if child not in seen]
         seen.update(child for child, _ in node.next_functions)
     return True
+
+
+def _one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
+    """What to say if each example goes through the layers by itself, and a stack brings them together; empty if not."""
+    label, calls = Counter(out.unit.label for out in outputs).most_common(1)[0]
+    for node in graph.in_order(graph.root_of(loss), True) if calls > 1 else ():
+        edges = [edge for edge in graph.edges_of(node) if edge is not None] if not graph.is_leaf(node) else []
+        is_stack = graph.name_of(node) in {"Stack", "Cat"} and len(edges) == calls == graph.shape_of((node, 0))[0]
+        is_numbers = is_stack and all(graph.is_number(edge) for edge in edges)
+        if is_stack and calls > 1 + is_numbers and _are_apart([edge[0] for edge in edges]):
+            return (
+                f"{label} is called {calls} times with one row, and the results are stacked, so each call may be an example. "
+                "Put the examples through the network in one call, or return their losses beside the loss: "
+                '{"loss": loss, "per_example_loss": losses}.'
+            )
+    return ""
+
+
+def _are_apart(nodes: Sequence[Any]) -> bool:
+    """Whether nodes come out of different calls of layers."""
+    layers = [{behind for behind in nodes_behind([node]) if is_measured(behind)} for node in nodes]
+    return sum(map(len, layers)) == len(set().union(*layers)) and all(layers)
 
 
 def _mixed_by_loss(operation: str) -> str:

@@ -113,6 +113,48 @@ def test_rows_of_several_examples_are_told_apart_by_their_losses(generator):
     assert relative_error(measured.curvature, square) < 1e-10
 
 
+@pytest.mark.parametrize("pieces", [2, 6])
+def test_examples_that_go_through_the_network_in_pieces(pieces, generator):
+    """Without their losses they are refused."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+    x, y = torch.randn(6, 3, generator=generator, dtype=torch.float64), torch.arange(6) % 4
+
+    def losses():
+        parts = zip(x.chunk(pieces), y.chunk(pieces), strict=True)
+        return torch.cat([F.cross_entropy(model(some), target, reduction="none") for some, target in parts])
+
+    def loss():
+        own = losses()
+        return with_per_example_loss(own.mean(), own)
+
+    with pytest.raises(BayesError, match="per_example_loss"):
+        measure(model, lambda: losses().mean())
+    with pytest.warns(UserWarning, match="all examples share"):
+        measured = measure(model, loss)
+    one = lambda m, i: F.cross_entropy(m(x[i : i + 1]), y[i : i + 1])  # noqa: E731
+    grad, square = one_example_at_a_time(model, list(range(6)), one)
+    assert measured.num_examples == 6
+    assert relative_error(measured.grad, grad) < 1e-10
+    assert relative_error(measured.curvature, square) < 1e-10
+
+
+@pytest.mark.parametrize("views", [1, 2, 4])
+def test_one_example_alone_may_go_through_layers_several_times(views, generator):
+    """In steps of a recurrence, or in views that are no stack of separate calls."""
+    layer, x = nn.Linear(3, 3).double(), torch.randn(1, 3, generator=generator, dtype=torch.float64)
+
+    def loss():
+        states = [layer(x)]
+        for _ in range(views - 1):
+            states.append(layer(states[-1].tanh()))
+        return torch.stack([state.square().mean() for state in states]).mean()
+
+    measured = measure(layer, loss)
+    grad = torch.autograd.grad(loss(), layer.weight)[0]
+    assert measured.num_examples == 1
+    torch.testing.assert_close(measured.curvature["weight"], grad.square())
+
+
 class Returns(Classifier):
     """Returns the losses beside a loss; `twin` returns the loss alone."""
 
