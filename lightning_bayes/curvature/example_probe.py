@@ -333,7 +333,7 @@ def _one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
         is_numbers = is_stack and all(graph.is_number(edge) for edge in edges)
         if is_stack and calls > 1 + is_numbers and _are_apart([edge[0] for edge in edges]):
             return (
-                f"{label} is called {calls} times with one row, and the results are stacked, so each call may be an example. "
+                f"{label} is called {calls} times with one row, and the results are stacked, so each may be an example. "
                 "Put the examples through the network in one call, or return their losses beside the loss: "
                 '{"loss": loss, "per_example_loss": losses}.'
             )
