@@ -28,6 +28,7 @@ _NAMES: Final[dict[Link, LikelihoodName]] = {
     "sigmoid": "binary",
     "identity": "regression",
 }
+_REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
 
 @final
@@ -45,7 +46,9 @@ class LaplaceCallback(PosthocCallback):
         structure: ``"diagonal"``, ``"kronecker"`` or ``"full"``.
         subset: ``"last_layer"``, ``"all"``, or a regular expression that is searched in parameter names.
         curvature: ``"ggn"``, ``"fisher"`` or ``"empirical_fisher"``.
-        prior_precision: δ; ``"marglik"``; or ``"validation"``, on the validation set.
+        prior_precision: δ; ``"marglik"``, the highest marginal likelihood; or ``"validation"``, the lowest NLL of the
+            validation set. None: ``"validation"`` for classes where there is a validation set, because the marginal
+            likelihood of a network that has learned its training data gives far too wide a posterior; else ``"marglik"``.
         prior_structure: ``"scalar"`` or ``"layerwise"``.
         linearized: ``"closed_form"``, the linearised predictive by the probit approximation; True, by samples, which is
             cheaper for all layers of a large network; False for sampled networks.
@@ -70,7 +73,7 @@ class LaplaceCallback(PosthocCallback):
         structure: StructureName = "kronecker",
         subset: str = "last_layer",
         curvature: CurvatureName = "ggn",
-        prior_precision: PriorPrecision = "marglik",
+        prior_precision: PriorPrecision | None = None,
         prior_structure: PriorStructure = "scalar",
         linearized: Linearized = "closed_form",
         eval_samples: int = 32,
@@ -84,7 +87,7 @@ class LaplaceCallback(PosthocCallback):
             None if likelihood is None else link_of(find_likelihood(likelihood)[0]), eval_samples, linearized, seed
         )
         self.save_to = save_to
-        check_settings(structure, prior_precision, prior_structure)
+        check_settings(structure, prior_precision or "marglik", prior_structure)
         if online_every is not None and (online_every < 1 or subset != "all" or prior_structure != "scalar"):
             raise HyperparameterError(
                 f"online_every={online_every!r} sets the weight decay of all weights: it must be at least 1, with "
@@ -132,8 +135,7 @@ class LaplaceCallback(PosthocCallback):
         is_online = self.online_every is not None and (trainer.current_epoch + 1) % self.online_every == 0
         if not is_last and not is_online:
             return
-        validation = self._validation.loader_of_fit() if self.prior_precision == "validation" else None
-        found = self._approximated(trainer, pl_module, self._fitted_on, validation)
+        found = self._approximated(trainer, pl_module, self._fitted_on, self._deciding(pl_module, None))
         if is_last:
             self.keep(found.posterior)
         else:
@@ -158,33 +160,46 @@ class LaplaceCallback(PosthocCallback):
         """
         _require_one_process(trainer)
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
-        validation = self._validation.loader(trainer) if self.prior_precision == "validation" else None
-        return self._approximated(trainer, pl_module, loader, validation).posterior
+        return self._approximated(trainer, pl_module, loader, self._deciding(pl_module, trainer)).posterior
+
+    def _deciding(self, module: LightningModule, trainer: Trainer | None) -> Any:
+        """The loader of the validation set that decides δ, of a fit or of another trainer; None if none does."""
+        if self.prior_precision == "validation":
+            return self._validation.loader(trainer)
+        decides = self.prior_precision is None and self.online_every is None and self._has_classes(module)
+        return self._validation.find(trainer) if decides else None
+
+    def _has_classes(self, module: LightningModule) -> bool:
+        return link_of(find_likelihood(self._likelihood_of(module))[0]) != "identity"
+
+    def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
+        own = self.likelihood or getattr(module, "likelihood", None)
+        return own or _NAMES[self.evaluation.link_of(module) or "softmax"]
 
     def _approximated(self, trainer: Trainer, module: LightningModule, loader: Any, validation: Any) -> Laplace:
-        likelihood = self.likelihood or getattr(module, "likelihood", None)
-        if likelihood is None:
-            likelihood = _NAMES[self.evaluation.link_of(module) or "softmax"]
+        by_default: PriorPrecision = "marglik" if validation is None else "validation"
+        prior = by_default if self.prior_precision is None else self.prior_precision
         devices = [module.device] if module.device.type == "cuda" else []
         # Loaders draw random numbers, and tests run in inference mode, whose tensors have no gradients.
         with torch.inference_mode(False), evaluation_mode(module), torch.random.fork_rng(devices):
             self.result = laplace(
                 module,
                 OnDevice(trainer, loader),
-                likelihood,
+                self._likelihood_of(module),
                 self.structure,
                 self.subset,
                 self.curvature,
-                self.prior_precision,
+                prior,
                 prior_structure=self.prior_structure,
                 validation=None if validation is None else OnDevice(trainer, validation),
                 mc_samples=self.mc_samples,
                 seed=self.seed,
                 require_trained=trainer.state.fn != "fit",  # a finished fit is not to be lost
             )
+        deltas = ", ".join(f"{delta:.3g}" for delta in _by_layer(self.result).values())
         rank_zero_info(
             f"LaplaceCallback: the log marginal likelihood is {self.result.log_marginal_likelihood:.1f} nats, the prior "
-            f"precision {', '.join(f'{delta:.3g}' for delta in _by_layer(self.result).values())}."
+            f"precision{_REASONS.get(str(prior), '')} {deltas}."
         )
         return self.result
 

@@ -134,7 +134,7 @@ class PosteriorScale(Callback):
                 return
             link = callback.evaluation.link_of(pl_module) or "softmax"
             limit = int(min(trainer.num_val_batches[0], 2**62))
-            self._choose(trainer, pl_module, self._wanted(samples), link, self._validation.loader_of_fit(), limit)
+            self._choose(trainer, pl_module, self._wanted(samples), link, self._validation.loader(None), limit)
         pl_module.log("val/posterior_scale", float(self.scale or 0.0), sync_dist=True)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
@@ -39,39 +40,49 @@ class ValidationSet:
         """Keep the loaders of a validation."""
         self._seen = trainer.val_dataloaders
 
-    def loader(self, trainer: Trainer) -> Any:
-        """The first validation loader.
+    def find(self, trainer: Trainer | None) -> Any:
+        """The first validation loader, if there is one.
 
         Args:
-            trainer: The trainer.
+            trainer: The trainer; None in a fit.
 
         Returns:
-            That of the data module, else the last one kept; if there is none, this is an `UnsupportedTrainingError`.
+            That of the data module, else the last one kept; None if there is none.
         """
         datamodule = getattr(trainer, "datamodule", None)
         if datamodule is None:
-            loaders, source = self._seen, "this callback has seen none"
-        else:
-            datamodule.setup("validate")
-            loaders = datamodule.val_dataloader()
-            source = f"{type(datamodule).__name__}.val_dataloader() gives none"
-        return self._first(loaders, source)
+            return _first(self._seen)
+        if not is_overridden("val_dataloader", datamodule, LightningDataModule):
+            return None
+        datamodule.setup("validate")
+        return _first(datamodule.val_dataloader())
 
-    def loader_of_fit(self) -> Any:
-        """The first validation loader of the running fit."""
-        return self._first(self._seen, "this fit has none")
+    def loader(self, trainer: Trainer | None) -> Any:
+        """The first validation loader; if there is none, this is an `UnsupportedTrainingError`.
 
-    def _first(self, loaders: Any, source: str) -> Any:
-        loader = next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
-        if loader is None:
-            raise self._missing(source)
-        return loader
+        Args:
+            trainer: The trainer; None in a fit.
+
+        Returns:
+            As `find`.
+        """
+        found = self.find(trainer)
+        if found is not None:
+            return found
+        datamodule = getattr(trainer, "datamodule", None)
+        if datamodule is not None:
+            raise self._missing(f"{type(datamodule).__name__}.val_dataloader() gives none")
+        raise self._missing("this fit has none" if trainer is None else "this callback has seen none")
 
     def _missing(self, why: str) -> UnsupportedTrainingError:
         return UnsupportedTrainingError(
             f"{self.callback} fits its {self.number} on a validation set, but {why}. Set some training examples aside, such "
             "as with val_size of the zoo's data modules; the test set is never used."
         )
+
+
+def _first(loaders: Any) -> Any:
+    return next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
 
 
 def added_up(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Tensor]:

@@ -28,7 +28,7 @@ from lightning_bayes.cli_parser import BayesParser
 from lightning_bayes.config_completion import drop_pretrained, fill_class_count
 from lightning_bayes.config_lookup import with_configs
 from lightning_bayes.errors import BayesError, ConfigError
-from lightning_bayes.laplace_command import as_test_under_laplace
+from lightning_bayes.laplace_command import KINDS_OF_CHECKPOINT, as_test_under_laplace
 from lightning_bayes.metric_table import metric_table
 from lightning_bayes.predict_command import with_prediction_writer
 
@@ -49,7 +49,6 @@ _DESCRIPTION = """Train, validate, test and predict with a posterior over the we
 
 --debug prints whole messages and tracebacks."""
 _DEBUG = "--debug"
-_KINDS_OF_CHECKPOINT = ("best", "last", "hpc")  # Lightning's words
 
 
 def main() -> None:
@@ -187,7 +186,7 @@ class BayesCLI(LightningCLI):
 
     def _require_checkpoint(self) -> None:
         path = self.config[str(self.subcommand)].get("ckpt_path")
-        if path and path not in _KINDS_OF_CHECKPOINT and "://" not in str(path) and not Path(path).exists():
+        if path and path not in KINDS_OF_CHECKPOINT and "://" not in str(path) and not Path(path).exists():
             raise ConfigError(
                 f"There is no checkpoint {path} below {Path.cwd()}. Pass the path of a file that a fit saved."
             )
@@ -222,8 +221,11 @@ class BayesCLI(LightningCLI):
         """``last`` is the newest run's: Lightning would look in this run's new folder, and test untrained weights."""
         saved, folder = self.trainer.checkpoint_callback, getattr(self.trainer.logger, "log_dir", None)
         has_own_place = isinstance(saved, ModelCheckpoint) and saved.dirpath is not None
-        if self.config[str(self.subcommand)].get("ckpt_path") != "last" or has_own_place:
+        asked = self.config[str(self.subcommand)].get("ckpt_path")
+        if asked not in {"best", "last"} or has_own_place:
             return
+        if asked == "best":
+            raise ConfigError("Only the fit itself knows its best checkpoint. Pass --ckpt_path=last, or a file's path.")
         runs = Path(folder).parent if folder is not None else Path.cwd()
         found = sorted(runs.glob("*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime)
         if not found:

@@ -16,6 +16,7 @@ from lightning_bayes.errors import ConfigError
 COMMAND: Final = "laplace"
 _CALLBACK: Final = "--trainer.callbacks+=lightning_bayes.LaplaceCallback"
 _CONFIGS: Final = ("-c", "--config")
+KINDS_OF_CHECKPOINT: Final = ("best", "last", "hpc")  # Lightning's words
 
 
 def as_test_under_laplace(arguments: Sequence[str]) -> list[str]:
@@ -45,6 +46,10 @@ def as_test_under_laplace(arguments: Sequence[str]) -> list[str]:
         raise ConfigError(
             "laplace approximates the posterior of trained weights, but there is no checkpoint. Pass --ckpt_path with the "
             "checkpoint of a fit."
+        )
+    if path in KINDS_OF_CHECKPOINT:
+        raise ConfigError(
+            f"laplace writes its posterior beside the checkpoint, but {path} is no file. Pass --ckpt_path with its path."
         )
     behind = max((i + 2 if word in _CONFIGS else i + 1 for i, word in enumerate(words) if _is_config(word)), default=1)
     saved = Path(path).with_name(f"{Path(path).stem}-laplace{Path(path).suffix}")

@@ -26,7 +26,8 @@ from lightning_bayes.__main__ import main
 from lightning_bayes.cli import instantiate
 from lightning_bayes.composition import KINDS, parts, recipes
 from lightning_bayes.config_lookup import find_config, with_configs
-from lightning_bayes.errors import DataError, DatasetError
+from lightning_bayes.errors import ConfigError, DataError, DatasetError
+from lightning_bayes.laplace_command import as_test_under_laplace
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
@@ -114,6 +115,17 @@ def test_last_is_the_checkpoint_of_the_newest_run(fitted, monkeypatch):
     command("test", "--config", "digits_lenet_vogn", *QUIET, "--ckpt_path=last", "--trainer.limit_test_batches=1")
     config = yaml.safe_load((fitted.with_name("version_1") / "config.yaml").read_text("utf-8"))
     assert config["ckpt_path"] == "runs/digits_lenet_vogn/version_0/checkpoints/last.ckpt"
+
+
+def test_the_best_checkpoint_is_not_known_afterwards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"Only the fit itself knows its best checkpoint. Pass --ckpt_path=last"):
+        command("test", "--config", "digits_mlp_vogn", *QUIET, "--ckpt_path=best")
+
+
+def test_laplace_needs_a_file_to_write_beside():
+    with pytest.raises(ConfigError, match="beside the checkpoint, but last is no file"):
+        as_test_under_laplace(["laplace", "--config=digits+lenet+adam", "--ckpt_path=last"])
 
 
 def test_no_last_checkpoint_is_an_error(tmp_path, monkeypatch):

@@ -112,12 +112,23 @@ def test_the_width_is_chosen_on_the_validation_set():
     torch.testing.assert_close(found, direct)
 
 
-def test_the_prior_is_chosen_on_the_validation_set():
-    callback = LaplaceCallback(prior_precision="validation")
+@pytest.mark.parametrize("prior", [None, "validation"])
+def test_the_prior_is_chosen_on_the_validation_set(prior):
+    callback = LaplaceCallback(prior_precision=prior)
     torch.manual_seed(0)
     module = NormedClassifier()
     quiet_trainer(callback, max_epochs=EPOCHS).fit(module, loader(), loader(examples=24))
     found = laplace(module.eval(), loader(), prior_precision="validation", validation=loader(examples=24))
+    assert callback.result.prior_precision == pytest.approx(found.prior_precision, rel=1e-3)
+
+
+@pytest.mark.parametrize("loaders", [1, 2])
+def test_the_prior_is_chosen_by_marginal_likelihood_without_a_validation_set_or_where_asked(loaders):
+    callback = LaplaceCallback(prior_precision=None if loaders == 1 else "marglik")
+    torch.manual_seed(0)
+    module = NormedClassifier()
+    quiet_trainer(callback, max_epochs=EPOCHS).fit(module, *[loader()] * loaders)
+    found = laplace(module.eval(), loader())
     assert callback.result.prior_precision == pytest.approx(found.prior_precision, rel=1e-3)
 
 
