@@ -21,7 +21,7 @@ def blobs(root, seed):
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
-    problem = Problem(blobs, lambda data: MLP(3, 2, hidden=(4,)), batch=16, epochs=3)
+    problem = Problem(blobs, lambda data: MLP(3, 2, hidden=(4,)), batch=8, epochs=60)
     monkeypatch.setattr(prior, "PROBLEMS", {"tiny": problem})
 
 
