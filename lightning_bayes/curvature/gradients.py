@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.errors import NoMeasurementError
 from lightning_bayes.private_torch import tree_leaves
 
@@ -69,6 +70,10 @@ def examples_counted(model: nn.Module, captured: Capture) -> Iterator[None]:
 
 def _note_first(captured: Capture, label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
     if captured.sizes or not torch.is_grad_enabled():
+        return
+    packed = next((value for value in (*args, *kwargs.values()) if is_packed([value])), None)
+    if packed is not None:
+        captured.note_call(label, int(packed.batch_sizes[0]))
         return
     batched = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
     if batched:

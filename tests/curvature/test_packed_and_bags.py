@@ -9,6 +9,7 @@ from oracles import one_example_at_a_time, relative_error
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
+from lightning_bayes import IVON
 from lightning_bayes.curvature import measure
 from lightning_bayes.errors import UnsupportedLayerError
 
@@ -65,6 +66,17 @@ def test_packed_sequences_equal_the_loop(name, has_states, generator):
     assert measured.num_examples == 5
     assert relative_error(measured.grad, grad) < 1e-10
     assert relative_error(measured.curvature, square) < 1e-10
+
+
+def test_packed_sequences_are_counted_by_methods_that_measure_no_examples(generator):
+    layer = nn.GRU(4, 3)
+    packed = pack_sequence([torch.randn(length, 4, generator=generator) for length in LENGTHS], enforce_sorted=False)
+    opt = IVON(layer, lr=0.1, num_data=10)
+    with opt.sampled_params():
+        loss = layer(packed)[1].square().sum()
+        expected = torch.autograd.grad(loss, layer.weight_ih_l0, retain_graph=True)[0] / len(LENGTHS)
+        loss.backward()
+    torch.testing.assert_close(layer.weight_ih_l0.grad, expected)
 
 
 def test_dropout_between_layers_of_packed_sequences_is_refused(generator):

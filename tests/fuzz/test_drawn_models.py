@@ -83,6 +83,48 @@ class Masked(nn.Module):
         return self.layer(x).masked_fill(torch.arange(x.shape[1])[:, None] % 3 == 1, 0.0) + x
 
 
+class Experts(nn.Module):
+    """Rows go to the expert that a gate chooses."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(FEATURES, 2), nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(2))
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        share, out = self.gate(rows).softmax(1), torch.zeros_like(rows)
+        for k, expert in enumerate(self.experts):
+            chosen = (share.argmax(1) == k).nonzero()[:, 0]
+            out = out.index_add(0, chosen, expert(rows[chosen]) * share[chosen, k, None])
+        return out.view_as(x) + x
+
+
+class Packed(nn.Module):
+    """A recurrent layer on sequences whose lengths follow from their numbers."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn = kind(FEATURES, FEATURES, batch_first=True)
+
+    def forward(self, x):
+        lengths = 1 + (x[:, 0, 0].detach() > 0).long() * (x.shape[1] - 1)
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=x.shape[1])
+        return out + x
+
+
+class Bags(nn.Module):
+    """Bags of indices by offsets, one for each example, added to all positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(5, FEATURES, mode="sum")
+
+    def forward(self, x):
+        keys = (x.detach().sum(2) > 0).long() + (x.detach().amax(2) > 1)
+        return x + self.bag(keys.flatten(), torch.arange(0, keys.numel(), x.shape[1]))[:, None]
+
+
 def transposed(layer):
     return Around(layer, lambda x: x.transpose(0, 1), lambda h, x: h.transpose(0, 1))
 
@@ -114,13 +156,27 @@ PARTS = {
     "own parameters": Scaled,
     "in place": InPlace,
     "masked": Masked,
+    "experts": Experts,
+    "packed LSTM": lambda: Packed(nn.LSTM),
+    "packed GRU": lambda: Packed(nn.GRU),
+    "bags": Bags,
 }
+
+
+def weights(example):
+    return 1.0 + example[1]
+
+
 LOSSES = {
     "every position": lambda m, e: F.cross_entropy(m(e[0]).flatten(0, 1), e[1].flatten()),
     "last position": lambda m, e: F.cross_entropy(m(e[0])[:, -1], e[1][:, -1]),
     "first position": lambda m, e: F.cross_entropy(m(e[0])[:, 0], e[1][:, 0]),
     "mean of positions": lambda m, e: F.cross_entropy(m(e[0]).mean(1), e[1][:, 0]),
     "squares": lambda m, e: (m(e[0]) - 1).square().mean(),
+    "weighted": lambda m, e: (weights(e) * (m(e[0]) - 1).square().sum(2)).mean(),
+    "masked sum": lambda m, e: (m(e[0]) - 1).square().sum(2)[e[1] > 0].sum(),
+    "a list": lambda m, e: torch.stack([F.cross_entropy(o, y) for o, y in zip(m(e[0]), e[1], strict=True)]).mean(),
+    "the sum of a list": lambda m, e: sum(F.cross_entropy(o, y) for o, y in zip(m(e[0]), e[1], strict=True)),
 }
 
 
