@@ -26,6 +26,7 @@ from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout,
 from lightning_bayes.curvature.loss import LossReduction, read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
 from lightning_bayes.curvature.parameter_uses import enters_measured_layer, is_measured, nodes_behind
+from lightning_bayes.curvature.routing import routed_calls
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -272,6 +273,8 @@ def _followed(
     if not _is_anchored(outputs, fitting, n):
         return None
     layouts: list[Layout | None] = []
+    for place in routed_calls(examples.loss, outputs):
+        fitting[place] = []
     for out, known, is_in, grads in zip(outputs, fitting, is_reached, of_batch, strict=True):
         without = (
             ROWS
