@@ -49,7 +49,7 @@ def _takes_chosen_rows(node: Any, rows: int) -> bool:
 def _chooses(node: Any) -> bool:
     name = graph.name_of(node)
     if name == "IndexSelect":
-        return saved_by(node, "dim") == 0
+        return bool(saved_by(node, "dim") == 0)
     if name != "Index":
         return name == "MaskedSelect"
     index = saved_by(node, "indices")[0]
