@@ -42,7 +42,10 @@ def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
 
 
 def _takes_chosen_rows(node: Any, rows: int) -> bool:
-    behind = (one for child, _ in node.next_functions if child is not None for one in _up_to_layers(child))
+    behind = [one for child, _ in node.next_functions if child is not None for one in _up_to_layers(child)]
+    packed = [one for one in behind if graph.name_of(one).startswith("PackPaddedSequence")]
+    if packed:  # which sorts the examples, and is undone unless its rows are taken as they are
+        return any(graph.shape_of((one, 0))[:1] == (rows,) for one in packed)
     return any(_chooses(one) and graph.shape_of((one, 0))[:1] == (rows,) for one in behind if not is_measured(one))
 
 
