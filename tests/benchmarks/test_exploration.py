@@ -227,6 +227,59 @@ def test_target_networks_follow_the_means(pendulum):
     torch.testing.assert_close(learner.target_actor, before + 1e-3 * (learner.means() - before))
 
 
+def stack(layers, flat):
+    """A `torch.nn` network with flat weights."""
+    found, at = [], 0
+    for inputs, outputs in layers:
+        layer = nn.Linear(inputs, outputs)
+        weight, bias = flat[at:].split([inputs * outputs, outputs, len(flat) - at - (inputs + 1) * outputs])[:2]
+        layer.weight.data, layer.bias.data = weight.view(inputs, outputs).T.clone(), bias.clone()
+        found.append(layer)
+        at += (inputs + 1) * outputs
+    return nn.ModuleList(found)
+
+
+def flatten(network):
+    return torch.cat([part for layer in network for part in (layer.weight.T.flatten(), layer.bias)])
+
+
+def policy(network, x):
+    return network[2](network[1](network[0](x).relu()).relu()).tanh()
+
+
+def quality(network, x, actions):
+    return network[2](network[1](torch.cat([network[0](x).relu(), actions], 1)).relu())[:, 0]
+
+
+def test_an_update_is_that_of_a_plain_ddpg_run_by_run(pendulum):
+    """Two networks of `torch.nn` and two Adams for each run."""
+    from benchmarks.papers.exploration.training import Learner
+
+    learner = Learner(["adam_plain"], pendulum)
+    for _ in range(BATCH - 1):
+        learner.step()
+    learner.target_actor += 0.1  # so that targets differ from the networks
+    starts = [tensor.detach().clone() for tensor in (learner.means(), learner.critic)]
+    targets = [tensor.clone() for tensor in (learner.target_actor, learner.target_critic)]
+    learner.step()
+    rows = torch.randint(BATCH, (2, BATCH), generator=torch.Generator().manual_seed(0))
+    batch = learner.replay.at(rows)
+    for run in range(2):
+        of_run = zip((learner.sizes.actor, learner.sizes.critic) * 2, (*starts, *targets), strict=True)
+        actor, critic, target_actor, target_critic = (stack(layers, flat[run]) for layers, flat in of_run)
+        states, actions, rewards, terminated, following = (part[run] for part in batch)
+        with torch.no_grad():
+            future = quality(target_critic, following, policy(target_actor, following))
+        by_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+        F.mse_loss(quality(critic, states, actions), rewards + 0.99 * (1 - terminated) * future).backward()
+        by_critic.step()
+        by_actor = torch.optim.Adam(actor.parameters(), lr=1e-4)
+        (-quality(critic, states, policy(actor, states)).mean()).backward()
+        by_actor.step()
+        torch.testing.assert_close(learner.critic[run], flatten(critic), atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(learner.means()[run], flatten(actor), atol=1e-6, rtol=1e-4)
+
+
 def test_a_callback_trains_the_actor_and_its_noise_is_the_stated_one(pendulum):
     from lightning.pytorch import Trainer
 

@@ -1,6 +1,7 @@
 """A strip of frames of a trained policy.
 
     MUJOCO_GL=egl python -m benchmarks.papers.exploration.film --policy FILE.pt --out FILE.png [--frames 8] [--every 40]
+        [--camera track]
 
 The file is one that ``python -m benchmarks.papers.exploration --policy`` has written. MuJoCo renders without a screen by EGL
 (``MUJOCO_GL=egl``) or by OSMesa (``MUJOCO_GL=osmesa``).
@@ -19,18 +20,20 @@ from benchmarks.papers.exploration.figures import draw_strip
 from benchmarks.papers.exploration.networks import Sizes, act
 
 
-def film(policy: dict[str, Any], frames: int, every: int) -> tuple[list[Any], list[str]]:
+def film(policy: dict[str, Any], frames: int, every: int, camera: str | None = None) -> tuple[list[Any], list[str]]:
     """Run a policy without noise and keep some frames.
 
     Args:
         policy: Weights, sizes and environment.
         frames: How many frames.
         every: Time steps between them.
+        camera: Name of a camera of MuJoCo's model, such as ``"track"``; None for the environment's.
 
     Returns:
         RGB arrays, and the time step and return so far of each.
     """
-    environments = Environments(policy["environment"], [0], render_mode="rgb_array")
+    view = {} if camera is None else {"camera_name": camera}
+    environments = Environments(policy["environment"], [0], render_mode="rgb_array", **view)
     sizes = Sizes(*environments.sides, tuple(policy["hidden"]))
     observations, total = environments.reset_all(), 0.0
     kept, labels = [], []
@@ -53,9 +56,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--frames", type=int, default=8)
     parser.add_argument("--every", type=int, default=40, help="time steps between frames")
+    parser.add_argument("--camera", help="of MuJoCo's model; track follows the cheetah")
     options = parser.parse_args(arguments)
     policy = torch.load(options.policy, weights_only=True)
-    frames, labels = film(policy, options.frames, options.every)
+    frames, labels = film(policy, options.frames, options.every, options.camera)
     title = f"{policy['environment']}, {policy['title']}: test return {policy['return']:.0f}"
     draw_strip(frames, labels, title, options.out)
 
