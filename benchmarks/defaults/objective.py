@@ -3,9 +3,10 @@
     python -m benchmarks.defaults.objective [--updates 3000] [--json benchmarks/results/objective.json]
 
 The objective, N E_q[f̄] + Σ_t τ_t KL(N(μ_t, Σ_t) ‖ N(μ_t, 1/δ_t)), is taken with the temperatures and priors at which the
-run ended. E_q is the mean over the same antithetic draws for all; L-BFGS over means and variances, from where the run
-ended, gives the optimum. *of the mean* is what L-BFGS over the means alone gains. ``inf`` is a noise scale without effect,
-τ_t = 1. Losses are mean squares, of a noise variance of ½, and the cross-entropy.
+run ended. L-BFGS over means and variances, from where the run ended, gives the optimum: E_q is a mean over antithetic draws
+there, and over others in the excess, so that a search that fits its draws gains nothing. *of the mean* is what L-BFGS over
+the means alone gains. ``inf`` is a noise scale without effect, τ_t = 1. Losses are mean squares, of a noise variance of ½,
+and the cross-entropy.
 """
 
 from __future__ import annotations
@@ -88,34 +89,35 @@ def fit(task: Task, method: str, relative_noise: float, updates: int) -> tuple[n
 
 
 def excess(task: Task, model: nn.Module, optimizer: MeanFieldOptimizer) -> Excess:
-    """What L-BFGS gains from the posterior on, over means and variances, and over means alone."""
+    """What L-BFGS gains from the posterior on, over means and variances, and over means alone, on draws of their own."""
     posterior, taus = optimizer.posterior(), temperatures(optimizer)
-    noise = {name: _draws(mean) for name, mean in posterior.mean.items()}
+    searched, fresh = ({n: _draws(mean, seed) for n, mean in posterior.mean.items()} for seed in (0, 1))
 
-    def objective(means: Tensors, log_stds: Tensors) -> Tensor:
-        samples = {name: means[name] + log_stds[name].exp() * noise[name] for name in means}
+    def objective(values: Tensors, noise: Tensors) -> Tensor:
+        samples = {n: values[f"{n}/mean"] + values[f"{n}/std"].exp() * noise[n] for n in noise}
         losses = vmap(lambda w: task.loss(functional_call(model, w, (task.inputs.double(),)), task.targets.double()))
-        ratios = {name: posterior.prior_precision[name] * (2 * log_stds[name]).exp() for name in means}
-        kls = [float(taus[name]) * 0.5 * (ratio - 1 - ratio.log()).sum() for name, ratio in ratios.items()]
+        ratios = {n: posterior.prior_precision[n] * (2 * values[f"{n}/std"]).exp() for n in noise}
+        kls = [float(taus[n]) * 0.5 * (ratio - 1 - ratio.log()).sum() for n, ratio in ratios.items()]
         return len(task.inputs) * losses(samples).mean() + torch.stack(kls).sum()
 
-    means = {name: mean.double() for name, mean in posterior.mean.items()}
-    log_stds = {name: std.double().log() for name, std in posterior.std.items()}
-    start = float(objective(means, log_stds))
-    by_means = minimise(lambda values: objective(values, log_stds), means)
-    names = list(means)
-    both = {**{f"{n}/mean": means[n] for n in names}, **{f"{n}/std": log_stds[n] for n in names}}
-    by_both = minimise(lambda v: objective({n: v[f"{n}/mean"] for n in names}, {n: v[f"{n}/std"] for n in names}), both)
-    return Excess(start - by_both, start - by_means)
+    means = {f"{name}/mean": mean.double() for name, mean in posterior.mean.items()}
+    stds = {f"{name}/std": std.double().log() for name, std in posterior.std.items()}
+    by_means = minimise(lambda values: objective({**values, **stds}, searched), means)
+    by_both = minimise(lambda values: objective(values, searched), {**means, **stds})
+    start, of_mean, best = (
+        float(objective(values, fresh)) for values in ({**means, **stds}, {**by_means, **stds}, by_both)
+    )
+    return Excess(start - best, start - of_mean)
 
 
-def _draws(mean: Tensor) -> Tensor:
-    half = torch.randn(DRAWS, *mean.shape, generator=torch.Generator().manual_seed(mean.numel()), dtype=torch.float64)
+def _draws(mean: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(2 * mean.numel() + seed)
+    half = torch.randn(DRAWS, *mean.shape, generator=generator, dtype=torch.float64)
     return torch.cat([half, -half])
 
 
-def minimise(objective: Callable[[Tensors], Tensor], start: Tensors) -> float:
-    """The least value that L-BFGS finds from `start`."""
+def minimise(objective: Callable[[Tensors], Tensor], start: Tensors) -> Tensors:
+    """Where L-BFGS ends from `start`."""
     values = {name: value.clone().requires_grad_() for name, value in start.items()}
     search = torch.optim.LBFGS(
         list(values.values()), max_iter=2000, tolerance_change=1e-12, line_search_fn="strong_wolfe"
@@ -128,7 +130,7 @@ def minimise(objective: Callable[[Tensors], Tensor], start: Tensors) -> float:
         return loss
 
     search.step(closure)
-    return float(objective(values).detach())
+    return {name: value.detach() for name, value in values.items()}
 
 
 def main() -> None:
