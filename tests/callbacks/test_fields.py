@@ -48,7 +48,7 @@ def test_the_help_lists_every_argument_with_its_text(callback, capsys):
 
 def test_every_field_has_a_text():
     for fields in (CallbackFields, KroneckerFields):
-        missing = [name for name in fields.__optional_keys__ if f"        {name}: " not in fields.__doc__]
+        missing = [name for name in fields.__optional_keys__ if f"    {name}: " not in inspect.getdoc(fields)]
         assert not missing
 
 

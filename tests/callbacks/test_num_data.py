@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from lightning_bayes import VOGNCallback
-from lightning_bayes.errors import UnknownNumDataError
+from lightning_bayes.errors import ExampleDimensionError, UnknownNumDataError
 
 
 class Stream(IterableDataset):
@@ -155,11 +155,16 @@ class OneByOne(Classifier):
         return torch.stack(losses).mean()
 
 
-@pytest.mark.parametrize(("kind", "inputs", "seen"), [(Tokens, 1, 8 * FEATURES), (OneByOne, FEATURES, 1)])
-def test_layers_that_see_other_examples_than_the_data_set_counts_are_warned_about(kind, inputs, seen):
+def test_layers_that_see_other_examples_than_the_data_set_counts_are_warned_about():
+    seen = 8 * FEATURES
     with pytest.warns(UserWarning, match=f"layers see {seen} examples in a batch .* batch_size=8.*num_data=") as caught:
-        fit(kind(net=torch.nn.Linear(inputs, CLASSES)), VOGNCallback())
+        fit(Tokens(net=torch.nn.Linear(1, CLASSES)), VOGNCallback())
     assert sum("layers see" in str(warning.message) for warning in caught) == 1
+
+
+def test_examples_that_run_one_at_a_time_are_refused():
+    with pytest.raises(ExampleDimensionError, match="called 8 times with one row"):
+        fit(OneByOne(net=torch.nn.Linear(FEATURES, CLASSES)), VOGNCallback())
 
 
 def test_who_states_num_data_is_not_warned():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 
@@ -107,7 +108,7 @@ def test_typed_arguments_and_the_record_name_the_same_hyperparameters():
 
 def test_every_typed_argument_is_described():
     described = {
-        fields: re.findall(r"^ {8}(\w+): ", fields.__doc__, flags=re.MULTILINE)
+        fields: re.findall(r"^ {4}(\w+): ", inspect.getdoc(fields), flags=re.MULTILINE)
         for fields in (HyperparameterFields, OptimizerFields)
     }
     assert set(described[HyperparameterFields]) == set(HyperparameterFields.__annotations__)
@@ -187,7 +188,7 @@ def test_a_group_has_the_step_rule_of_the_optimizer_that_moves_it():
 
 
 def test_the_documented_defaults_are_those_of_the_record():
-    entries = re.split(r"\n {8}(?=\w+: )", HyperparameterFields.__doc__)[1:]
+    entries = re.split(r"\n {4}(?=\w+: )", inspect.getdoc(HyperparameterFields))[1:]
     stated = {
         e.partition(":")[0]: m[1]
         for e in entries
