@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.defaults.methods import CALLBACKS, PEER
+from benchmarks.defaults.methods import CALLBACKS, ENSEMBLE, PEER, POSTHOC
 from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.training import OPTIMIZERS
 from benchmarks.defaults.verdict import failures, paired
@@ -72,8 +72,9 @@ def _broken(method: dict[int, Record], user: dict[int, Record], name: str, is_pa
 
 
 def _order(key: Key) -> tuple[int, int, int, str]:
-    name = next(name for name in [PEER, *CALLBACKS] if re.match(rf"{name}([@/]|$)", key[2]))
-    return list(PROBLEMS).index(key[0]), list(OPTIMIZERS).index(key[1]), [*CALLBACKS, PEER].index(name), key[2]
+    methods = [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER]
+    name = next(name for name in methods if re.match(rf"{name}([@~/]|$)", key[2]))
+    return list(PROBLEMS).index(key[0]), list(OPTIMIZERS).index(key[1]), methods.index(name), key[2]
 
 
 def table(records: Sequence[Record], markdown: bool = False) -> str:

@@ -97,6 +97,12 @@ def test_the_table_counts_problems_on_which_every_promise_is_kept():
     assert text.endswith("- beside sgd, vogn keeps every promise on 1 of 2 problems (1 with unpaired standard errors)")
 
 
+@pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER, "vogn@0.3~1/1", "vogn~0.3"])
+def test_the_table_has_a_line_for_every_method(method):
+    both = [*records("digits", "user", [0.1]), *records("digits", method, [0.1])]
+    assert f"| digits | sgd | {method} | " in table(both, markdown=True)
+
+
 @pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER])
 def test_every_method_runs(method):
     if method == PEER:
