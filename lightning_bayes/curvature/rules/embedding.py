@@ -34,31 +34,70 @@ def _indices(*shape: int) -> Callable[[Generator], Inputs]:
 def embedding(layer: nn.Embedding, inputs: Inputs, grad_output: Tensor) -> PerExample:
     """Per-example contributions; the input ``[B, …]`` holds indices, ``grad_output [B, …, D]``. Dense: ``[B, V, D]``."""
     (x,) = inputs
-    keys, delta = _keys(layer, x, grad_output)
-    dense = delta.new_zeros(len(x) * layer.num_embeddings, layer.embedding_dim).index_add_(0, keys, delta)
-    return {"weight": dense.reshape(len(x), layer.num_embeddings, layer.embedding_dim)}
+    return {"weight": scattered(layer, len(x), *_keys(layer, x, grad_output))}
 
 
 @embedding.fast_sums
 def embedding_sums(layer: nn.Embedding, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
     """Sums of contributions and of their squares, over the (example, row) pairs that occur."""
-    keys, delta = _keys(layer, inputs[0], grad_output)
-    pairs, position = torch.unique(keys, return_inverse=True)
-    contribution = delta.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, position, delta)
-    rows, zeros = pairs % layer.num_embeddings, delta.new_zeros(layer.weight.shape)
-    grad = zeros.index_add(0, rows, contribution)
-    return {"weight": (grad, zeros.index_add_(0, rows, contribution.square_()))}
+    return {"weight": pair_sums(layer, *_keys(layer, inputs[0], grad_output))}
 
 
 def _keys(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """One integer per (example, row) pair, and the output gradient, zero where the index is padding."""
-    if layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None:
-        raise UnsupportedLayerError(
-            f"{layer} changes its gradient or its weight by sparse, scale_grad_by_freq or max_norm, which has no "
-            "per-example meaning here. Switch these options off."
-        )
+    refuse_options(layer)
     examples = torch.arange(len(x), device=x.device).unsqueeze(1)
     rows, delta = x.reshape(len(x), -1), grad_output.reshape(-1, layer.embedding_dim)
     if layer.padding_idx is not None:
         delta = delta * (rows.reshape(-1, 1) != layer.padding_idx)
     return (examples * layer.num_embeddings + rows).reshape(-1), delta
+
+
+def scattered(layer: nn.Embedding | nn.EmbeddingBag, examples: int, keys: Tensor, delta: Tensor) -> Tensor:
+    """Each example's gradient of the table, ``[B, V, D]``.
+
+    Args:
+        layer: The table.
+        examples: B.
+        keys: Example · V + row, ``[P]``.
+        delta: The gradient of the row that each stands for, ``[P, D]``.
+
+    Returns:
+        The gradients.
+    """
+    dense = delta.new_zeros(examples * layer.num_embeddings, layer.embedding_dim).index_add_(0, keys, delta)
+    return dense.view(examples, layer.num_embeddings, layer.embedding_dim)
+
+
+def pair_sums(layer: nn.Embedding | nn.EmbeddingBag, keys: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over examples of `scattered` and of its squares, from the (example, row) pairs that occur.
+
+    Args:
+        layer: The table.
+        keys: As in `scattered`.
+        delta: As in `scattered`.
+
+    Returns:
+        Both, ``[V, D]``.
+    """
+    pairs, position = torch.unique(keys, return_inverse=True)
+    contribution = delta.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, position, delta)
+    rows, zeros = pairs % layer.num_embeddings, delta.new_zeros(layer.weight.shape)
+    grad = zeros.index_add(0, rows, contribution)
+    return grad, zeros.index_add_(0, rows, contribution.square_())
+
+
+def refuse_options(layer: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Refuse what changes the gradient or the table.
+
+    Args:
+        layer: The table.
+
+    Raises:
+        UnsupportedLayerError: Naming the options.
+    """
+    if layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None:
+        raise UnsupportedLayerError(
+            f"{layer} changes its gradient or its weight by sparse, scale_grad_by_freq or max_norm, which has no "
+            "per-example meaning here. Switch these options off."
+        )

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor, nn
 
+from lightning_bayes.curvature.rules.embedding import pair_sums, refuse_options, scattered
 from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
-from lightning_bayes.errors import UnsupportedLayerError
 
 
 def bags(layer: nn.EmbeddingBag, inputs: Inputs) -> Inputs:
@@ -65,32 +65,25 @@ def _indices(*shape: int, weighted: bool = False) -> Callable[[Generator], Input
 )
 def embedding_bag(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> PerExample:
     """Per-example contributions; ``grad_output [B, D]``. Dense: ``[B, V, D]``."""
-    x, delta = _rows(layer, inputs, grad_output)
-    keys = torch.arange(len(x), device=x.device).unsqueeze(1) * layer.num_embeddings + x
-    dense = delta.new_zeros(len(x) * layer.num_embeddings, layer.embedding_dim)
-    dense.index_add_(0, keys.flatten(), delta.flatten(0, 1))
-    return {"weight": dense.view(len(x), layer.num_embeddings, layer.embedding_dim)}
+    return {"weight": scattered(layer, len(inputs[0]), *_keys(layer, inputs, grad_output))}
 
 
 @embedding_bag.fast_sums
 def embedding_bag_sums(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
     """Sums of contributions and of their squares, over the (example, row) pairs that occur."""
+    return {"weight": pair_sums(layer, *_keys(layer, inputs, grad_output))}
+
+
+def _keys(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    """One integer per (example, row) pair, and the gradient of the row that it stands for."""
     x, delta = _rows(layer, inputs, grad_output)
-    keys = torch.arange(len(x), device=x.device).unsqueeze(1) * layer.num_embeddings + x
-    pairs, position = torch.unique(keys.flatten(), return_inverse=True)
-    found = delta.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, position, delta.flatten(0, 1))
-    rows, zeros = pairs % layer.num_embeddings, delta.new_zeros(layer.weight.shape)
-    grad = zeros.index_add(0, rows, found)
-    return {"weight": (grad, zeros.index_add_(0, rows, found.square_()))}
+    examples = torch.arange(len(x), device=x.device).unsqueeze(1)
+    return (examples * layer.num_embeddings + x).flatten(), delta.flatten(0, 1)
 
 
 def _rows(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """Indices ``[B, T]`` and the gradient of the row that each stands for, ``[B, T, D]``."""
-    if layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None:
-        raise UnsupportedLayerError(
-            f"{layer} changes its gradient or its weight by sparse, scale_grad_by_freq or max_norm, which has no "
-            "per-example meaning here. Switch these options off."
-        )
+    refuse_options(layer)
     x, _, weights = inputs
     weights = _weights(layer, x, None) if weights is None else weights
     if layer.mode != "max":
