@@ -20,6 +20,7 @@ from benchmarks.finetune.data import SHOTS, TARGETS, digits, target, unfamiliar
 from benchmarks.finetune.methods import METHODS, PEER
 from benchmarks.finetune.scores import scores
 from benchmarks.finetune.training import Weights, pretrain
+from benchmarks.over_seeds import mean_and_error
 from benchmarks.provenance import provenance
 from lightning_bayes.errors import HyperparameterError
 
@@ -60,15 +61,10 @@ def table(records: list[Record]) -> str:
         for method, (title, _) in METHODS.items():
             rows = [r for r in records if (r["target"], r["method"]) == (name, method)]
             if rows:
-                cells = [_cell([row[score] for row in rows]) for score in COLUMNS]
+                cells = [mean_and_error([row[score] for row in rows]) for score in COLUMNS]
                 seconds = statistics.mean(row["cpu_seconds"] for row in rows)
                 lines.append(f"| {name} | {title} | {' | '.join(cells)} | {seconds:.0f} | {len(rows)} |")
     return "\n".join(lines)
-
-
-def _cell(values: list[float]) -> str:
-    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.4f}{error}"
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, ood_scores
 from benchmarks.defaults.training import UserModule
+from benchmarks.over_seeds import mean_and_error
 from benchmarks.provenance import provenance
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import laplace, mc_predict
@@ -113,14 +113,9 @@ def table(rows: list[Row]) -> str:
         found = [row for row in rows if (row["problem"], row["method"]) == (problem, method)]
         control = {r["seed"]: r["nll"] for r in rows if (r["problem"], r["method"]) == (problem, "temperature")}
         pairs = [row["nll"] - control[row["seed"]] for row in found]
-        cells = [_cell([row[score] for row in found]) for score in COLUMNS]
-        lines.append(f"| {problem} | {method} | {' | '.join(cells)} | {_cell(pairs, '+')} | {len(found)} |")
+        cells = [mean_and_error([row[score] for row in found]) for score in COLUMNS]
+        lines.append(f"| {problem} | {method} | {' | '.join(cells)} | {mean_and_error(pairs, '+')} | {len(found)} |")
     return "\n".join(lines)
-
-
-def _cell(values: list[float], sign: str = "") -> str:
-    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{sign}.4f}{error}"
 
 
 def main(arguments: list[str] | None = None) -> None:

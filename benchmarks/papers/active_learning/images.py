@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from benchmarks.over_seeds import mean_and_error
 from benchmarks.provenance import provenance
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import VOGNCallback, mc_predict
@@ -163,33 +165,24 @@ def table(rows: list[Row], size: int) -> str:
         if not found:
             continue
         scores = [_scores(found[seed]) for seed in sorted(found)]
-        pairs = [_scores(row) - _scores(found[row["seed"]]) for row in _shared(rows, found)]
-        mean, at_end = _cell([s[0] for s in scores]), _cell([s[2] for s in scores])
-        against = (
-            ["–", "–"] if method == "random" or not pairs else [_cell([-p[i] for p in pairs], "+") for i in (0, 2)]
-        )
-        cells = [title, mean, against[0], _cell([s[1] for s in scores]), at_end, against[1], str(len(found))]
+        pairs = [
+            [a - b for a, b in zip(_scores(found[r["seed"]]), _scores(r), strict=True)] for r in _shared(rows, found)
+        ]
+        mean, nll, at_end = (mean_and_error([each[i] for each in scores]) for i in range(3))
+        is_control = method == "random" or not pairs
+        against = ["–", "–"] if is_control else [mean_and_error([pair[i] for pair in pairs], "+") for i in (0, 2)]
+        cells = [title, mean, against[0], nll, at_end, against[1], str(len(found))]
         lines.append(f"| {' | '.join(cells)} |")
     count = max((len(row["accuracy"]) for row in rows), default=0) * size
     return "\n".join([*lines, "", f"The end is at {count} labels."])
 
 
-def _scores(row: Row) -> Tensor:
-    return torch.tensor([_mean(row["accuracy"]), _mean(row["nll"]), row["accuracy"][-1]], dtype=torch.float64)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _scores(row: Row) -> tuple[float, float, float]:
+    return fmean(row["accuracy"]), fmean(row["nll"]), row["accuracy"][-1]
 
 
 def _shared(rows: list[Row], found: dict[int, Row]) -> list[Row]:
     return [row for row in rows if row["method"] == "random" and row["seed"] in found]
-
-
-def _cell(values: list[Tensor], sign: str = "") -> str:
-    each = torch.stack(values)
-    error = f" ± {each.std() / len(each) ** 0.5:.4f}" if len(each) > 1 else ""
-    return f"{each.mean():{sign}.4f}{error}"
 
 
 def draw(rows: list[Row], path: Path, size: int) -> None:

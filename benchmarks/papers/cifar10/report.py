@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, Final
 
+from benchmarks.over_seeds import mean_and_error
 from benchmarks.papers.cifar10.methods import METHODS
 from benchmarks.papers.cifar10.networks import NETWORKS
 from benchmarks.papers.cifar10.published import PUBLISHED, Row
@@ -57,10 +58,7 @@ def _order(method: str, settings: str, epochs: int) -> tuple[str, int, int]:
 
 
 def _cell(values: list[float]) -> str:
-    mean = statistics.mean(values)
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.4f}" + (f" ± {statistics.stdev(values) / len(values) ** 0.5:.4f}" if len(values) > 1 else "")
+    return "–" if any(map(math.isnan, values)) else mean_and_error(values)
 
 
 def _published(row: Row) -> str:

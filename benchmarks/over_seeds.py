@@ -1,0 +1,24 @@
+"""A score over seeds, as text."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+
+def mean_and_error(values: Sequence[float], sign: str = "") -> str:
+    """The mean ± its standard error.
+
+    Args:
+        values: One for each seed, at least one.
+        sign: ``"+"`` for differences, whose sign is always written.
+
+    Returns:
+        Four decimals each; one value has no standard error.
+
+    Example:
+        >>> mean_and_error([0.5, 0.7]), mean_and_error([0.25], "+")
+        ('0.6000 ± 0.1000', '+0.2500')
+    """
+    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):{sign}.4f}{error}"
