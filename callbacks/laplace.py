@@ -15,6 +15,7 @@ from lightning_bayes.callbacks.training_data import OnDevice, training_loader
 from lightning_bayes.callbacks.validation_set import ValidationSet
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
+from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import Laplace, LikelihoodName, PriorPrecision, PriorStructure, StructureName, laplace
@@ -111,6 +112,7 @@ class LaplaceCallback(PosthocCallback):
         """
         require_single_evaluation(trainer)
         _require_one_process(trainer)
+        require_full_precision(pl_module.parameters())
         self._fitted_on = trainer.train_dataloader
         if self.prior_precision == "validation":
             self._validation.require(trainer)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -40,6 +42,23 @@ def require_real_and_separate(model: nn.Module) -> None:
         raise UnsupportedLayerError(
             f"These parameters are views of the same memory: {name_some(shared)}. Each would be measured and sampled on its "
             "own. Tie modules by the same nn.Parameter instead, reshaped in forward by a module that holds it."
+        )
+
+
+def require_full_precision(params: Iterable[nn.Parameter]) -> None:
+    """Refuse parameters stored in half precision.
+
+    Args:
+        params: The parameters.
+
+    Raises:
+        UnsupportedTrainingError: Naming their types.
+    """
+    half = {str(param.dtype) for param in params if param.dtype in {torch.float16, torch.bfloat16}}
+    if half:
+        raise UnsupportedTrainingError(
+            f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates round to "
+            "nothing. Keep them in float32 and train with precision='bf16-mixed' or '16-mixed'."
         )
 
 

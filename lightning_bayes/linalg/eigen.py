@@ -31,8 +31,28 @@ def symmetric_eigen(matrix: Tensor, name: str = "matrix") -> tuple[Tensor, Tenso
             f"The {name} {list(matrix.shape)} has {wrong} entries that are not finite. Look for an overflow in the "
             "network's outputs on these data."
         )
-    try:
-        values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # single precision, for large matrices of low rank
-        values, vectors = (part.to(matrix.dtype) for part in torch.linalg.eigh(matrix.double()))
-    return values.clamp_min(0), vectors
+    if matrix.dim() > 2:  # factors of a grouped convolution
+        each = [symmetric_eigen(part, name) for part in matrix]
+        return torch.stack([values for values, _ in each]), torch.stack([vectors for _, vectors in each])
+    # Units that are off, and kernels larger than the image, leave rows of zeros: 4249 of 4608 in a factor of ResNet-18.
+    on = (matrix != 0).any(0)
+    live, dead = on.nonzero()[:, 0], (~on).nonzero()[:, 0]
+    values, vectors = matrix.new_zeros(len(matrix)), torch.zeros_like(matrix)
+    found, vectors[live, len(dead) :] = _decomposed(matrix[live][:, live])
+    values[len(dead) :] = found.clamp_min(0)
+    vectors[dead, torch.arange(len(dead), device=dead.device)] = 1
+    return values, vectors
+
+
+def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """By divide and conquer, which fails for some matrices of low rank; relatively robust representations do not."""
+    for attempt in (matrix, matrix.double()):
+        try:
+            values, vectors = torch.linalg.eigh(attempt)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            continue
+        return values.to(matrix), vectors.to(matrix)
+    from scipy.linalg import eigh  # slow to import
+
+    values, vectors = map(torch.from_numpy, eigh(matrix.double().cpu().numpy(), driver="evr"))
+    return values.to(matrix), vectors.to(matrix)

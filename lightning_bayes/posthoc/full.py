@@ -78,18 +78,22 @@ class Full(AbstractStructure):
         is_shared = len({id(delta) for delta in prior.values()}) == 1
         if is_shared and (torch.is_grad_enabled() or "_eigenvalues" in vars(self)):
             return (factor * self._eigenvalues + next(iter(prior.values()))).log().sum()
-        diagonal = torch.cat([prior[name].expand(param.numel()) for name, param in self.params.items()])
-        precision = factor * self.matrix.double()
-        precision.diagonal().add_(diagonal)
-        factor_of_precision: Tensor = torch.linalg.cholesky(precision)
-        return 2 * factor_of_precision.diagonal().log().sum()
+        precision = self._precision(prior, factor.double())
+        # In place, which takes columns that are contiguous: ResNet-18's last layer has 200 MiB in double precision.
+        target = None if precision.requires_grad else precision.mT
+        root: Tensor = torch.linalg.cholesky(precision.mT, out=target)
+        return 2 * root.diagonal().log().sum()
 
     def posterior(
         self, prior: dict[str, float], factor: float, num_data: int, constants: dict[str, Tensor]
     ) -> FullGaussian:
         """P = c G + diag(δ); see `AbstractStructure.posterior`."""
-        precision = factor * self.matrix
-        precision.diagonal().add_(
-            torch.cat([p.new_full((p.numel(),), prior[n]).detach() for n, p in self.params.items()])
-        )
+        deltas = {name: self.matrix.new_tensor(delta) for name, delta in prior.items()}
+        precision = self._precision(deltas, self.matrix.new_tensor(factor))
         return FullGaussian(self.mean, precision, prior, num_data, constants)
+
+    def _precision(self, prior: Prior, factor: Tensor) -> Tensor:
+        """C G + diag(δ), in the precision of the factor."""
+        precision = self.matrix.to(factor.dtype, copy=True).mul_(factor)
+        precision.diagonal().add_(torch.cat([prior[name].expand(p.numel()) for name, p in self.params.items()]))
+        return precision

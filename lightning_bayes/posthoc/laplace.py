@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.likelihood import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName, check_curvature, root_columns
+from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.curvature.selection import last_called, only_trained
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
 from lightning_bayes.posteriors import AbstractPosterior
@@ -102,9 +103,9 @@ def laplace(
         require_trained: Whether a network that predicts no better than a constant is refused.
 
     Returns:
-        The posterior, its likelihood and marginal likelihood. A network that was not trained or has BatchNorm in training
-        mode is an `UnsupportedTrainingError`, a loader without labels a `DataError`, a full matrix that does not fit a
-        `PosteriorError`, and a parameter that cannot be measured an `UnsupportedLayerError`.
+        The posterior, its likelihood and marginal likelihood. A network that was not trained, has BatchNorm in training mode
+        or weights in half precision is an `UnsupportedTrainingError`, a loader without labels a `DataError`, a full matrix
+        that does not fit a `PosteriorError`, and a parameter that cannot be measured an `UnsupportedLayerError`.
 
     Raises:
         HyperparameterError: If an argument is unknown or lacks another.
@@ -129,6 +130,7 @@ def laplace(
     require_evaluation_mode(model)
     names = chosen_names(model, subset, loader)
     with only_trained(model, names) as params:
+        require_full_precision(params.values())
         measured = _STRUCTURES[structure](model, params)
         unit = Gaussian(1.0) if isinstance(known, Gaussian) else known
         training = _measure(measured, loader, unit, curvature, mc_samples, seed)
@@ -168,9 +170,10 @@ class _Builder:
             for name, value in self.model.state_dict().items()
             if name not in prior and isinstance(value, Tensor)
         }
+        evidence = log_evidence(self.evidence, prior, std)  # first: it takes memory, and so does the posterior
         posterior = self.evidence.structure.posterior(prior, factor, self.num_data, constants)
         likelihood = Gaussian(std) if isinstance(self.likelihood, Gaussian) else self.likelihood
-        return Laplace(posterior, likelihood, log_evidence(self.evidence, prior, std), prior)
+        return Laplace(posterior, likelihood, evidence, prior)
 
 
 def chosen_names(model: nn.Module, subset: str, loader: Iterable[Any]) -> list[str]:

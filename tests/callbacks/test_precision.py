@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from tiny_training import Classifier, assert_close, fit, weights
 
-from lightning_bayes import VOGNCallback
+from lightning_bayes import LaplaceCallback, VOGNCallback
 from lightning_bayes.errors import UnsupportedTrainingError
 
 NATURAL = {"lr": 0.05, "init_precision": 100.0, "mc_samples": 2}
@@ -58,9 +58,10 @@ def test_overflowing_update_is_skipped_and_training_goes_on():
     assert all(state["curvature"].isfinite().all() for state in callback.optimizer.state.values())
 
 
+@pytest.mark.parametrize("callback", [VOGNCallback, LaplaceCallback])
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-true", "bfloat16"), ("16-true", "float16")])
-def test_weights_stored_in_half_precision_are_refused(precision, dtype):
+def test_weights_stored_in_half_precision_are_refused(callback, precision, dtype):
     module = Classifier()
     with pytest.raises(UnsupportedTrainingError, match=rf"stored as torch\.{dtype}.*float32.*bf16-mixed"):
-        fit(module, VOGNCallback(), precision=precision)
+        fit(module, callback(), precision=precision)
     assert module.training_steps == 0

@@ -14,22 +14,40 @@ def low_rank(generator, size=30, rank=4):
     return root @ root.mT
 
 
-@pytest.mark.parametrize("converges", [True, False])
-def test_values_and_vectors_give_the_matrix(converges, generator, monkeypatch):
+def with_zeros(generator):
+    matrix = low_rank(generator)
+    matrix[[0, 7, 29]] = matrix[:, [0, 7, 29]] = 0
+    return matrix
+
+
+def fails_in(dtypes, monkeypatch):
     exact = torch.linalg.eigh
 
-    def single_precision_fails(matrix):
-        if matrix.dtype == torch.float32:
+    def fails(matrix):
+        if matrix.dtype in dtypes:
             raise torch.linalg.LinAlgError("The algorithm failed to converge")
         return exact(matrix)
 
-    if not converges:
-        monkeypatch.setattr(torch.linalg, "eigh", single_precision_fails)
-    matrix = low_rank(generator)
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+
+
+@pytest.mark.parametrize("failing", [(), (torch.float32,), (torch.float32, torch.float64)], ids=len)
+@pytest.mark.parametrize(
+    "make",
+    [low_rank, with_zeros, lambda g: torch.stack([low_rank(g), with_zeros(g)]), lambda _: torch.zeros(3, 3)],
+    ids=["low rank", "zeros", "batch", "nothing"],
+)
+def test_values_and_vectors_give_the_matrix(failing, make, generator, monkeypatch):
+    fails_in(failing, monkeypatch)
+    matrix = make(generator)
     values, vectors = symmetric_eigen(matrix)
     assert values.dtype == vectors.dtype == torch.float32
     assert (values >= 0).all()
-    torch.testing.assert_close(vectors * values @ vectors.mT, matrix, rtol=1e-4, atol=1e-4)
+    assert (values.diff() >= 0).all()
+    torch.testing.assert_close(vectors * values[..., None, :] @ vectors.mT, matrix, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        vectors.mT @ vectors, torch.eye(matrix.shape[-1]).expand_as(matrix), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_entries_that_are_not_finite_are_counted():

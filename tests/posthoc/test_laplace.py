@@ -402,6 +402,11 @@ def test_unknown_words_are_refused(net, x, y, arguments, message):
         laplace(net, [(x, y)], **arguments)
 
 
+def test_half_precision_is_refused(net, x, y):
+    with pytest.raises(UnsupportedTrainingError, match=r"stored as torch\.bfloat16"):
+        untrained(net.bfloat16(), [(x.bfloat16(), y)], structure="full")
+
+
 def test_a_subset_without_parameters_lists_those_that_there_are(net, x, y):
     with pytest.raises(UnsupportedLayerError, match=r"subset='head' leaves no parameter .* has 0\.weight, 0\.bias"):
         laplace(net, [(x, y)], subset="head")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
+from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.estimators import JointEstimator
 from lightning_bayes.optim.hyperparameters import Hyperparameters, apply_functions, take_functions
@@ -138,6 +139,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
         if unknown:
             raise TypeError(f"There is no argument {', '.join(unknown)}. These are: {', '.join(sorted(known))}.")
         require_sizes(model)
+        require_full_precision(family.params)
         values = Hyperparameters.given(fields, {"lr": 1e-2})
         names = {*known, "kl_warmup_steps", "kl_warmup_init", "step"}
         defaults = {name: value for name, value in Hyperparameters.group_values(values).items() if name in names}

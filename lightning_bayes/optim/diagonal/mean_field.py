@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, make_engine
+from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.noise_memory import room_for
@@ -41,7 +42,6 @@ from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
     points,
     reference_weights,
-    require_full_precision,
     require_sizes,
     trainable,
 )

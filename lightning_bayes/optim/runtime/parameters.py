@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.private_torch import NormBase
 
 
@@ -46,23 +44,6 @@ def require_sizes(model: nn.Module) -> None:
     if lazy:
         raise UnsupportedLayerError(
             f"{', '.join(lazy)} have no size yet. Call the model once with a batch before the optimizer is built."
-        )
-
-
-def require_full_precision(params: Iterable[nn.Parameter]) -> None:
-    """Refuse parameters stored in half precision.
-
-    Args:
-        params: The parameters.
-
-    Raises:
-        UnsupportedTrainingError: Naming their types.
-    """
-    half = {str(param.dtype) for param in params if param.dtype in {torch.float16, torch.bfloat16}}
-    if half:
-        raise UnsupportedTrainingError(
-            f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates round to "
-            "nothing. Keep them in float32 and train with precision='bf16-mixed' or '16-mixed'."
         )
 
 

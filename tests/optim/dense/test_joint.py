@@ -240,6 +240,12 @@ def test_a_chain_too_large_is_refused_with_the_memory_it_would_take():
         build(BlockTridiagonalKFAC, nn.Sequential(nn.Linear(90, 90), nn.Linear(90, 90)), limit_mib=0.01)
 
 
+@every_optimizer
+def test_half_precision_is_refused(optimizer):
+    with pytest.raises(UnsupportedTrainingError, match=r"stored as torch\.bfloat16"):
+        build(optimizer, small(torch.bfloat16))
+
+
 def test_a_model_of_another_shape_is_refused_by_name():
     normed = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))
     for optimizer in (VONG, NNGFull):
