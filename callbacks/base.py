@@ -30,6 +30,7 @@ from lightning_bayes.callbacks.num_data import (
     warn_of_other_examples,
     with_augmentation_factor,
 )
+from lightning_bayes.callbacks.posterior_as_prior import read_prior, warn_of_another_prior
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.resume import ResumeGuard
 from lightning_bayes.callbacks.schedulers import cycles_momentum
@@ -150,7 +151,7 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
-        kwargs = self.optimizer_kwargs
+        kwargs = {**self.optimizer_kwargs, "prior": read_prior(self.optimizer_kwargs["prior"])}
         settings = SwapSettings(self.optimizer_class, self.lr, self.prior, self.group_defaults, kwargs, self._grafts)
         self.optimizer = swap_optimizer(trainer, pl_module, settings)
         self._posterior.forget()
@@ -211,6 +212,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if "lr" in self._resume.saved and not callable(self.lr):
             kept["lr"], wanted["lr"] = self._resume.saved["lr"], self.lr  # the group's follows the user's schedule
         self._resume.warn_of_changes(kept, wanted)
+        warn_of_another_prior(self.optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -173,5 +173,5 @@ def shares_of_data(optimizer: MeanFieldOptimizer, posterior: AbstractPosterior) 
     without_data = dict(posterior.prior_precision)
     for name, param in optimizer.model.named_parameters():
         if name in without_data and (now := effective(groups[param])).relative_noise is None:
-            without_data[name] += now.noise_damping * now.scale
+            without_data[name] = without_data[name] + now.noise_damping * now.scale
     return diagnostics.data_shares(posterior, without_data)

@@ -7,6 +7,7 @@ and ranges come from the record of the callback's optimizer, so an algorithm sta
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from lightning_bayes.optim import FisherName, MeanFieldOptimizer, Schedule
 from lightning_bayes.optim.hyperparameters import HyperparameterFields, StepName
 from lightning_bayes.optim.kronecker.factor_source import UnsupportedLayers
 from lightning_bayes.optim.settings import plain
+from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import Link
 
 
@@ -38,6 +40,10 @@ class CallbackFields(HyperparameterFields, total=False):
         prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 1 with
             an explicit `lr` and none in the default step: its prior is centred at the mean, with a precision that the
             curvature gives (`posteriors.shaped_noise`), so that the mean is unregularised.
+        prior: A mean-field posterior of earlier data, or a checkpoint with one: μ₀ and δ of each weight that it names, by
+            the LightningModule's names, as if training went on with all data (`optim.weight_prior`). Other weights keep
+            `prior_mean` and `prior_precision`. Take a posterior of an explicit `lr`: the default step's is tempered, so
+            as a prior it counts its data many times.
         data_augmentation_factor: ρ; augmentation makes N examples count as ρN. None: that of the data module, else 1.
         num_data: N, number of training examples; None counts those of the trainer's data loader.
         init_precision: Posterior precision before the first update; the default step replaces it there. None takes the
@@ -66,6 +72,7 @@ class CallbackFields(HyperparameterFields, total=False):
     linearized: bool
     val_samples: int | None
     prior_precision: float | Schedule | None
+    prior: AbstractPosterior | str | os.PathLike[str] | None
     data_augmentation_factor: float | Schedule | None
     curvature_interval: int | None
     link: Link | None

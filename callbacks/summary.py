@@ -36,7 +36,7 @@ def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, ev
     parts = [f"{name}: {mover}; {noisy:,} weights have noise, {points:,} are points", f"N = {group['num_data']:,}"]
     if noisy:
         samples = f"the mean of {eval_samples} weight samples" if eval_samples else "the posterior mean alone"
-        parts += [_prior(group), _noise(group), f"predictions are {samples}" + (f" ({link})" if link else "")]
+        parts += [_prior(optimizer), _noise(group), f"predictions are {samples}" + (f" ({link})" if link else "")]
         if link == "identity" and group["relative_noise"] is not None:
             parts.append(_OF_REGRESSIONS)
     return "; ".join(parts) + "."
@@ -84,7 +84,22 @@ def _params(optimizer: MeanFieldOptimizer, is_noisy: bool) -> list[Tensor]:
     ]
 
 
-def _prior(group: dict[str, object]) -> str:
+def _prior(optimizer: MeanFieldOptimizer) -> str:
+    own = {
+        name: p.numel()
+        for name, p in optimizer.model.named_parameters()
+        if "prior_precision" in optimizer.state.get(p, {})
+    }
+    others = [name for name, p in optimizer.model.named_parameters() if p in optimizer.state and name not in own]
+    text = _prior_of_group(optimizer.param_groups[0])
+    if not own:
+        return text
+    named = f"{sum(own.values()):,} weights have the mean and precision of an earlier posterior as prior"
+    some = ", ".join(others[:3]) + (" and others" if others[3:] else "")
+    return f"{named}; for {some}, which it does not name, {text}" if others else named
+
+
+def _prior_of_group(group: dict[str, object]) -> str:
     if group["step_rule"] == "user" and not group["prior_on_mean"]:
         return "no prior is stated, so the mean is unregularised"
     return f"the prior's precision is {group['prior_precision']:g}"

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
 _FEW = 3  # prior precisions that are listed one by one
@@ -31,7 +33,6 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
     call = ", ".join([repr(built["name"]), *arguments] if "name" in built else arguments)
     place = "create_model" if "name" in built else built["factory"]
     weights = sum(mean.numel() for mean in posterior.mean.values())
-    priors = sorted(set(posterior.prior_precision.values()))
     yield from (
         f"# {file_name}",
         "",
@@ -46,7 +47,7 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
         inside = type(posterior.posterior).__name__
         yield f"| Width | {posterior.scale:.4g} × that of the {inside}, for the {predictive} predictive |"
     yield f"| Training examples N | {posterior.num_data:g} |"
-    yield f"| Prior precision | {_numbers(priors)}, centred {_centres(posterior)} |"
+    yield f"| Prior precision | {_prior(posterior)}, centred {_centres(posterior)} |"
     yield f"| Input | {_input(content['transform'])} |"
     if content["temperature"] != 1:
         yield f"| Temperature | {content['temperature']:.4g}, by which logits are divided |"
@@ -62,6 +63,13 @@ def _lines(file_name: str, content: dict[str, Any], posterior: AbstractPosterior
         yield from (f"| {name} | {value:.4g} |" for name, value in sorted(content["metrics"].items()))
     if content["config"]:
         yield from ("", "## Training", "", "```json", json.dumps(content["config"], indent=2), "```")
+
+
+def _prior(posterior: AbstractPosterior) -> str:
+    numbers = [delta for delta in posterior.prior_precision.values() if not isinstance(delta, Tensor)]
+    if len(numbers) < len(posterior.prior_precision):
+        return " to ".join(f"{end:.3g}" for end in posterior.prior_range()) + ", of each weight"
+    return _numbers(sorted(set(numbers)))
 
 
 def _numbers(values: list[float]) -> str:

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, get_args
 
+from torch import Tensor
+
 from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.schedules import BetaSchedule, Schedule
@@ -41,6 +43,7 @@ from lightning_bayes.optim.settings import (
     plain,
     setting,
 )
+from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posteriors.shaped_noise import FLATNESS
 
 PriorMean: TypeAlias = Literal["zero", "initial"]
@@ -118,6 +121,7 @@ class OptimizerFields(HyperparameterFields, total=False):
         lr: Learning rate α of the natural step; with ``step_rule="trust_region"`` the learning rate η of the optimizer
             whose step bounds this one.
         prior_precision: δ of the prior N(μ₀, 1/δ).
+        prior: A mean-field posterior of earlier data: μ₀ and δ of each weight that it names, see `optim.weight_prior`.
         data_augmentation_factor: ρ; the posterior counts Ñ = ρN examples.
         weight_decay: Decoupled weight decay as in AdamW: μ ← (1 - α·wd) μ before the step. Not part of the posterior.
         step_rule: ``"natural"``, the papers'; ``"trust_region"``; ``"user"``, implied by `base`; see `optim.steps`.
@@ -130,6 +134,7 @@ class OptimizerFields(HyperparameterFields, total=False):
 
     lr: float | Schedule
     prior_precision: float | Schedule
+    prior: AbstractPosterior | None
     data_augmentation_factor: float | Schedule
     weight_decay: float | Schedule
     step_rule: StepRule
@@ -167,6 +172,11 @@ class Effective(NamedTuple):
     def scale(self) -> float:
         """Ñ/τ, from curvature per example to posterior precision."""
         return self.num_data / self.kl_weight
+
+    def prior_of(self, precision: Tensor) -> Tensor:
+        """δ̃ of weights with precisions δ of their own."""
+        own: Tensor = _per_example(precision, self.kl_weight, self.num_data)
+        return own
 
     @property
     def noise_damping(self) -> float:
@@ -221,7 +231,7 @@ def effective(group: Mapping[str, Any]) -> Effective:
     done = min(1.0, group["step"] / steps) if steps else 1.0
     kl_weight = float(group["kl_weight"] * (start + (1 - start) * done))
     prior_precision = group["prior_precision"]
-    prior = prior_precision * kl_weight / num_data
+    prior = _per_example(prior_precision, kl_weight, num_data)
     return Effective(
         num_data=num_data,
         kl_weight=kl_weight,
@@ -234,6 +244,11 @@ def effective(group: Mapping[str, Any]) -> Effective:
         noise_flatness=group.get("noise_flatness") or FLATNESS,
         stated_prior=prior if _is_stated(group) else 0.0,
     )
+
+
+def _per_example(precision: Any, kl_weight: float, num_data: float) -> Any:
+    """τδ/Ñ."""
+    return precision * kl_weight / num_data
 
 
 def _is_stated(group: Mapping[str, Any]) -> bool:
@@ -250,6 +265,7 @@ class Hyperparameters(Record):
     num_data: int | None = setting(POSITIVE, default=None, optional=True)
     prior_precision: float = setting(POSITIVE, default=1.0, upper_limit=1e30, schedulable=True, open_until_fit=True)
     prior_mean: PriorMean = setting(choice(*get_args(PriorMean)), default="zero")
+    prior: AbstractPosterior | None = setting(default=None, optional=True, in_group=False)
     prior_on_mean: bool = setting(default=True)  # whether another optimizer's step feels the prior; set by callbacks
     kl_weight: float = setting(POSITIVE, default=1.0, upper_limit=1e12, schedulable=True)
     kl_warmup_steps: int = setting(NOT_NEGATIVE, default=0)

@@ -33,14 +33,14 @@ class AbstractPosterior(ABC):
 
     Attributes:
         mean: μ by parameter name.
-        prior_precision: δ by parameter name.
+        prior_precision: δ by parameter name, or of each weight, shaped like the mean.
         num_data: N, the number of training examples the posterior has seen.
         constants: Parameters without noise and buffers (BatchNorm statistics, say) by name: what else a prediction needs.
         prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
     """
 
     mean: TensorDict
-    prior_precision: dict[str, float]
+    prior_precision: Mapping[str, float | Tensor]
     num_data: float
     constants: TensorDict
     prior_mean: Mapping[str, Tensor] = MappingProxyType({})
@@ -126,8 +126,7 @@ class AbstractPosterior(ABC):
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]  # each family is one
 
     def __repr__(self) -> str:
-        priors = sorted(set(self.prior_precision.values()))
-        span = " to ".join(f"{each:.4g}" for each in dict.fromkeys([*priors[:1], *priors[-1:]]))
+        span = " to ".join(f"{each:.4g}" for each in dict.fromkeys(self.prior_range()))
         return (
             f"{type(self).__name__}({self._size} weights in {len(self.mean)} tensors, num_data={self.num_data:g}, "
             f"prior_precision={span})"
@@ -169,8 +168,14 @@ class AbstractPosterior(ABC):
         variances, terms = self.variance(), []
         for name, mean in self.mean.items():
             delta, distance = self.prior_precision[name], mean - self.prior_mean.get(name, 0.0)
-            terms.append((delta * (variances[name] + distance.square()) - 1 - math.log(delta)).sum())
+            log = delta.log() if isinstance(delta, Tensor) else math.log(delta)
+            terms.append((delta * (variances[name] + distance.square()) - 1 - log).sum())
         return 0.5 * (torch.stack(terms).sum() + self.log_det_precision())
+
+    def prior_range(self) -> tuple[float, ...]:
+        """The smallest and the largest δ; nothing where there are no weights."""
+        ends = [torch.as_tensor(delta).aminmax() for delta in self.prior_precision.values()]
+        return (float(min(end.min for end in ends)), float(max(end.max for end in ends))) if ends else ()
 
     @property
     def std(self) -> TensorDict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -20,7 +21,7 @@ class MeanField(AbstractPosterior):
     Attributes:
         mean: μ by parameter name.
         precision: P = 1/Σ by parameter name, positive, shaped like the mean.
-        prior_precision: δ by parameter name.
+        prior_precision: δ by parameter name, or of each weight, shaped like the mean.
         num_data: N, the number of training examples the posterior has seen.
         constants: Parameters without noise and buffers (BatchNorm statistics, say) by name: what else a prediction needs.
         prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
@@ -33,7 +34,7 @@ class MeanField(AbstractPosterior):
 
     mean: TensorDict
     precision: TensorDict
-    prior_precision: dict[str, float]
+    prior_precision: Mapping[str, float | Tensor]
     num_data: float
     constants: TensorDict = field(default_factory=dict)
     prior_mean: TensorDict = field(default_factory=dict)
@@ -47,7 +48,9 @@ class MeanField(AbstractPosterior):
         wrong = [
             name
             for name, mean in self.mean.items()
-            if name not in self.prior_precision or self.precision.get(name, mean.new_zeros(0)).shape != mean.shape
+            if name not in self.prior_precision
+            or self.precision.get(name, mean.new_zeros(0)).shape != mean.shape
+            or (isinstance(delta := self.prior_precision[name], Tensor) and delta.shape != mean.shape)
         ]
         if wrong or self.mean.keys() != self.precision.keys():
             extra = sorted(self.precision.keys() - self.mean.keys())

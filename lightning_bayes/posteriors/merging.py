@@ -8,7 +8,7 @@ start from the same weights, so that their posteriors lie around one mode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -108,14 +108,13 @@ def _check(posteriors: Sequence[AbstractPosterior]) -> None:
             raise PosteriorError(
                 f"Posterior {number} has other weights than the first one. Merge posteriors of one model."
             )
-        if first.prior_precision != other.prior_precision or not _same_centre(first, other):
+        if not (_same(first.prior_precision, other.prior_precision) and _same(first.prior_mean, other.prior_mean)):
             raise PosteriorError(
                 f"Posterior {number} has another prior than the first one, which is counted once. Train all under one prior."
             )
 
 
-def _same_centre(first: AbstractPosterior, other: AbstractPosterior) -> bool:
-    names = first.prior_mean.keys()
-    return names == other.prior_mean.keys() and all(
-        torch.equal(first.prior_mean[name], other.prior_mean[name]) for name in names
+def _same(first: Mapping[str, float | Tensor], other: Mapping[str, float | Tensor]) -> bool:
+    return first.keys() == other.keys() and all(
+        torch.equal(torch.as_tensor(value), torch.as_tensor(other[name])) for name, value in first.items()
     )

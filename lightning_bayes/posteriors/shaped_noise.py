@@ -130,7 +130,7 @@ def shaped_precision(curvature: Tensor, scale: Tensor, damping: Tensor) -> Tenso
     return curvature.clamp_min(0).add_(damping).mul_(scale)
 
 
-def prior_centre(mean: Tensor, centre: Tensor | float, stated: float, damping: Tensor) -> Tensor:
+def prior_centre(mean: Tensor, centre: Tensor | float, stated: float | Tensor, damping: Tensor) -> Tensor:
     """c_t = μ - √(δ̃/γ_t) (μ - μ₀), the centre of the prior that belongs to the noise.
 
     Args:

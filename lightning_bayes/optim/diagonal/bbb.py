@@ -46,7 +46,7 @@ class BBBState(NamedTuple):
     log_std_square: Tensor  # w
 
 
-def pathwise_gradients(state: BBBState, grad: Tensor, hessian: Tensor, prior: float) -> tuple[Tensor, Tensor]:
+def pathwise_gradients(state: BBBState, grad: Tensor, hessian: Tensor, prior: float | Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the bound; pure.
 
     Args:
@@ -68,7 +68,7 @@ def update(
     *,
     lr: float,
     betas: tuple[float, float],
-    prior: float,
+    prior: float | Tensor,
     damping: float = 0.0,
     step: int = 1,
     std_lr: float | None = None,
@@ -142,8 +142,8 @@ class BBB(MeanFieldOptimizer):
     ) -> None:
         super().__init__(model, params, own={"std_lr": std_lr}, **fields)
 
-    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        arguments = super()._update_arguments(group, step)
+    def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
+        arguments = super()._update_arguments(group, step, precision)
         if arguments["std_lr"] is None:
             arguments["std_lr"] = arguments["lr"]
         # A trust region takes running means of squares, which have no bias.

@@ -10,13 +10,18 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.optim.runtime.blocks import blocks
+from lightning_bayes.optim.runtime.blocks import Block, blocks
 from lightning_bayes.optim.steps import Cohort
 
 
 def prior_means(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
     """μ₀ of each parameter from its optimizer state; empty for zero."""
     return [state["prior_mean"] for state in states if "prior_mean" in state]
+
+
+def prior_precisions(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """δ of the weights of each parameter from its optimizer state; empty for their group's."""
+    return [state["prior_precision"] for state in states if "prior_precision" in state]
 
 
 @cache
@@ -36,7 +41,7 @@ class DiagonalCohort(Cohort):
         since: e, updates for which ĥ stands; 0 where nothing was measured.
         update: The pure update.
         state_type: Its state.
-        arguments: Its keyword arguments.
+        arguments: Its keyword arguments, of δ of the weights; of None for that of the group.
         curvature_update: The pure update of the curvature alone; None where only `update` has it.
         only_averages: Whether that is a running average of ĥ and nothing else.
         buffer: Memory for a change of a parameter.
@@ -52,27 +57,32 @@ class DiagonalCohort(Cohort):
         *,
         update: Callable[..., Any],
         state_type: Any,
-        arguments: Mapping[str, Any],
+        arguments: Callable[[Tensor | None], Mapping[str, Any]],
         curvature_update: Callable[..., Tensor] | None,
         only_averages: bool,
         buffer: Callable[[nn.Parameter], Tensor],
     ) -> None:
-        self.params, self.states, self.group, self.prior = params, states, group, arguments["prior"]
-        self.number, self.measurements, self.since = arguments["step"], arguments["step"], since
-        self.prior_means = prior_means(states)
-        self._measured, self._update, self._state_type = measured, update, state_type
-        self._arguments, self._buffer = arguments, buffer
+        self.params, self.states, self.group = params, states, group
+        self._arguments_of, self._arguments = arguments, arguments(None)
+        self.prior, self.number, self.since = self._arguments["prior"], self._arguments["step"], since
+        self.measurements = self.number
+        self.prior_means, self._precisions = prior_means(states), prior_precisions(states)
+        self._measured, self._update, self._state_type, self._buffer = measured, update, state_type, buffer
         self._curvature_update, self._only_averages = curvature_update, only_averages
+
+    def prior_weights(self) -> float | Sequence[Tensor]:
+        """δ̃ of each parameter where its weights have priors of their own; see `Cohort`."""
+        return [self._arguments_of(part)["prior"] for part in self._precisions] or super().prior_weights()
 
     def move_(self) -> None:
         """Take the algorithm's update; see `Cohort`."""
         momentum, curvature = self._arguments["betas"]
-        self._run({**self._arguments, "betas": (momentum, curvature**self.since)})
+        self._run({"betas": (momentum, curvature**self.since)})
 
     def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
         """Update the state and return the changes of the means; see `Cohort`."""
         changes = [self._buffer(param) for param in self.params]
-        self._run({**self._arguments, "lr": lr, "betas": (self._arguments["betas"][0], weight_of_old)}, changes)
+        self._run({"lr": lr, "betas": (self._arguments["betas"][0], weight_of_old)}, changes)
         return changes
 
     def average_(self, weight_of_old: float) -> None:
@@ -86,14 +96,18 @@ class DiagonalCohort(Cohort):
             self.propose_(self._arguments["lr"], weight_of_old)
         else:
             taken = _arguments_of(self._curvature_update)
-            arguments = {name: value for name, value in self._arguments.items() if name in taken}
             for block in blocks(curvatures):
+                arguments = {name: value for name, value in self._arguments_at(block).items() if name in taken}
                 old, measured = block.join(curvatures), block.join(self._measured)
                 new = self._curvature_update(old, measured, rate=1 - weight_of_old, **arguments)
                 block.write_(curvatures, new)
 
-    def _run(self, arguments: Mapping[str, Any], changes: list[Tensor] | None = None) -> None:
-        """Run the update block by block; with `changes` the means stay, and their changes are written there."""
+    def _arguments_at(self, block: Block) -> Mapping[str, Any]:
+        """The arguments, with δ̃ of the block's weights where they have priors of their own."""
+        return self._arguments_of(block.join(self._precisions)) if self._precisions else self._arguments
+
+    def _run(self, replaced: Mapping[str, Any], changes: list[Tensor] | None = None) -> None:
+        """Run the update block by block, some arguments `replaced`; with `changes` the means stay and these are written."""
         grads = [param.grad.contiguous() for param in self.params if param.grad is not None]
         fields = {name: [state[name] for state in self.states] for name in self._state_type._fields[1:]}
         for block in blocks(self.params):
@@ -102,7 +116,9 @@ class DiagonalCohort(Cohort):
             centre = block.join(self.prior_means) if self.prior_means else None
             start = mean if centre is None else mean - centre
             old = self._state_type(start, *(block.join(field) for field in fields.values()))
-            new = self._update(old, block.join(grads), block.join(self._measured), **arguments)
+            new = self._update(
+                old, block.join(grads), block.join(self._measured), **{**self._arguments_at(block), **replaced}
+            )
             if changes is None:
                 block.write_(self.params, new.mean if centre is None else new.mean + centre)
             else:

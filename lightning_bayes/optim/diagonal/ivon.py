@@ -32,7 +32,7 @@ from typing_extensions import Unpack
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased, with_prior
 from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments, effective
 from lightning_bayes.optim.schedules import Schedule
@@ -46,7 +46,7 @@ def update(
     *,
     lr: float,
     betas: tuple[float, float],
-    prior: float,
+    prior: float | Tensor,
     damping: float = 0.0,
     step: int = 1,
     clip_radius: float = math.inf,
@@ -69,7 +69,7 @@ def update(
     """
     curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, "correction")
     momentum = average(state.momentum, grad, betas[0])
-    gradient = torch.add(debiased(momentum, betas[0], step), state.mean, alpha=prior)
+    gradient = with_prior(debiased(momentum, betas[0], step), state.mean, prior)
     direction = gradient.div_(curvature + (prior + damping)).clamp_(-clip_radius, clip_radius)
     return MeanFieldState(torch.add(state.mean, direction, alpha=-lr), curvature, momentum)
 
@@ -155,8 +155,8 @@ class IVON(MeanFieldOptimizer):
         check_rescaling({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
-    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        arguments = super()._update_arguments(group, step)
+    def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
+        arguments = super()._update_arguments(group, step, precision)
         if group["rescale_lr"]:
             if "rate_factor" not in group:  # decided once: a warm-up of the KL weight is none of the learning rate
                 start = effective(group)

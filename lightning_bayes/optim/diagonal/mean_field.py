@@ -49,6 +49,7 @@ from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measur
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
+from lightning_bayes.optim.weight_prior import prior_state, stated_prior_of, weight_priors
 from lightning_bayes.posteriors import initial_curvature
 
 
@@ -114,6 +115,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self.steps = make_steps(base)
         step = step_for(values["step_rule"], self.steps)
         self._points = points(model, values["bayesian"], norms=step.is_published)
+        self.weight_priors = weight_priors(model, values["prior"])
         taken = signature(type(self).natural_update).parameters
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in taken]
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
@@ -197,7 +199,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         state: dict[str, Any] = self.state[param]
         if not state:
             kept, reference = self._kept(param, group), self._reference.get(param, param)
-            state |= start_state(param, kept, reference, group["prior_mean"], noisy=param not in self._points)
+            state |= start_state(param, kept, reference, noisy=param not in self._points)
+            state |= prior_state(param, group, self.weight_priors)
             if not kept and self.estimator.quantity == "squared_gradients":
                 self.engine.left_out.add(param)
         return state
@@ -207,8 +210,6 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         moves, averages = self.step_of(group).uses_update, self.averages_curvature or self.curvature_update is not None
         kept: Sequence[str] = self.state_type._fields[1:] if moves or not averages else ("curvature",)
         return () if param in self._points and not moves else kept
-
-    # -- passes -------------------------------------------------------------------------------------------------------
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         self.estimator.prepare(type(self).__name__, loss_scale)
@@ -233,9 +234,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _read_pass(self, finished: FinishedPass) -> Curvature:
         params = self._measured_params()
         curvature = self.estimator.read(finished, params, self._scores) if self._measures_now() else {}
-        if self.prior_at_sample:
-            for group, param in self._trained():
-                finished.add_prior_of_noise_(param, effective(group).stated_prior)
+        for group, param in self._trained() if self.prior_at_sample else ():
+            finished.add_prior_of_noise_(param, stated_prior_of(group, self.state[param]))
         return curvature
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
@@ -306,12 +306,12 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     def _count_update(self) -> None:
         for group, functions in zip(self.param_groups, self._functions, strict=True):
-            before = effective(group).prior
+            before = effective(group)
             group["step"] += 1
             apply_functions(group, functions, self.hyperparameters)
-            now = effective(group).prior
-            if self.signed_curvature and now < before:
-                keep_all_positive_((self.state[param] for param in group["params"]), now)
+            now = effective(group)
+            if self.signed_curvature and (now.prior < before.prior or now.scale > before.scale):
+                keep_all_positive_([self.state[param] for param in group["params"]], group)
 
     def _cohort(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> DiagonalCohort:
         """Parameters that are updated together, this update counted."""
@@ -342,19 +342,19 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             since,
             update=type(self).natural_update,
             state_type=self.state_type,
-            arguments=self._update_arguments(group, self.state[params[0]]["step"]),
+            arguments=lambda own: self._update_arguments(group, self.state[params[0]]["step"], own),
             curvature_update=type(self).curvature_update,
             only_averages=self.averages_curvature,
             buffer=self._buffer,
         )
 
-    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """Keyword arguments of `natural_update`; subclasses may add those that depend on the group."""
+    def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
+        """Keyword arguments of `natural_update`, of weights with δ of their own if given; subclasses may add some."""
         now = effective(group)
         return {
             "lr": float(group["lr"]),
             "betas": group["betas"],
-            "prior": now.prior,
+            "prior": now.prior if precision is None else now.prior_of(precision),
             "damping": now.damping,
             "step": step,
             **{name: group[name] for name in self._own_arguments},

@@ -45,7 +45,7 @@ def update(
     *,
     lr: float,
     betas: tuple[float, float],
-    prior: float,
+    prior: float | Tensor,
     damping: float = 0.0,
     step: int = 1,
     positivity: Positivity = "backtracking",

@@ -30,7 +30,8 @@ class CohortMemory:
         views: Their samples, shaped like them, by number.
         roots: Square root of the number of elements of every parameter, ``[params]``.
         kept: The pool of the last draws; None for none.
-        origin: What `means` and `unit` were computed from.
+        origin: What `counted`, `means` and `unit` were computed from.
+        counted: s of every parameter; s + δ̃ where weights have priors of their own.
         means: mean 1/(s + γ_t) and γ_t, ``[params]`` each; None where the noise is that of the bound.
         unit: u = 1/√(max(s, 0) + γ_t) of the small parameters, flat.
         starts: Size of every parameter at the start, ``[params]``.
@@ -50,6 +51,7 @@ class CohortMemory:
         self.roots = self.flat.new_tensor([param.numel() ** 0.5 for param in params])
         self.kept: tuple[Pool, Tensor] | None = None
         self.origin: Any = None
+        self.counted: list[Tensor] = []
         self.means: tuple[Tensor, Tensor] | None = None
         self.unit, self.starts = self.flat, self.roots
         self.last: tuple[Effective, Shape | None, list[Tensor]]

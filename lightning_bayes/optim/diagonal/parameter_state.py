@@ -11,16 +11,13 @@ from torch import Tensor, nn
 from lightning_bayes.posteriors import root_mean_squares
 
 
-def start_state(
-    param: nn.Parameter, kept: Sequence[str], reference: Tensor, prior_mean: str, *, noisy: bool
-) -> dict[str, Any]:
+def start_state(param: nn.Parameter, kept: Sequence[str], reference: Tensor, *, noisy: bool) -> dict[str, Any]:
     """The state before the first update.
 
     Args:
         param: The parameter.
         kept: Names of the tensors that are shaped like it; they start at zero.
         reference: The tensor that tells its size; 1 where that is zero.
-        prior_mean: ``"zero"``, or ``"initial"`` for the parameter as it is.
         noisy: Whether it has a posterior.
 
     Returns:
@@ -29,15 +26,13 @@ def start_state(
     size = root_mean_squares([reference.detach()])[0]
     state: dict[str, Any] = {"step": 0, "noisy": noisy, "scale": torch.where(size > 0, size, torch.ones_like(size))}
     state |= {name: torch.zeros_like(param, memory_format=torch.preserve_format) for name in kept}
-    if prior_mean == "initial":
-        state["prior_mean"] = param.detach().clone()
     return state
 
 
 def cohorts_of(
     params: Iterable[nn.Parameter], state_of: Callable[[nn.Parameter], Mapping[str, Any]]
 ) -> list[list[nn.Parameter]]:
-    """Trainable parameters, alike in device, dtype, number of updates, and whether they have a curvature.
+    """Trainable parameters, alike in device, dtype, number of updates, having a curvature, and having priors of weights.
 
     Args:
         params: The parameters.
@@ -50,7 +45,8 @@ def cohorts_of(
     for param in params:
         if param.requires_grad:
             state = state_of(param)
-            alike.setdefault((param.device, param.dtype, state["step"], "curvature" in state), []).append(param)
+            kept = ("curvature" in state, "prior_precision" in state)
+            alike.setdefault((param.device, param.dtype, state["step"], *kept), []).append(param)
     return list(alike.values())
 
 

@@ -22,6 +22,7 @@ from lightning_bayes.optim.diagonal.noise_memory import CohortMemory
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.weight_prior import noise_terms, without_prior
 from lightning_bayes.posteriors import Shape, noise_scale, precision, shaped_precision
 from lightning_bayes.posteriors.shaped_noise import noise_damping
 from lightning_bayes.private_torch import version_of
@@ -81,8 +82,8 @@ class CohortSampler:
         cohort = self._cohorts.get(params[0])
         if cohort is None or not cohort.fits(params):
             cohort = self._cohorts[params[0]] = CohortMemory(params)
-        now, curvatures = effective(group), [state["curvature"] for state in states]
-        shape = self._shape(cohort, states, curvatures, now)
+        shape, now = self._shape(cohort, states, group)
+        curvatures = cohort.counted
         cohort.last = now, shape, curvatures
         self._sampled.append(cohort)
         large = [buffers(params[i]) for i in cohort.large]
@@ -130,27 +131,30 @@ class CohortSampler:
             cohort.kept = None
 
     def _shape(
-        self, cohort: CohortMemory, states: Sequence[Mapping[str, Any]], curvatures: list[Tensor], now: Effective
-    ) -> Shape | None:
+        self, cohort: CohortMemory, states: Sequence[Mapping[str, Any]], group: Mapping[str, Any]
+    ) -> tuple[Shape | None, Effective]:
         """The noise's shape, see `posteriors.noise_shape`, None where the noise is that of the bound; and u of the small."""
-        stated = now.stated_damping
+        measured, has_own = [state["curvature"] for state in states], "prior_precision" in states[0]
+        now = without_prior(effective(group)) if has_own else effective(group)
         is_shaped = now.relative_noise is not None
-        numbers = (stated, now.noise_flatness) if is_shaped else tuple(now.precision_arguments.values())
-        origin = _Origin(curvatures, [version_of(tensor) for tensor in curvatures], (is_shaped, *numbers))
+        numbers = (now.stated_damping, now.noise_flatness) if is_shaped else tuple(now.precision_arguments.values())
+        numbers = (is_shaped, *numbers, now.scale if has_own else 0.0)
+        origin = _Origin(measured, [version_of(tensor) for tensor in measured], numbers)
         if cohort.origin is None or not cohort.origin.is_same(origin):
             cohort.origin = origin
+            cohort.counted = curvatures = noise_terms(group, states)[1]
             cohort.starts = torch.stack([state["scale"] for state in states])
             small = torch.cat([cohort.flat[:0], *(curvatures[i].reshape(-1) for i in cohort.small)])
             if is_shaped:
-                cohort.means = _moments(cohort, small, curvatures, *numbers)
+                cohort.means = _moments(cohort, small, curvatures, now.stated_damping, now.noise_flatness)
             else:
                 cohort.means, cohort.unit = None, precision(small, **now.precision_arguments).rsqrt_()
         if cohort.means is None or now.relative_noise is None:
-            return None
+            return None, now
         inverse_means, strengths = cohort.means
         norms = torch.stack(torch._foreach_norm(list[Tensor](cohort.params)))
         sizes = torch.maximum(norms / cohort.roots, cohort.starts)  # as `posteriors.tensor_sizes`
-        return Shape(noise_scale(inverse_means, sizes, now.relative_noise, now.scale), strengths)
+        return Shape(noise_scale(inverse_means, sizes, now.relative_noise, now.scale), strengths), now
 
 
 def _at(shape: Shape | None, i: int) -> tuple[Tensor, Tensor] | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from lightning_bayes.optim.weight_prior import prior_of
 
 _LEAST_PRECISION = 1e-3  # of the prior's: no std grows past 32 times the prior's
 
 
-def keep_positive(curvature: Tensor, prior: float) -> Tensor:
+def keep_positive(curvature: Tensor, prior: float | Tensor) -> Tensor:
     """Keep s + δ̃ above a thousandth of δ̃.
 
     Args:
@@ -33,12 +34,12 @@ def keep_positive(curvature: Tensor, prior: float) -> Tensor:
     return curvature.clamp_min((_LEAST_PRECISION - 1) * prior)
 
 
-def keep_all_positive_(states: Iterable[Mapping[str, Any]], prior: float) -> None:
+def keep_all_positive_(states: Iterable[Mapping[str, Any]], group: Mapping[str, Any]) -> None:
     """`keep_positive` in place.
 
     Args:
         states: Optimizer states; those without a curvature stay.
-        prior: δ̃.
+        group: Their parameter group.
     """
-    curvatures = [state["curvature"] for state in states if "curvature" in state]
-    torch._foreach_copy_(curvatures, [keep_positive(curvature, prior) for curvature in curvatures])
+    for state in (state for state in states if "curvature" in state):
+        state["curvature"].copy_(keep_positive(state["curvature"], prior_of(group, state)))

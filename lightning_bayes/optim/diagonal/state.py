@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -23,3 +24,10 @@ def average(old: Tensor, new: Tensor, weight_of_old: float) -> Tensor:
 def debiased(momentum: Tensor, beta: float, step: int) -> Tensor:
     """Return m̂ = m / (1-βᵗ), the running average since it started from zero `step` updates ago."""
     return momentum / (1 - beta**step)
+
+
+def with_prior(grad: Tensor, distance: Tensor, prior: float | Tensor) -> Tensor:
+    """Return ĝ + δ̃ (μ - μ₀), where δ̃ is one number or one for each weight."""
+    if isinstance(prior, Tensor):
+        return torch.addcmul(grad, distance, prior)
+    return torch.add(grad, distance, alpha=prior)

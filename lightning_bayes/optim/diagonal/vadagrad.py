@@ -34,7 +34,7 @@ from typing_extensions import Unpack
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import FRACTION, setting
@@ -62,11 +62,11 @@ def update(
     *,
     lr: float,
     betas: tuple[float, float],
-    prior: float,
+    prior: float | Tensor,
     damping: float = 0.0,
     step: int = 1,
     temperature: float = 1.0,
-    full_prior: float,
+    full_prior: float | Tensor,
 ) -> MeanFieldState:
     """One VadaGrad update of one parameter; pure.
 
@@ -86,7 +86,7 @@ def update(
         State after the update.
     """
     curvature = faded_curvature(state.curvature, squared_grad, 1 - betas[1], temperature)
-    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     scale = (curvature + (full_prior - prior)).sqrt_().add_(prior + damping)
     mean = torch.addcdiv(state.mean, momentum, scale, value=-lr / (1 - betas[0] ** step))
     return MeanFieldState(mean, curvature, momentum)
@@ -170,7 +170,7 @@ class VadaGrad(MeanFieldOptimizer):
         require_unit_kl_weight({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
-    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        arguments = super()._update_arguments(group, step)
+    def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
+        arguments = super()._update_arguments(group, step, precision)
         full_prior = arguments["prior"]
         return {**arguments, "prior": group["temperature"] * full_prior, "full_prior": full_prior}

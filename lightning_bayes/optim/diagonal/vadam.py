@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.runtime.measuring import updates_covered
 from lightning_bayes.posteriors import initial_curvature
@@ -37,7 +37,7 @@ def update(
     *,
     lr: float,
     betas: tuple[float, float],
-    prior: float,
+    prior: float | Tensor,
     damping: float = 0.0,
     step: int = 1,
     from_zero: bool = False,
@@ -61,7 +61,7 @@ def update(
         State after the update.
     """
     curvature = average(state.curvature, squared_grad, betas[1])
-    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     if total_weight is None:
         total_weight = 1 - betas[1] ** step
     scale = (curvature / (total_weight if from_zero else 1.0)).sqrt_().add_(prior + damping)
@@ -90,13 +90,13 @@ class Vadam(MeanFieldOptimizer):
     averages_curvature = amortises = True
     natural_update = staticmethod(update)
 
-    def _update_arguments(self, group: dict[str, Any], step: int) -> dict[str, Any]:
+    def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         # Steps other than the papers' take running means from the first batch on, which have no bias.
         if "from_zero" not in group:  # decided once: schedules of the prior do not change where s started
             group["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
         covered = updates_covered(step, self.num_updates + 1, group["curvature_interval"])
         own = {"from_zero": group["from_zero"], "total_weight": 1 - group["betas"][1] ** covered}
-        return {**super()._update_arguments(group, step), **own}
+        return {**super()._update_arguments(group, step, precision), **own}
 
 
 def _starts_at_zero(group: dict[str, Any]) -> bool:

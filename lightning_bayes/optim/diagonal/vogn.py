@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 
 
 def update(
@@ -29,7 +29,7 @@ def update(
     *,
     lr: float,
     betas: tuple[float, float],
-    prior: float,
+    prior: float | Tensor,
     damping: float = 0.0,
     step: int = 1,
 ) -> MeanFieldState:
@@ -49,7 +49,7 @@ def update(
         State after the update.
     """
     curvature = average(state.curvature, sq_grad, betas[1])
-    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     mean = torch.addcdiv(state.mean, momentum, curvature + (prior + damping), value=-lr / (1 - betas[0] ** step))
     return MeanFieldState(mean, curvature, momentum)
 

@@ -37,7 +37,7 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrder
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
-from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.settings import choice, setting
 
@@ -57,7 +57,9 @@ def check_positivity(value: str) -> None:
         raise HyperparameterError(f"positivity={value!r} must be {' or '.join(map(repr, get_args(Positivity)))}.")
 
 
-def moved_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: float, positivity: Positivity) -> Tensor:
+def moved_curvature(
+    curvature: Tensor, hessian: Tensor, rate: float, prior: float | Tensor, positivity: Positivity
+) -> Tensor:
     """Move s towards ĥ while s + δ̃ stays positive; pure.
 
     Args:
@@ -83,7 +85,7 @@ def moved_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: floa
     return keep_positive(start + gap * torch.where(hessian < 0, largest.clamp_max(rate), rate), prior)
 
 
-def corrected_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: float) -> Tensor:
+def corrected_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: float | Tensor) -> Tensor:
     """`moved_curvature` by the correction of Lin et al. 2020, for s above -δ̃."""
     gap = hessian - curvature
     moved = torch.add(curvature, gap, alpha=rate)
@@ -97,7 +99,7 @@ def update(
     *,
     lr: float,
     betas: tuple[float, float],
-    prior: float,
+    prior: float | Tensor,
     damping: float = 0.0,
     step: int = 1,
     positivity: Positivity = "backtracking",
@@ -119,7 +121,7 @@ def update(
         State after the update.
     """
     curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, positivity)
-    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     mean = torch.addcdiv(state.mean, momentum, curvature + (prior + damping), value=-lr / (1 - betas[0] ** step))
     return MeanFieldState(mean, curvature, momentum)
 

@@ -36,7 +36,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.diagonal.state import MeanFieldState, average
+from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.settings import choice, setting
 
@@ -52,7 +52,7 @@ def update(
     *,
     lr: float,
     betas: tuple[float, float],
-    prior: float,
+    prior: float | Tensor,
     damping: float = 0.0,
     step: int = 1,
     scaling: Scaling = "mean",
@@ -74,7 +74,7 @@ def update(
         State after the update.
     """
     new = average(state.curvature, curvature, betas[1])
-    momentum = average(state.momentum, torch.add(grad, state.mean, alpha=prior), betas[0])
+    momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     scale = (new.sqrt() if scaling == "mean" else new) + (prior + damping)
     mean = torch.addcdiv(state.mean, momentum, scale, value=-lr / (1 - betas[0] ** step))
     return MeanFieldState(mean, new, momentum)

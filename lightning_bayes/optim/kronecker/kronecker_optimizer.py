@@ -39,6 +39,7 @@ from lightning_bayes.optim.kronecker.moves import Move
 from lightning_bayes.optim.runtime.passes import Curvature, Measurement, zeros_where_missing
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.steps import BaseOptimizerStep
+from lightning_bayes.optim.weight_prior import refuse_weight_prior
 from lightning_bayes.posteriors import require_memory
 
 
@@ -99,6 +100,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     ) -> None:
         check_intervals(stats_interval, inverse_interval)
         check_fisher(fisher)
+        refuse_weight_prior(type(self).__name__, fields.get("prior"))
         check_factors(fields.get("engine", "fused"), factors, unsupported_layers)
         self._divided: tuple[Any, Division] | None = None  # and what it depends on
         self._workers: WorkerGroup | None = None

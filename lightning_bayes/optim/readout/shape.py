@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.hyperparameters import Effective, effective
+from lightning_bayes.optim.weight_prior import noise_terms, prior_of
 from lightning_bayes.posteriors import (
     Shape,
     noise_damping,
@@ -30,13 +31,12 @@ def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], mean
         means: μ of each.
 
     Returns:
-        Ñ/τ_t and γ_t of each; None where the noise is that of the bound.
+        Ñ/τ_t and γ_t of each, without δ̃ of weights with priors of their own; None where the noise is that of the bound.
     """
-    now = effective(group)
+    now, curvatures = noise_terms(group, states)
     if now.relative_noise is None:
         return None
     sizes = tensor_sizes(means, [state["scale"] for state in states])
-    curvatures = [state["curvature"] for state in states]
     return noise_shape(curvatures, sizes, now.relative_noise, now.scale, now.stated_damping, now.noise_flatness)
 
 
@@ -44,8 +44,10 @@ def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor)
     """γ_t of a parameter, prior included; arguments as in `layer_shape`."""
     if "input_factor" in state:
         return layer_shape(group, state, mean).damping
-    shape, now = shape_of(group, [state], [mean]), effective(group)
-    return now.prior + now.noise_damping if shape is None else shape.damping[0]
+    shape, own = shape_of(group, [state], [mean]), prior_of(group, state)
+    if shape is None:
+        return own + effective(group).noise_damping
+    return shape.damping[0] + own if "prior_precision" in state else shape.damping[0]
 
 
 def temperature_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:

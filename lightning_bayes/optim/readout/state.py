@@ -10,6 +10,7 @@ from torch import Tensor
 from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.readout.layer import layer_precision
 from lightning_bayes.optim.readout.shape import layer_shape, shape_of
+from lightning_bayes.optim.weight_prior import noise_terms, stated_prior_of
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, Shape, precision, prior_centre, shaped_precision
 
 WeightPosterior: TypeAlias = MeanField | MatrixGaussian
@@ -38,10 +39,10 @@ def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
     is_point = not group["noisy"] or not state or not state["noisy"]
     if is_point or (state["step"] == 0 and group["init_precision"] is None):
         return None
-    shape = shape_of(group, [state], [mean])
+    shape, (now, (curvature,)) = shape_of(group, [state], [mean]), noise_terms(group, [state])
     if shape is None:
-        return precision(state["curvature"], **effective(group).precision_arguments)
-    return shaped_precision(state["curvature"], shape.scale[0], shape.damping[0])
+        return precision(curvature, **now.precision_arguments)
+    return shaped_precision(curvature, shape.scale[0], shape.damping[0])
 
 
 def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
@@ -67,7 +68,8 @@ def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
     num_data = max((float(entry.group["num_data"]) for entry in noisy.values()), default=0.0)
     if not layers:
         return MeanField(mean, single, prior_precision, num_data, prior_mean=prior_mean)
-    return MatrixGaussian(mean, layers, biases, single, prior_precision, num_data, prior_mean=prior_mean)
+    precisions = {name: float(delta) for name, delta in prior_precision.items()}  # no method with matrices takes others
+    return MatrixGaussian(mean, layers, biases, single, precisions, num_data, prior_mean=prior_mean)
 
 
 def _shape(entry: Entry) -> Shape | None:
@@ -79,8 +81,12 @@ def _shape(entry: Entry) -> Shape | None:
     return shape_of(entry.group, [entry.state], [entry.weights])
 
 
-def _prior_precision(entry: Entry, shape: Shape | None) -> float:
-    return float(entry.group["prior_precision"] if shape is None else shape.prior_precision)
+def _prior_precision(entry: Entry, shape: Shape | None) -> float | Tensor:
+    """δ of a parameter, or of each of its weights where they have priors of their own."""
+    own = entry.state.get("prior_precision")
+    if own is None:
+        return float(entry.group["prior_precision"] if shape is None else shape.prior_precision)
+    return own.clone() if shape is None else (effective(entry.group).prior_of(own) + shape.damping) * shape.scale
 
 
 def _prior_mean(entry: Entry, shape: Shape | None) -> Tensor | None:
@@ -88,8 +94,9 @@ def _prior_mean(entry: Entry, shape: Shape | None) -> Tensor | None:
     stated = entry.state.get("prior_mean")
     if shape is None:
         return None if stated is None else stated.clone()
-    strength = effective(entry.group).stated_prior
-    return prior_centre(entry.weights.detach(), 0.0 if stated is None else stated, strength, shape.damping)
+    strength = stated_prior_of(entry.group, entry.state)
+    damping = shape.damping + strength if "prior_precision" in entry.state else shape.damping
+    return prior_centre(entry.weights.detach(), 0.0 if stated is None else stated, strength, damping)
 
 
 def _single(entry: Entry) -> Tensor | None:

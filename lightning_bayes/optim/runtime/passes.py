@@ -66,12 +66,12 @@ class FinishedPass:
         term.div_(self.gradient_factor)
         param.grad = term if param.grad is None else param.grad.add_(term)
 
-    def add_prior_of_noise_(self, param: nn.Parameter, prior: float) -> None:
+    def add_prior_of_noise_(self, param: nn.Parameter, prior: float | Tensor) -> None:
         """Add δ̃ (θ - μ) to ĝ of a parameter under noise: with the step's δ̃ μ it is the prior's gradient at the sample.
 
         Args:
             param: The parameter.
-            prior: δ̃.
+            prior: δ̃, or that of each weight.
         """
         if param in self.means:
             self.add_to_gradient_(param, (param.detach() - self.means[param]).mul_(prior))

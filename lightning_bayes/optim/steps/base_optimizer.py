@@ -78,7 +78,7 @@ class BaseOptimizerStep(Step):
     def apply(self, cohort: Cohort) -> None:
         """Update the curvature of one cohort and leave G in ``param.grad``; see `Step`."""
         cohort.average_(self.weight_of_old(cohort.group["betas"][1], cohort.measurements, cohort.since))
-        add_prior_gradient_(cohort.params, cohort.prior_means, cohort.prior * cohort.group["prior_on_mean"])
+        add_prior_gradient_(cohort.params, cohort.prior_means, cohort.prior_weights())
 
     def add_group(self, group: Mapping[str, Any], count: int) -> None:
         """Give the user's optimizer a group that came later; see `Step`."""
@@ -180,17 +180,22 @@ def noise_of_depth(share: float, layers: int) -> float:
     return share * math.sqrt(SHALLOW / max(SHALLOW, layers))
 
 
-def add_prior_gradient_(params: Sequence[nn.Parameter], prior_means: Sequence[Tensor], prior: float) -> None:
+def add_prior_gradient_(
+    params: Sequence[nn.Parameter], prior_means: Sequence[Tensor], prior: float | Sequence[Tensor]
+) -> None:
     """G ← g + δ̃ (μ - μ₀) in ``param.grad``.
 
     Args:
         params: Parameters with gradients.
         prior_means: μ₀ of each; empty for zero.
-        prior: δ̃; 0 for none.
+        prior: δ̃; 0 for none. Or δ̃ of each parameter's weights, which have a μ₀.
     """
     if not prior:
         return
     grads = [param.grad for param in params if param.grad is not None]
+    if not isinstance(prior, (int, float)):
+        torch._foreach_addcmul_(grads, torch._foreach_sub(list[Tensor](params), list(prior_means)), list(prior))
+        return
     torch._foreach_add_(grads, list[Tensor](params), alpha=prior)
     if prior_means:
         torch._foreach_add_(grads, list(prior_means), alpha=-prior)

@@ -35,6 +35,10 @@ class Cohort(ABC):
     since: int = 1
     prior_means: Sequence[Tensor]
 
+    def prior_weights(self) -> float | Sequence[Tensor]:
+        """δ̃ in the gradient of another optimizer's step, or δ̃ of each parameter's weights; 0 where no prior is stated."""
+        return self.prior * float(self.group["prior_on_mean"])
+
     @abstractmethod
     def move_(self) -> None:
         """Take the algorithm's own update, of the means and of its state, at the group's learning rate and betas."""

@@ -1,0 +1,101 @@
+"""A posterior as the prior of a fit: as an object and as a checkpoint, in words, and over a restart."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tiny_training import EXAMPLES, Classifier, fit, loader, quiet_trainer
+
+from lightning_bayes import NoisyKFACCallback, VOGNCallback, load_posterior
+from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.posteriors.diagnostics import marginals
+
+
+@pytest.fixture
+def first(tmp_path):
+    """The checkpoint of a first task."""
+    trainer = fit(Classifier(), VOGNCallback(lr=0.01, prior_precision=5.0), max_epochs=2)
+    trainer.save_checkpoint(tmp_path / "first.ckpt")
+    return tmp_path / "first.ckpt"
+
+
+def posterior_after(callback, **arguments):
+    fit(Classifier(), callback, max_epochs=2, **arguments)
+    return callback.optimizer.posterior()
+
+
+@pytest.mark.parametrize("lr", [0.01, None], ids=["natural", "user"])
+def test_a_checkpoint_means_its_posterior(first, lr):
+    by_path = posterior_after(VOGNCallback(lr=lr, prior=str(first)))
+    by_object = posterior_after(VOGNCallback(lr=lr, prior=load_posterior(first)))
+    scalar = posterior_after(VOGNCallback(lr=lr))
+    for name, mean in by_path.mean.items():
+        assert torch.equal(mean, by_object.mean[name])
+        assert not torch.equal(mean, scalar.mean[name])
+        assert by_path.prior_precision[name].shape == mean.shape
+
+
+def test_the_first_line_of_a_fit_names_weights_without_a_prior_of_their_own(first, caplog):
+    prior = load_posterior(first)
+    with caplog.at_level(logging.INFO):
+        fit(Classifier(), VOGNCallback(lr=0.01, prior=prior))
+        fit(Classifier(), VOGNCallback(prior=marginals(prior, ["net.0.weight", "net.0.bias"])))
+    own = "weights have the mean and precision of an earlier posterior as prior"
+    assert f"; 51 {own}; the noise" in caplog.text
+    assert f"; 30 {own}; for net.2.weight, net.2.bias, which it does not name, no prior is stated" in caplog.text
+
+
+@pytest.mark.parametrize("lr", [0.01, None], ids=["natural", "user"])
+def test_a_resumed_run_ends_where_the_whole_one_does(first, lr, tmp_path):
+    prior = load_posterior(first)
+    whole = VOGNCallback(lr=lr, prior=prior)
+    fit(Classifier(), whole, max_epochs=2)
+    part = quiet_trainer(VOGNCallback(lr=lr, prior=prior), max_epochs=1)
+    part.fit(Classifier(), loader())
+    part.save_checkpoint(tmp_path / "part.ckpt")
+    resumed = VOGNCallback(lr=lr, prior=prior)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*keeps the checkpoint's prior.*")
+        quiet_trainer(resumed, max_epochs=2).fit(Classifier(), loader(), ckpt_path=tmp_path / "part.ckpt")
+    straight, again = whole.optimizer.posterior(), resumed.optimizer.posterior()
+    for name, mean in straight.mean.items():
+        assert torch.equal(mean, again.mean[name])
+        assert torch.equal(straight.precision[name], again.precision[name])
+    assert torch.equal(straight.kl(), again.kl())
+
+
+def test_a_resumed_run_says_that_it_keeps_its_prior(first, tmp_path):
+    part = quiet_trainer(VOGNCallback(lr=0.01, prior=first), max_epochs=1)
+    part.fit(Classifier(), loader())
+    part.save_checkpoint(tmp_path / "part.ckpt")
+    with pytest.warns(UserWarning, match=r"keeps the checkpoint's prior of each weight.*Start a new fit"):
+        quiet_trainer(VOGNCallback(lr=0.01), max_epochs=2).fit(Classifier(), loader(), ckpt_path=tmp_path / "part.ckpt")
+
+
+def test_a_checkpoint_gives_the_prior_and_the_kl_back(first, tmp_path):
+    callback = VOGNCallback(lr=0.01, prior=first)
+    save = ModelCheckpoint(tmp_path / "second", save_last=True)
+    fit(Classifier(), callback, save, enable_checkpointing=True)
+    live, stored, before = (
+        callback.optimizer.posterior(),
+        load_posterior(tmp_path / "second" / "last.ckpt"),
+        load_posterior(first),
+    )
+    torch.testing.assert_close(stored.kl(), live.kl())
+    for name, precision in before.precision.items():
+        assert torch.equal(stored.prior_precision[name], precision)
+        assert torch.equal(stored.prior_mean[name], before.mean[name])
+        assert (stored.precision[name] >= precision).all()
+    assert stored.num_data == EXAMPLES
+
+
+def test_methods_with_matrices_and_files_without_posterior_are_refused(first, tmp_path):
+    with pytest.raises(HyperparameterError, match=r"NoisyKFAC takes no prior=MeanField"):
+        fit(Classifier(), NoisyKFACCallback(prior=first))
+    torch.save({"state_dict": {}}, tmp_path / "plain.ckpt")
+    with pytest.raises(PosteriorError, match="holds no posterior"):
+        fit(Classifier(), VOGNCallback(prior=tmp_path / "plain.ckpt"))
