@@ -52,8 +52,9 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
     is_sharding = isinstance(trainer.strategy, DeepSpeedStrategy)  # though it is a DDPStrategy
     if is_sharding or not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
         raise UnsupportedTrainingError(
-            f"The strategy {type(trainer.strategy).__name__} splits or moves parameters in ways that sampling does not "
-            "follow. Use one device, strategy='ddp' or 'bayes_ddp', with adapters (LoRA) if memory is short."
+            f"The strategy {type(trainer.strategy).__name__} splits or moves parameters in ways that the callbacks' passes, "
+            "evaluation and checkpoints do not follow. Use one device, strategy='ddp' or 'bayes_ddp', with adapters (LoRA) "
+            "if memory is short; or fully_shard with IVON or Vadam in a loop of your own (docs/distributed.md, FSDP2)."
         )
     if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
         raise UnsupportedTrainingError(

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -283,7 +283,12 @@ class AbstractEngine(ABC):
         model: The model; its parameters are found by identity, so wrapping it later changes nothing.
         loss_reduction: How losses reduce their examples.
         workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
+
+    Class attributes:
+        takes_spread: Whether parameters may be spread over processes.
     """
+
+    takes_spread: ClassVar[bool] = False
 
     def __init__(
         self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
@@ -294,7 +299,7 @@ class AbstractEngine(ABC):
         self.left_out: set[nn.Parameter] = set()  # parameters whose squares nobody asks for
         self.probe = ExampleProbe(loss_reduction)
         self.has_warned_of_loop = False
-        require_real_and_separate(model)
+        require_real_and_separate(model, takes_spread=self.takes_spread)
 
     @abstractmethod
     def capture(self) -> AbstractContextManager[Capture]:

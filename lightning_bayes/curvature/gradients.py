@@ -23,6 +23,8 @@ from lightning_bayes.private_torch import tree_leaves
 class GradientEngine(AbstractEngine):
     """Leaves passes as they are, and notes their number of examples. Arguments as in `AbstractEngine`."""
 
+    takes_spread = True
+
     @contextmanager
     def capture(self) -> Iterator[Capture]:
         """Count the examples of the passes inside the context.

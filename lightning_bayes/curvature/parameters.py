@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,23 +14,25 @@ from torch.nn.parameter import is_lazy
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
 
 
-def require_real_and_separate(model: nn.Module) -> None:
+def require_real_and_separate(model: nn.Module, *, takes_spread: bool = False) -> None:
     """Refuse parameters that squares of gradients, or noise, would get wrong.
 
     Args:
         model: The model; frozen parameters may be anything.
+        takes_spread: Whether they may be spread over processes.
 
     Raises:
         UnsupportedLayerError: If trainable parameters are complex, or are different views of the same memory.
         UnsupportedTrainingError: If they are spread over processes.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not is_lazy(p)]
-    spread = [name for name, p in trained if _is_spread(p)]
-    if spread:
+    spread = [name for name, p in trained if is_spread(p)]
+    if spread and not takes_spread:
         raise UnsupportedTrainingError(
             f"These parameters are DTensors, spread over processes by fully_shard (FSDP2) or by a parallel plan: "
-            f"{name_some(spread)}. Their samples and their curvature are not drawn in pieces. Keep whole parameters in each "
-            "process: strategy='ddp' or 'bayes_ddp', with frozen layers and adapters (LoRA) if memory is short."
+            f"{name_some(spread)}. Curvature by examples or layers needs whole weights, which FSDP2 frees in backward. Take "
+            "a method of the mean gradient (IVON, Vadam), or keep whole parameters in each process: strategy='ddp' or "
+            "'bayes_ddp', with frozen layers and adapters (LoRA) if memory is short."
         )
     complex_ones = [name for name, p in trained if p.is_complex()]
     if complex_ones:
@@ -37,7 +40,7 @@ def require_real_and_separate(model: nn.Module) -> None:
             f"These parameters are complex: {name_some(complex_ones)}. The square of a complex gradient is no curvature. "
             "Hold the real and the imaginary part as two real parameters (see torch.view_as_complex), or freeze them."
         )
-    shared = _views_of_the_same_memory(trained)
+    shared = [] if spread else _views_of_the_same_memory(trained)
     if shared:
         raise UnsupportedLayerError(
             f"These parameters are views of the same memory: {name_some(shared)}. Each would be measured and sampled on its "
@@ -62,9 +65,10 @@ def require_full_precision(params: Iterable[nn.Parameter]) -> None:
         )
 
 
-def _is_spread(param: nn.Parameter) -> bool:
+def is_spread(tensor: Any) -> bool:
+    """Whether a tensor is a `torch.distributed.tensor.DTensor`."""
     tensors = sys.modules.get("torch.distributed.tensor")
-    return tensors is not None and isinstance(param.data, tensors.DTensor)
+    return tensors is not None and isinstance(tensor, tensors.DTensor)
 
 
 def _views_of_the_same_memory(named: list[tuple[str, nn.Parameter]]) -> list[str]:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.parameters import is_spread
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.posteriors import AbstractPosterior, MeanField, ScaledPosterior
@@ -85,12 +86,18 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
         By parameter, those that the posterior names.
 
     Raises:
-        PosteriorError: If the posterior is of another family, or names or shapes are not the model's.
+        PosteriorError: If the posterior is of another family, or its names or shapes are not those of the model, or FSDP2
+            spreads it.
     """
     if posterior is None:
         return {}
     found = _mean_field(posterior)
     known = dict(model.named_parameters())
+    if any(map(is_spread, known.values())):
+        raise PosteriorError(
+            f"prior= holds whole tensors, and FSDP2 spreads those of {type(model).__name__} over processes. Pass "
+            "prior_precision=... and prior_mean='initial' there."
+        )
     missing = [name for name in found.mean if name not in known]
     if missing:
         raise PosteriorError(

@@ -21,9 +21,11 @@ FENCED = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTIL
 def test_every_recipe_runs(number, tmp_path, monkeypatch):
     code = FENCED[number]
     for package in re.findall(r"^# requires: (.*)$", code, re.MULTILINE):
-        for name in package.split(", "):
-            pytest.importorskip(name)
+        for name, _, version in (entry.partition(" ") for entry in package.split(", ")):
+            pytest.importorskip(name, minversion=version or None)
     monkeypatch.chdir(tmp_path)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)  # what torchrun sets, for one process
     module = types.ModuleType("hosts")
     monkeypatch.setitem(sys.modules, "hosts", module)
     for block in (FENCED[0], code):

@@ -9,9 +9,10 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from tiny_training import Classifier, mlp
 
-from lightning_bayes import IVON, VOGN, Vadam
+from lightning_bayes import CVI, IVON, KFAC, OGN, VOGN, VON, FullVON, NoisyKFAC, Vadam
 from lightning_bayes.callbacks.checks import check_training
-from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
+from lightning_bayes.posteriors import MeanField
 
 
 @pytest.mark.parametrize("strategy", [ModelParallelStrategy, FSDPStrategy, DeepSpeedStrategy])
@@ -29,16 +30,49 @@ def process_group():
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("kind", [IVON, Vadam, VOGN])
-def test_sharded_parameters_are_refused_by_every_optimizer(kind, process_group):
+@pytest.fixture
+def sharded(process_group):
+    """A model whose parameters FSDP2 holds."""
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp, "fully_shard"):
         pytest.skip("fully_shard came with torch 2.6")
     from torch.distributed.device_mesh import init_device_mesh
 
-    net = mlp()
-    fsdp.fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+    return fsdp.fully_shard(mlp(), mesh=init_device_mesh("cpu", (1,)))
+
+
+@pytest.mark.parametrize("kind", [VOGN, OGN, VON, CVI, KFAC, NoisyKFAC, FullVON])
+def test_curvature_by_examples_or_layers_is_refused(kind, sharded):
     with pytest.raises(
-        UnsupportedTrainingError, match=r"^These parameters are DTensors.*FSDP2.*0\.weight, 0\.bias.*ddp"
+        UnsupportedTrainingError, match=r"^These parameters are DTensors.*FSDP2.*0\.weight, 0\.bias.*IVON.*ddp"
     ):
-        kind(net, lr=0.01, num_data=48)
+        kind(sharded, lr=0.01, num_data=48)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr": 0.01, "relative_noise": 0.1}, r"^relative_noise=0\.1 needs the size of whole tensors"),
+        ({"step_rule": "trust_region", "lr": 0.01}, r"^The step 'trust_region' needs .*lr=\.\.\."),
+    ],
+)
+def test_sizes_of_whole_tensors_are_refused(arguments, message, sharded):
+    with pytest.raises(UnsupportedTrainingError, match=message):
+        IVON(sharded, num_data=48, **arguments)
+
+
+def test_the_default_step_is_refused(sharded):
+    with pytest.raises(UnsupportedTrainingError, match=r"^The step 'user' needs"):
+        Vadam(sharded, num_data=48, base=torch.optim.Adam(sharded.parameters()))
+
+
+def test_a_model_that_is_spread_in_part_is_refused(sharded):
+    sharded.more = torch.nn.Linear(2, 2)
+    with pytest.raises(UnsupportedTrainingError, match=r"not spread over all 1 processes .*: more\.weight, more\.bias"):
+        IVON(sharded, lr=0.01, num_data=48)
+
+
+def test_a_prior_of_whole_tensors_is_refused(sharded):
+    prior = MeanField({"0.weight": torch.zeros(6, 4)}, {"0.weight": torch.ones(6, 4)}, 1.0, 48)
+    with pytest.raises(PosteriorError, match=r"^prior= holds whole tensors.*FSDP2 spreads those of FSDPSequential"):
+        IVON(sharded, lr=0.01, num_data=48, prior=prior)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.runtime.blocks import Block, blocks
+from lightning_bayes.optim.runtime.shards import local, local_state
 from lightning_bayes.optim.steps import Cohort
 
 
@@ -62,11 +63,12 @@ class DiagonalCohort(Cohort):
         only_averages: bool,
         buffer: Callable[[nn.Parameter], Tensor],
     ) -> None:
-        self.params, self.states, self.group = params, states, group
+        self.params, self.states = [local(param) for param in params], [local_state(state) for state in states]
+        self.group, self._owners = group, params
         self._arguments_of, self._arguments = arguments, arguments(None)
         self.prior, self.number, self.since = self._arguments["prior"], self._arguments["step"], since
         self.measurements = self.number
-        self.prior_means, self._precisions = prior_means(states), prior_precisions(states)
+        self.prior_means, self._precisions = prior_means(self.states), prior_precisions(self.states)
         self._measured, self._update, self._state_type, self._buffer = measured, update, state_type, buffer
         self._curvature_update, self._only_averages = curvature_update, only_averages
 
@@ -108,7 +110,7 @@ class DiagonalCohort(Cohort):
 
     def _run(self, replaced: Mapping[str, Any], changes: list[Tensor] | None = None) -> None:
         """Run the update block by block, some arguments `replaced`; with `changes` the means stay and these are written."""
-        grads = [param.grad.contiguous() for param in self.params if param.grad is not None]
+        grads = [local(param.grad).contiguous() for param in self._owners if param.grad is not None]
         fields = {name: [state[name] for state in self.states] for name in self._state_type._fields[1:]}
         for block in blocks(self.params):
             mean = block.join(self.params)

@@ -153,12 +153,15 @@ class IVON(MeanFieldOptimizer):
             param_group: The group.
         """
         check_rescaling({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+        # There from the start: torch.distributed.checkpoint loads into the keys that it finds.
+        super().add_param_group({"rate_factor": None, **param_group})
 
     def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         arguments = super()._update_arguments(group, step, precision)
         if group["rescale_lr"]:
-            if "rate_factor" not in group:  # decided once: a warm-up of the KL weight is none of the learning rate
+            if (
+                group.get("rate_factor") is None
+            ):  # decided once: a warm-up of the KL weight is none of the learning rate
                 start = effective(group)
                 group["rate_factor"] = group["init_precision"] * start.kl_weight / start.num_data
             arguments["lr"] *= group["rate_factor"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from inspect import signature
 from typing import Any, ClassVar
 
@@ -34,8 +33,8 @@ from lightning_bayes.optim.hyperparameters import (
     effective,
     take_functions,
 )
-from lightning_bayes.optim.readout.shape import damping_of, determined
-from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
+from lightning_bayes.optim.readout.live import determined_of, posterior_of_model
+from lightning_bayes.optim.readout.state import WeightPosterior
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.measuring import FIRST, require_interval, updates_since
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -46,6 +45,7 @@ from lightning_bayes.optim.runtime.parameters import (
     trainable,
 )
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.runtime.shards import local, local_state, require_elementwise
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
@@ -156,6 +156,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         require_interval(type(self).__name__, group["curvature_interval"], amortises=self.amortises)
         step.add_group(group, len(self.param_groups))
         require_full_precision(group["params"])
+        if self._is_spread:
+            require_elementwise(group)
         for param in group["params"]:
             self._state(param, group)
 
@@ -311,12 +313,12 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             apply_functions(group, functions, self.hyperparameters)
             now = effective(group)
             if self.signed_curvature and (now.prior < before.prior or now.scale > before.scale):
-                keep_all_positive_([self.state[param] for param in group["params"]], group)
+                keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)
 
     def _cohort(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> DiagonalCohort:
         """Parameters that are updated together, this update counted."""
         states = [self.state[param] for param in params]
-        curvatures = [state["curvature"] for state in states if "curvature" in state]
+        curvatures = [local(state["curvature"]) for state in states if "curvature" in state]
         since = self._since(states[0], group) if measurement.has_curvature and curvatures else 0
         measured = self._measured_curvature(params, group, measurement) if since else curvatures
         if curvatures and not self._start_curvature(params, group):
@@ -367,16 +369,13 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     @torch.no_grad()
     def posterior(self) -> WeightPosterior:
-        """The posterior by the model's parameter names.
+        """The posterior by the model's parameter names; under FSDP2 all processes have to call it together.
 
         Returns:
             Copies of mean and precision; parameters without noise are among the constants.
         """
         self._start_noise()
-        names = {param: name for name, param in self.model.named_parameters()}
-        found = posterior_of(Entry(names[param], param, group, self.state[param]) for group, param in self._trained())
-        others = {n: v for n, v in self.model.state_dict().items() if n not in found.mean and isinstance(v, Tensor)}
-        return replace(found, constants={n: v.detach().clone() for n, v in others.items()})
+        return posterior_of_model(self.model, self._trained(), self.state)
 
     @torch.no_grad()
     def effective_parameters(self) -> Tensor:
@@ -397,4 +396,4 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             for param in (param for params in self._cohorts(group) for param in params):
                 state = self.state[param]
                 if state["step"] and state["noisy"]:
-                    yield determined(state["curvature"], damping_of(group, state, param.detach()))
+                    yield determined_of(group, state, param)

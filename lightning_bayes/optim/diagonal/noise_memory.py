@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.optim.hyperparameters import Effective
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
+from lightning_bayes.optim.runtime.shards import Rows, local, rows_of, slices_of
 from lightning_bayes.posteriors import Shape
 
 SMALL = 2**16  # elements of a tensor that shares the flat buffer
@@ -23,6 +24,9 @@ class CohortMemory:
         params: Its parameters.
 
     Attributes:
+        owners: Its parameters.
+        params: Their parts that this process holds: the parameters themselves, unless FSDP2 spreads them.
+        rows: Which parts these are; None where all are whole.
         small: Numbers of the parameters in the flat buffer.
         large: Numbers of the others.
         sizes: Number of elements of the small ones.
@@ -39,8 +43,11 @@ class CohortMemory:
     """
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
-        self.params = list(params)
-        is_small = [param.numel() <= SMALL and param.is_contiguous() for param in params]
+        self.owners, self.params = list(params), [local(param) for param in params]
+        params, rows = self.params, [rows_of(param) for param in params]
+        is_spread = any(owner is not param for owner, param in zip(self.owners, self.params, strict=True))
+        self.rows = rows if is_spread else None
+        is_small = [row.size <= SMALL and param.is_contiguous() for row, param in zip(rows, params, strict=True)]
         self.small = [i for i, small in enumerate(is_small) if small]
         self.large = [i for i, small in enumerate(is_small) if not small]
         self.sizes = [params[i].numel() for i in self.small]
@@ -59,11 +66,12 @@ class CohortMemory:
     def fits(self, params: Sequence[nn.Parameter]) -> bool:
         """Whether these are its parameters, where and as they were."""
         return (
-            len(params) == len(self.params)
+            len(params) == len(self.owners)
             and all(
-                a is b and (i not in self.views or (self.views[i].shape == b.shape and b.is_contiguous()))
-                for i, (a, b) in enumerate(zip(self.params, params, strict=True))
+                a is b and (i not in self.views or (self.views[i].shape == local(b).shape and b.is_contiguous()))
+                for i, (a, b) in enumerate(zip(self.owners, params, strict=True))
             )
+            and all(local(b) is a for a, b in zip(self.params, params, strict=True))
             and params[0].device == self.flat.device
             and params[0].dtype == self.flat.dtype
         )
@@ -102,6 +110,8 @@ class CohortMemory:
         Returns:
             That of the small parameters, flat, and that of every large one.
         """
+        if self.rows is not None:
+            return self._draws_of(self.rows, noise)
         pool = noise.next_pool() if pooled else None
         if pool is None:
             small = torch.empty_like(self.flat)
@@ -112,6 +122,13 @@ class CohortMemory:
             self.kept = None  # before memory for the next one is taken
             self.kept = pool, pool.draw(sum(sizes), self.flat)
         return list(torch.split(pool.window(self.kept[1], sum(sizes)), sizes))
+
+    def _draws_of(self, rows: Sequence[Rows], noise: CounterNoise) -> list[Tensor]:
+        """The rows' part of the draws of whole parameters; not from a pool, of which they would need all."""
+        joined = [slices_of([rows[i] for i in self.small]), *(slices_of([rows[i]]) for i in self.large)]
+        asked = [(size, list(slices)) for size, slices in (joined if self.small else joined[1:])]
+        drawn = noise.draw_slices([size for size, _ in asked], [slices for _, slices in asked], self.flat)
+        return drawn if self.small else [self.flat, *drawn]
 
 
 def room_for(param: nn.Parameter, known: dict[nn.Parameter, Tensor]) -> Tensor:

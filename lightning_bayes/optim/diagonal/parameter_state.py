@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.optim.runtime.shards import whole
 from lightning_bayes.posteriors import root_mean_squares
 
 
@@ -23,7 +24,7 @@ def start_state(param: nn.Parameter, kept: Sequence[str], reference: Tensor, *, 
     Returns:
         The state by name.
     """
-    size = root_mean_squares([reference.detach()])[0]
+    size = root_mean_squares([whole(reference.detach())])[0]
     state: dict[str, Any] = {"step": 0, "noisy": noisy, "scale": torch.where(size > 0, size, torch.ones_like(size))}
     state |= {name: torch.zeros_like(param, memory_format=torch.preserve_format) for name in kept}
     return state

@@ -22,6 +22,7 @@ from lightning_bayes.optim.diagonal.noise_memory import CohortMemory
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.runtime.shards import local_state
 from lightning_bayes.optim.weight_prior import noise_terms, without_prior
 from lightning_bayes.posteriors import Shape, noise_scale, precision, shaped_precision
 from lightning_bayes.posteriors.shaped_noise import noise_damping
@@ -82,6 +83,7 @@ class CohortSampler:
         cohort = self._cohorts.get(params[0])
         if cohort is None or not cohort.fits(params):
             cohort = self._cohorts[params[0]] = CohortMemory(params)
+        params, states = cohort.params, [local_state(state) for state in states]
         shape, now = self._shape(cohort, states, group)
         curvatures = cohort.counted
         cohort.last = now, shape, curvatures
@@ -105,7 +107,7 @@ class CohortSampler:
 
         Args:
             params: Parameters; those without a sample are left out.
-            means: μ by parameter; the parameters themselves are θ.
+            means: μ by parameter, its part that this process holds; the parameters themselves are θ.
             empty: Gives memory for the result of a parameter.
 
         Returns:
@@ -114,14 +116,14 @@ class CohortSampler:
         wanted, found = {param for param in params if param in means}, dict[nn.Parameter, Tensor]()
         for cohort in self._sampled:
             now, shape, curvatures = cohort.last
-            for i in (i for i in cohort.large if cohort.params[i] in wanted):
-                param, score = cohort.params[i], empty(cohort.params[i])
+            for i in (i for i in cohort.large if cohort.owners[i] in wanted):
+                param, owner, score = cohort.params[i], cohort.owners[i], empty(cohort.params[i])
                 for block in blocks([param]):
                     room = block.join([score])
-                    torch.sub(block.join([param]), block.join([means[param]]), out=room)
+                    torch.sub(block.join([param]), block.join([means[owner]]), out=room)
                     block.write_([score], room.mul_(_precision(block.join([curvatures[i]]), now, _at(shape, i))))
-                found[param] = score
-            if small := [i for i in cohort.small if cohort.params[i] in wanted]:
+                found[owner] = score
+            if small := [i for i in cohort.small if cohort.owners[i] in wanted]:
                 found |= _small_scores(cohort, small, means)
         return found
 
@@ -199,7 +201,7 @@ def _sum_of_blocks(curvature: Tensor, damping: Tensor | float) -> Tensor:
 def _small_scores(
     cohort: CohortMemory, small: Sequence[int], means: Mapping[nn.Parameter, Tensor]
 ) -> dict[nn.Parameter, Tensor]:
-    params = [cohort.params[i] for i in small]
+    params = [cohort.owners[i] for i in small]
     found = torch._foreach_sub([cohort.views[i] for i in small], [means[param] for param in params])
     precisions = cohort.unit.square().reciprocal_()  # 1/Σ = scale/u²
     if (shape := cohort.last[1]) is not None:

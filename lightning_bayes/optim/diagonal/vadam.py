@@ -90,9 +90,18 @@ class Vadam(MeanFieldOptimizer):
     averages_curvature = amortises = True
     natural_update = staticmethod(update)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, see `MeanFieldOptimizer`.
+
+        Args:
+            param_group: The group.
+        """
+        # There from the start: torch.distributed.checkpoint loads into the keys that it finds.
+        super().add_param_group({"from_zero": None, **param_group})
+
     def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         # Steps other than the papers' take running means from the first batch on, which have no bias.
-        if "from_zero" not in group:  # decided once: schedules of the prior do not change where s started
+        if group.get("from_zero") is None:  # decided once: schedules of the prior do not change where s started
             group["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
         covered = updates_covered(step, self.num_updates + 1, group["curvature_interval"])
         own = {"from_zero": group["from_zero"], "total_weight": 1 - group["betas"][1] ** covered}

@@ -23,6 +23,7 @@ from lightning_bayes.errors import NoMeasurementError, NonFiniteError, Unsupport
 from lightning_bayes.optim.runtime.measuring import FIRST
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate, zeros_where_missing
+from lightning_bayes.optim.runtime.shards import agreed, copies_of, local, require_rows, write_
 from lightning_bayes.private_torch import mark_as_scheduled
 
 
@@ -60,6 +61,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.samples_in_closure = False  # True where the host's closure opens the passes itself
         self._mean: dict[nn.Parameter, Tensor] | None = None
         self._open = OpenUpdate()
+        self._is_spread = require_rows(model)
         self._bare = GradientEngine(model, engine.loss_reduction)
         self._loss_is_mean = False  # as the last loss that was read says
         super().__init__(params, defaults)
@@ -169,6 +171,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def _unmeasured_capture(self) -> AbstractContextManager[Capture]:
         """The capture of a pass that yields no more than its gradient; see `measured_pass`."""
         needs_no_count = self._open.is_only_batch and self._loss_is_mean and self.num_updates >= FIRST
+        needs_no_count &= not self._is_spread  # over processes that hold other batches
         return self._bare.bare() if needs_no_count else self._bare.capture()
 
     def _label_seed(self, sample: int) -> int:
@@ -186,13 +189,20 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 sample = self._sample(
                     CounterNoise.of_pass(int(group["noise_seed"]), self.num_updates, index, antithetic=is_paired)
                 )
-            mean.update((param, param.data) for param in sample)
-            for param, values in sample.items():
-                param.data = values  # a copy would read and write every weight twice more
+            if self._is_spread:
+                mean.update(copies_of(sample))
+                write_(self.model, sample)
+            else:
+                mean.update((param, param.data) for param in sample)
+                for param, values in sample.items():
+                    param.data = values  # a copy would read and write every weight twice more
             yield
         finally:
-            for param, values in mean.items():
-                param.data = values
+            if self._is_spread:
+                write_(self.model, mean)
+            else:
+                for param, values in mean.items():
+                    param.data = values
             self._mean = None
 
     @torch.no_grad()
@@ -206,7 +216,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         (self._bare if isinstance(captured, (GradientCapture, BareCapture)) else self.engine).check_reached(captured)
         if not isinstance(captured, BareCapture):
             self._loss_is_mean = captured.shows_mean
-        finished = FinishedPass(captured, sample, loss_scale, self.sampled_mean())
+        processes = dist.get_world_size() if self._is_spread else 1
+        finished = FinishedPass(captured, sample, loss_scale, self.sampled_mean(), processes)
         self._open.add(finished, before, self._read_pass(finished))
 
     def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
@@ -236,6 +247,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         return self._open.finalise((param for _, param in self._trained()), curvature)
 
     def _require_reduction(self) -> None:
+        if self._is_spread:  # FSDP2 has averaged
+            return
         trains_in_several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if trains_in_several and not self._open.is_averaged_by_host:
             raise UnsupportedTrainingError(
@@ -245,7 +258,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             )
 
     def sampled_mean(self) -> dict[nn.Parameter, Tensor]:
-        """The means while a pass is open; empty otherwise."""
+        """The means while a pass is open, of spread parameters this process's part; empty otherwise."""
         return self._mean or {}
 
     def discard_passes(self) -> None:
@@ -292,7 +305,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             )
         self._require_reduction()
         measurement = self._measurement()
-        if measurement.is_finite():
+        is_finite = measurement.is_finite()
+        if self._is_spread:
+            own = measurement.num_examples / dist.get_world_size()
+            is_finite = agreed(is_finite, own, measurement.loss.device)
+        if is_finite:
             self.skipped_in_a_row = 0
             self._update_all(measurement)
         else:
@@ -327,7 +344,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         for param in (param for group in self.param_groups for param in group["params"]):
             kept = [value for value in self.state.get(param, {}).values() if isinstance(value, Tensor)]
             finite[names[param]] = torch.stack(
-                [value.isfinite().all() for value in (mean.get(param, param), *kept)]
+                [local(value).isfinite().all() for value in (mean.get(param, param), *kept)]
             ).all()
         if bool(torch.stack(list(finite.values())).all()):
             return
@@ -347,7 +364,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
         culprits = [
-            name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
+            name
+            for name, p in self.model.named_parameters()
+            if p.grad is not None and not local(p.grad).isfinite().all()
         ]
         text = (
             f"Update {self.num_updates + 1} has a gradient or curvature that is not finite (gradients of "

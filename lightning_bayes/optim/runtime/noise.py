@@ -13,9 +13,9 @@ global random number generator is never touched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ MANY_PARTS = 16
 
 PAIRS = 5  # of updates that share a pool
 _LEAST_STRIDE, _ALIGNED = 1024, 16  # elements
+
+Slice: TypeAlias = tuple[int, int]
 
 _MASK = (1 << 64) - 1
 
@@ -157,6 +159,34 @@ class CounterNoise:
                 list(pool.map(_draw_, jobs, generators))
         else:
             list(map(_draw_, jobs, generators))
+
+    def draw_slices(self, sizes: Sequence[int], slices: Sequence[Sequence[Slice]], like: Tensor) -> list[Tensor]:
+        """Parts of what `draw_` writes into contiguous tensors, drawn without memory for all of them.
+
+        Args:
+            sizes: Number of elements of each tensor.
+            slices: First and last (exclusive) element of each part, for each tensor, in order.
+            like: Gives device and dtype.
+
+        Returns:
+            For each tensor its parts, joined.
+        """
+        jobs, drawn = self._jobs(sizes, like), [[like.new_empty(0)] for _ in sizes]
+        for tensor, first, values in jobs:
+            for start, stop in slices[tensor]:
+                drawn[tensor].append(values[max(start - first, 0) : max(stop - first, 0)].clone())
+        self._filled += 1
+        return [torch.cat(parts) for parts in drawn]
+
+    def _jobs(self, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """What `draw_` draws, piece by piece: number of the tensor, first element, values."""
+        small, count = self._generator(like.device, 0), 0
+        for tensor, size in enumerate(sizes):
+            length = PART_ELEMENTS if like.is_cpu and size > PART_ELEMENTS else size
+            for first in range(0, size, max(1, length)):
+                count += size > PART_ELEMENTS
+                generator = self._generator(like.device, count) if size > PART_ELEMENTS else small
+                yield tensor, first, like.new_empty(min(length, size - first)).normal_(generator=generator)
 
     def _generator(self, device: torch.device, job: int) -> torch.Generator:
         return torch.Generator(device).manual_seed(counter_seed(*self._key, self._filled, job))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import BareCapture, Capture, Workspace
+from lightning_bayes.optim.runtime.shards import local
 
 Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by whatever key its estimator chooses
 
@@ -34,22 +35,24 @@ class FinishedPass:
         sample: Number of the weight sample.
         loss_scale: Factor on the loss, such as a GradScaler's.
         means: μ of the parameters under noise.
+        processes: Number of processes over whose batches the gradient is averaged already.
     """
 
     captured: Capture
     sample: int
     loss_scale: float
     means: Mapping[nn.Parameter, Tensor]
+    processes: int = 1
 
     @property
     def num_examples(self) -> int:
         """Number of examples that counted in the loss."""
-        return self.captured.num_examples
+        return self.captured.num_examples * self.processes
 
     def gradients(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
         """ĝ of the parameters that backward reached, unscaled, in memory of its own."""
         factor = self.gradient_factor
-        return {param: param.grad * factor for param in params if param.grad is not None}
+        return {param: local(param.grad) * factor for param in params if param.grad is not None}
 
     @property
     def gradient_factor(self) -> float:
@@ -64,7 +67,9 @@ class FinishedPass:
             term: The term, unscaled; it may be overwritten.
         """
         term.div_(self.gradient_factor)
-        param.grad = term if param.grad is None else param.grad.add_(term)
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        local(param.grad).add_(term)
 
     def add_prior_of_noise_(self, param: nn.Parameter, prior: float | Tensor) -> None:
         """Add δ̃ (θ - μ) to ĝ of a parameter under noise: with the step's δ̃ μ it is the prior's gradient at the sample.
@@ -74,7 +79,7 @@ class FinishedPass:
             prior: δ̃, or that of each weight.
         """
         if param in self.means:
-            self.add_to_gradient_(param, (param.detach() - self.means[param]).mul_(prior))
+            self.add_to_gradient_(param, (local(param).detach() - self.means[param]).mul_(prior))
 
     def squares(self) -> Curvature:
         """(1/n) Σ_i g_i² of the parameters that the engine measured, unscaled."""
@@ -117,7 +122,7 @@ class Measurement:
 
     def is_finite(self) -> bool:
         """Whether every number is finite."""
-        tensors = self.tensors()
+        tensors = [local(tensor) for tensor in self.tensors()]
         small = [t.reshape(-1) for t in tensors if t.numel() <= SMALL]
         large = [t for t in tensors if t.numel() > SMALL]
         return bool(torch.stack([t.sum() for t in (torch.cat(small), *large)]).isfinite().all())
@@ -220,7 +225,7 @@ def zeros_where_missing(curvature: Curvature, shapes: Mapping[Hashable, Tensor])
     Returns:
         The means, zeros where there is none.
     """
-    return {key: curvature[key] if key in curvature else torch.zeros_like(like) for key, like in shapes.items()}
+    return {key: curvature[key] if key in curvature else torch.zeros_like(local(like)) for key, like in shapes.items()}
 
 
 def _filled_gradients(params: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Parameter, Tensor]]:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+from lightning_bayes.optim.runtime.shards import local
 
 
 class _Key(NamedTuple):
@@ -43,7 +44,7 @@ class BatchSquare(CurvatureEstimator):
         """Read one pass; see `CurvatureEstimator`."""
         grads = finished.gradients(params)
         found: Curvature = {_Key(finished.sample, param): grad for param, grad in grads.items()}
-        return {**found, _Key(finished.sample, None): params[0].new_ones(())}
+        return {**found, _Key(finished.sample, None): local(params[0]).new_ones(())}
 
     def join_ranks(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+from lightning_bayes.optim.runtime.shards import local
 
 
 def reparameterised(grad: Tensor, sample: Tensor, mean: Tensor, precision: Tensor) -> Tensor:
@@ -40,7 +41,7 @@ class Reparameterised(CurvatureEstimator):
         reached = [param for param in params if param.grad is not None]
         found: Curvature = scores(reached)
         if found:
-            torch._foreach_mul_(list(found.values()), [param.grad for param in found])
+            torch._foreach_mul_(list(found.values()), [local(param.grad) for param in found])
             if (factor := finished.gradient_factor) != 1:
                 torch._foreach_mul_(list(found.values()), factor)
         without = finished.gradients(param for param in reached if param not in found)

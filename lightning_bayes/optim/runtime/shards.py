@@ -1,0 +1,171 @@
+"""Parameters that `torch.distributed.fsdp.fully_shard` (FSDP2) spreads over processes, in rows of dimension 0.
+
+A pass of a mean-gradient method needs three things of a parameter: noise, a gradient and an elementwise update. Each process
+does this for its own rows:
+
+    noise      the rows' part of the noise that one process draws for the whole parameter
+    forward    FSDP2 gathers the processes' samples, layer by layer
+    gradient   FSDP2 averages it over processes and leaves each its rows, so ĝ is that of the batch over all processes
+    update     elementwise
+
+so all processes together take the update of one process with the whole batch. FSDP2 averages processes alike, so they need
+equally many examples. Quantities of whole tensors, such as the root mean square that bounds a step, need all rows; steps and
+noise with such quantities are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.parameters import is_spread
+from lightning_bayes.errors import UnsupportedTrainingError, name_some
+
+
+class Rows(NamedTuple):
+    """The elements of a whole tensor that this process holds, in the order of its memory."""
+
+    size: int  # of the whole tensor
+    start: int
+    stop: int
+
+
+def local(tensor: Any) -> Any:
+    """The part of a tensor that this process holds, in the same memory; other values and whole tensors as they are."""
+    if not is_spread(tensor):
+        return tensor
+    with torch.no_grad():  # else it would be a new tensor at each call
+        return tensor.to_local()
+
+
+def whole(tensor: Any) -> Any:
+    """A tensor with the rows of all processes, which have to call this together; others as they are."""
+    return tensor.full_tensor() if is_spread(tensor) else tensor
+
+
+def local_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a parameter's part that this process holds."""
+    return {name: local(value) for name, value in state.items()}
+
+
+def rows_of(param: Tensor) -> Rows:
+    """Which elements of a parameter this process holds."""
+    if not is_spread(param):
+        return Rows(param.numel(), 0, param.numel())
+    mesh: Any = param.device_mesh  # type: ignore[attr-defined]
+    at_once = -(-param.shape[0] // mesh.size()) * (param.numel() // max(1, param.shape[0]))  # as torch.chunk
+    start = min(param.numel(), at_once * mesh.get_local_rank())
+    return Rows(param.numel(), start, start + local(param).numel())
+
+
+def require_rows(model: nn.Module) -> bool:
+    """Require trained parameters that are all whole, or all spread over all processes in rows.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Whether they are spread.
+
+    Raises:
+        UnsupportedTrainingError: Naming others.
+    """
+    named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    if not any(is_spread(param) for _, param in named):
+        return False
+    others = [name for name, param in named if not _is_in_rows(param)]
+    if others:
+        raise UnsupportedTrainingError(
+            f"These parameters are not spread over all {dist.get_world_size()} processes in rows, as others of the model "
+            f"are: {name_some(others)}. Call fully_shard on the whole model with one mesh of one dimension, without "
+            "shard_placement_fn and ignored_params, or freeze them with requires_grad_(False)."
+        )
+    return True
+
+
+def _is_in_rows(param: Any) -> bool:
+    return (
+        is_spread(param)
+        and param.device_mesh.size() == dist.get_world_size()
+        and [placement.is_shard(0) for placement in param.placements] == [True]
+    )
+
+
+def gather_nothing(model: nn.Module) -> None:
+    """Let FSDP2 free gathered parameters, so that the next forward gathers them as they are then."""
+    for module in model.modules():
+        if callable(reshard := getattr(module, "reshard", None)):
+            reshard()
+
+
+@torch.no_grad()
+def write_(model: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> None:
+    """Write this process's parts of parameters in place: FSDP2 gathers from the memory that it has allotted."""
+    gather_nothing(model)
+    for param, value in values.items():
+        local(param).copy_(value)
+
+
+def copies_of(params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+    """Copies of this process's parts of parameters."""
+    return {param: local(param).clone() for param in params}
+
+
+def agreed(is_finite: bool, num_examples: float, device: torch.device) -> bool:
+    """Whether the measurement of every process is finite.
+
+    Args:
+        is_finite: Whether this one's is.
+        num_examples: Of its own passes.
+        device: Where processes exchange numbers.
+
+    Returns:
+        The same answer in every process.
+
+    Raises:
+        UnsupportedTrainingError: If processes have different numbers of examples.
+    """
+    numbers = torch.tensor([float(is_finite), num_examples, -num_examples], dtype=torch.float64, device=device)
+    dist.all_reduce(numbers, dist.ReduceOp.MIN)
+    fewest, most = float(numbers[1]), -float(numbers[2])
+    if fewest != most:
+        raise UnsupportedTrainingError(
+            f"{fewest:g} examples in the passes of one process and {most:g} in those of another: FSDP2 averages gradients "
+            "as if all had equally many. Give each the same: a DistributedSampler, and drop_last=True in the loader."
+        )
+    return bool(numbers[0])
+
+
+def require_elementwise(group: Mapping[str, Any]) -> None:
+    """Require a step and noise that no quantity of a whole tensor bounds.
+
+    Args:
+        group: A parameter group of spread parameters.
+
+    Raises:
+        UnsupportedTrainingError: Naming what needs whole tensors.
+    """
+    rule, noise = group["step_rule"], group["relative_noise"]
+    if rule != "natural" or noise is not None:
+        what = f"relative_noise={noise}" if rule == "natural" else f"The step {rule!r}"
+        raise UnsupportedTrainingError(
+            f"{what} needs the size of whole tensors, and FSDP2 spreads the parameters over processes. Pass lr=... for the "
+            "algorithm's own step, without relative_noise."
+        )
+
+
+def whole_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a whole parameter; all processes have to call this together."""
+    return {name: whole(value) for name, value in state.items()}
+
+
+def slices_of(rows: Sequence[Rows]) -> tuple[int, Iterator[tuple[int, int]]]:
+    """Tensors joined one after the other: their number of elements, and what of it this process holds."""
+    starts = [0]
+    for row in rows:
+        starts.append(starts[-1] + row.size)
+    return starts[-1], ((first + row.start, first + row.stop) for first, row in zip(starts, rows, strict=False))
