@@ -12,6 +12,7 @@ from torch import nn
 from benchmarks.coverage.__main__ import main, table
 from benchmarks.coverage.families import FAMILIES
 from benchmarks.coverage.judge import Case, Verdict, judge
+from benchmarks.coverage.shortened import shorten
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -42,6 +43,21 @@ class Crashing(nn.Linear):
 
 def test_a_crash_is_no_refusal():
     assert judge(case(Crashing(3, 2))).word == "crashed"
+
+
+def test_of_equal_blocks_in_a_row_two_stay():
+    blocks = [
+        nn.Linear(3, 3),
+        nn.Linear(3, 3),
+        nn.ReLU(),
+        nn.ReLU(),
+        nn.ReLU(),
+        *(nn.Linear(3, 4), nn.Linear(4, 3)) * 2,
+    ]
+    model = nn.ModuleDict({"one": nn.Sequential(*blocks), "many": nn.ModuleList(nn.Linear(2, 2) for _ in range(5))})
+    assert shorten(model) == 3
+    assert list(model["one"]) == blocks
+    assert list(dict(model["many"].named_children())) == ["0", "1"]
 
 
 def test_rows_become_a_table_with_reasons():
