@@ -59,11 +59,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _within(limit: int, function: Callable[[], Any]) -> Any:
-    signal.alarm(limit)
+    signal.setitimer(signal.ITIMER_PROF, limit)
     try:
         return function()
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _stop(*_: Any) -> None:
@@ -77,12 +77,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--engine", choices=["fused", "backpack"], default="fused")
-    parser.add_argument("--limit", type=int, default=60, help="seconds for one measurement")
+    parser.add_argument("--limit", type=int, default=60, help="seconds of processor time for one measurement")
     parser.add_argument("--table", action="store_true", help="print the table of the file, and judge nothing")
     options = parser.parse_args(arguments)
     rows = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
     known = {(row["family"], row["model"], row["engine"]) for row in rows}
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     warnings.filterwarnings("ignore")
     torch.set_default_dtype(torch.float32)
     for family in [] if options.table else options.families:

@@ -24,7 +24,7 @@ def shorten(model: nn.Module) -> int:
 
 
 def _shorten_one(blocks: nn.Sequential | nn.ModuleList) -> int:
-    runs = [list(run) for _, run in groupby(blocks.named_children(), key=lambda named: repr(named[1]))]
+    runs = [list(run) for _, run in groupby(blocks._modules.items(), key=lambda named: repr(named[1]))]
     kept = [named for run in runs for named in (run[:KEPT] if _has_parameters(run[0][1]) else run)]
     removed = len(blocks) - len(kept)
     if removed:
