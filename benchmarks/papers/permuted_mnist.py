@@ -1,0 +1,231 @@
+"""Permuted MNIST: one network learns ten tasks in turn, each with its own order of the pixels, and keeps the earlier ones.
+
+    python -m benchmarks.papers.permuted_mnist --root DATA [--tasks 10] [--epochs 5] [--seeds 0 1 2]
+        [--json FILE] [--figure FILE]
+
+A network of two hidden layers of 100 units and one head, as in Nguyen et al. 2018 (variational continual learning, VCL) and
+Osawa et al. 2019 (VOGN). Methods:
+
+    posterior    VOGN whose prior is the posterior of the tasks before: a mean and a precision for each weight
+    permuted     the same, but the precisions are put in a random order within each tensor: the control of the curvature
+    scalar       VOGN from the last weights, with the prior of the first task every time
+    adam         Adam from the last weights, without a prior
+
+After each task the test accuracy of all tasks so far is measured at the posterior mean, and after the last one also under 10
+posterior samples. JSON is written after each run; what it holds is not run again. Settings were chosen on seed 100.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torchvision.datasets import MNIST
+
+from benchmarks.over_seeds import mean_and_error
+from benchmarks.provenance import provenance
+from lightning_bayes import VOGN, MeanField, mc_predict
+from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, VERMILLION
+
+Pair = tuple[Tensor, Tensor]
+Row = dict[str, Any]
+METHODS: Final = {"posterior": BLUE, "permuted": VERMILLION, "scalar": "#009e73", "adam": GREY}
+PUBLISHED: Final = {"VOGN, Osawa et al. 2019": "0.940 ± 0.008", "VCL without coresets, Nguyen et al. 2018": "0.90"}
+SAMPLES: Final = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How each task is learned."""
+
+    tasks: int = 10
+    epochs: int = 5
+    batch: int = 256
+    hidden: int = 100
+    lr: float = 1e-2  # α of VOGN
+    adam_lr: float = 1e-3
+    damping: float = 1e-2  # γ
+    prior_precision: float = 100.0  # δ of the first task
+    beta: float = 0.999  # β₂
+
+
+def load(root: Path, train: bool) -> Pair:
+    """Images as vectors between 0 and 1, and labels."""
+    stored = MNIST(root, train=train)
+    return stored.data.flatten(1) / 255, stored.targets
+
+
+def permutation(seed: int, task: int) -> Tensor:
+    """The order of the pixels; that of the first task is drawn too."""
+    return torch.randperm(784, generator=torch.Generator().manual_seed(1000 * seed + task))
+
+
+def network(hidden: int) -> nn.Sequential:
+    """Two hidden layers."""
+    return nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+
+def shuffled(posterior: MeanField, seed: int) -> MeanField:
+    """The posterior with the precisions of each tensor in a random order."""
+    generator = torch.Generator().manual_seed(seed)
+    precision = {
+        name: value.flatten()[torch.randperm(value.numel(), generator=generator)].view_as(value)
+        for name, value in posterior.precision.items()
+    }
+    return replace(posterior, precision=precision)
+
+
+def batches(train: Pair, settings: Settings, seed: int) -> Iterator[Pair]:
+    """All rows in a random order, once per epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(settings.epochs):
+        order = torch.randperm(len(train[0]), generator=generator)
+        for rows in order.split(settings.batch):  # type: ignore[no-untyped-call]
+            yield train[0][rows], train[1][rows]
+
+
+def fit_adam(model: nn.Module, train: Pair, settings: Settings, seed: int) -> None:
+    """Learn one task without a posterior."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.adam_lr)
+    for inputs, labels in batches(train, settings, seed):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+def fit_vogn(model: nn.Module, train: Pair, settings: Settings, seed: int, prior: MeanField | None) -> MeanField:
+    """Learn one task by VOGN and return the posterior."""
+    optimizer = VOGN(
+        model,
+        lr=settings.lr,
+        betas=(0.9, settings.beta),
+        num_data=len(train[0]),
+        prior_precision=settings.prior_precision,
+        prior=prior,
+        damping=settings.damping,
+        seed=seed,
+    )
+    for inputs, labels in batches(train, settings, seed):
+        with optimizer.sampled_params():
+            F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    found = optimizer.posterior()
+    assert isinstance(found, MeanField)
+    return found
+
+
+def run(method: str, train: Pair, test: Pair, settings: Settings, seed: int) -> Row:
+    """All tasks in turn.
+
+    Args:
+        method: One of `METHODS`.
+        train: Images and labels.
+        test: Images and labels.
+        settings: Of training.
+        seed: Of weights, orders and noise.
+
+    Returns:
+        ``accuracy``, of each task so far after each task; ``sampled``, of each task at the end under posterior samples; and
+        the time.
+    """
+    torch.manual_seed(seed)
+    model, posterior, started = network(settings.hidden), None, time.process_time()
+    orders, accuracy = [permutation(seed, task) for task in range(settings.tasks)], []
+    for task, order in enumerate(orders):
+        data = (train[0][:, order], train[1])
+        if method == "adam":
+            fit_adam(model, data, settings, 100 * seed + task)
+        else:
+            prior = None if method == "scalar" else posterior
+            if prior is not None and method == "permuted":
+                prior = shuffled(prior, 100 * seed + task)
+            posterior = fit_vogn(model, data, settings, 100 * seed + task, prior)
+        with torch.no_grad():
+            accuracy.append([share(model(test[0][:, order]), test[1]) for order in orders[: task + 1]])
+    sampled = [share(mc_predict(model, posterior, test[0][:, o], SAMPLES).probs, test[1]) for o in orders if posterior]
+    return {"accuracy": accuracy, "sampled": sampled, "seconds": time.process_time() - started}
+
+
+def share(scores: Tensor, labels: Tensor) -> float:
+    """Share of right answers."""
+    return float((scores.argmax(1) == labels).float().mean())
+
+
+def table(rows: list[Row]) -> str:
+    """The average over tasks after the last one, with its standard error over seeds, as Markdown."""
+    lines = [
+        f"| method | accuracy, average of all tasks, at the mean | under {SAMPLES} samples | first task | last task |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for method in METHODS:
+        known = [row for row in rows if row["method"] == method]
+        last = [row["accuracy"][-1] for row in known]
+        sampled = [fmean(row["sampled"]) for row in known if row["sampled"]]
+        columns = ([fmean(each) for each in last], sampled, [each[0] for each in last], [each[-1] for each in last])
+        if known:
+            lines.append(f"| {method} | {' | '.join(mean_and_error(c) if c else '' for c in columns)} |")
+    return "\n".join([*lines, *(f"| {name} | {value} | | | |" for name, value in PUBLISHED.items())])
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """The average over the tasks so far, after each task; a line for each method, bars of one standard error."""
+    figure = Figure(figsize=(4.8, 3.4), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    for method, colour in METHODS.items():
+        known = [[fmean(so_far) for so_far in row["accuracy"]] for row in rows if row["method"] == method]
+        if not known:
+            continue
+        values = torch.tensor(known)
+        error = values.std(0) / len(known) ** 0.5 if len(known) > 1 else None
+        axes.errorbar(
+            range(1, values.shape[1] + 1), values.mean(0), error, color=colour, marker="o", ms=3, label=method
+        )
+    axes.set(xlabel="tasks learned", ylabel="test accuracy, average of the tasks so far")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run what is missing, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, required=True, help="folder with MNIST")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--json", type=Path, help="written after each run, and resumed from")
+    parser.add_argument("--figure", type=Path)
+    for name, value in asdict(Settings()).items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    options = parser.parse_args(arguments)
+    settings = Settings(**{name: getattr(options, name) for name in asdict(Settings())})
+    kept: dict[str, Any] = {"settings": asdict(settings), "rows": []}
+    if options.json and options.json.exists():
+        kept = json.loads(options.json.read_text("utf-8"))
+        if kept["settings"] != asdict(settings):
+            parser.error(f"{options.json} has runs of {kept['settings']}. Take the same settings, or another file.")
+    train, test = load(options.root, train=True), load(options.root, train=False)
+    done = {(row["method"], row["seed"]) for row in kept["rows"]}
+    for seed, method in product(options.seeds, options.methods):
+        if (method, seed) in done:
+            continue
+        kept["rows"].append({"method": method, "seed": seed, **run(method, train, test, settings, seed)})
+        if options.json:
+            options.json.write_text(json.dumps({**provenance(), **kept}, indent=1) + "\n", "utf-8")
+    if options.figure:
+        draw(kept["rows"], options.figure)
+    print(table(kept["rows"]))
+
+
+if __name__ == "__main__":
+    main()
