@@ -20,6 +20,7 @@ PAGES = pytest.mark.parametrize(
     "page",
     [
         "README.md",
+        "docs/continual.md",
         "docs/decisions.md",
         "docs/deployment.md",
         "docs/distributed.md",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import pickle
 import re
@@ -134,6 +135,24 @@ def test_other_families_make_the_round_trip(tmp_path, generator):
         assert type(loaded.posterior) is type(posterior)
         ours, theirs = (mc_predict(m, q, images) for m, q in [(loaded.model, loaded.posterior), (model, posterior)])
         assert torch.equal(ours.sample_probs, theirs.sample_probs)
+
+
+def test_a_prior_of_each_weight_makes_the_round_trip(tmp_path, generator):
+    """As after continual learning: the KL is that of the file's prior, whose range the card names."""
+    model = create_model("lenet5", num_classes=3, in_channels=1)
+    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
+    delta = {name: 2 + 6 * torch.rand(p.shape, generator=generator) for name, p in mean.items()}
+    delta["fc3.bias"] = torch.tensor([1.0, 9.0, 5.0])
+    q = MeanField(mean, {name: 2 * d for name, d in delta.items()}, delta, 10, prior_mean=dict(mean))
+    card = save_posterior(tmp_path / "second.safetensors", model, q)
+    found = zoo.load(tmp_path / "second.safetensors").posterior
+    assert same(found.prior_precision, delta)
+    assert torch.equal(found.kl(), q.kl())
+    expected = sum(d.numel() for d in delta.values()) * (0.5 - 1 + math.log(2)) / 2  # of N(μ, 1/2δ) from N(μ, 1/δ)
+    assert float(q.kl()) == pytest.approx(expected, rel=1e-4)
+    assert "| Prior precision | 1 to 9, of each weight, centred at the mean, for 10 tensors |" in card.read_text(
+        "utf-8"
+    )
 
 
 def test_the_transform_of_pretrained_weights_is_stored(tmp_path):
