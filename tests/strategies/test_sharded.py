@@ -61,6 +61,11 @@ def test_sizes_of_whole_tensors_are_refused(arguments, message, sharded):
         IVON(sharded, num_data=48, **arguments)
 
 
+def test_hosts_have_nothing_to_average(sharded):
+    with pytest.raises(UnsupportedTrainingError, match=r"^FSDP2 has averaged .* opt\.step\(\)"):
+        IVON(sharded, lr=0.01, num_data=48).measured()
+
+
 def test_the_default_step_is_refused(sharded):
     with pytest.raises(UnsupportedTrainingError, match=r"^The step 'user' needs"):
         Vadam(sharded, num_data=48, base=torch.optim.Adam(sharded.parameters()))

@@ -230,7 +230,15 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Returns:
             The loss, ĝ and, in an update that measures it, ĥ of every trained parameter, as tensors to be written to; and
             the number of examples.
+
+        Raises:
+            UnsupportedTrainingError: If FSDP2 averages already.
         """
+        if self._is_spread:
+            raise UnsupportedTrainingError(
+                "FSDP2 has averaged the gradients over processes, and nothing else is to be averaged: call opt.step() after "
+                "the passes, without opt.measured()."
+            )
         self._open.is_averaged_by_host = True
         if add_ranks is not None:
             self._join_ranks(self._open.curvature, self._open.examples, add_ranks)
