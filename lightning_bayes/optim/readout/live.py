@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.optim.readout.shape import damping_of, determined
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
-from lightning_bayes.optim.runtime.shards import gather_nothing, whole, whole_state
+from lightning_bayes.optim.runtime.shards import free_gathered, whole, whole_state
 
 
 def posterior_of_model(
@@ -28,7 +28,7 @@ def posterior_of_model(
     Returns:
         Copies of mean and precision by name; parameters without noise and buffers are among the constants.
     """
-    gather_nothing(model)
+    free_gathered(model)
     names = {param: name for name, param in model.named_parameters()}
     found = posterior_of(Entry(names[p], whole(p), group, whole_state(states[p])) for group, p in trained)
     others = {n: v for n, v in model.state_dict().items() if n not in found.mean and isinstance(v, Tensor)}

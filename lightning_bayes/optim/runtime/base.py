@@ -23,7 +23,14 @@ from lightning_bayes.errors import NoMeasurementError, NonFiniteError, Unsupport
 from lightning_bayes.optim.runtime.measuring import FIRST
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate, zeros_where_missing
-from lightning_bayes.optim.runtime.shards import agreed, copies_of, local, require_rows, write_
+from lightning_bayes.optim.runtime.shards import (
+    are_all_finite,
+    local,
+    put_,
+    require_equally_many,
+    require_rows,
+    values_of,
+)
 from lightning_bayes.private_torch import mark_as_scheduled
 
 
@@ -189,20 +196,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 sample = self._sample(
                     CounterNoise.of_pass(int(group["noise_seed"]), self.num_updates, index, antithetic=is_paired)
                 )
-            if self._is_spread:
-                mean.update(copies_of(sample))
-                write_(self.model, sample)
-            else:
-                mean.update((param, param.data) for param in sample)
-                for param, values in sample.items():
-                    param.data = values  # a copy would read and write every weight twice more
+            mean.update(values_of(sample, spread=self._is_spread))
+            put_(self.model, sample, spread=self._is_spread)
             yield
         finally:
-            if self._is_spread:
-                write_(self.model, mean)
-            else:
-                for param, values in mean.items():
-                    param.data = values
+            put_(self.model, mean, spread=self._is_spread)
             self._mean = None
 
     @torch.no_grad()
@@ -216,7 +214,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         (self._bare if isinstance(captured, (GradientCapture, BareCapture)) else self.engine).check_reached(captured)
         if not isinstance(captured, BareCapture):
             self._loss_is_mean = captured.shows_mean
-        processes = dist.get_world_size() if self._is_spread else 1
+        processes = 1
+        if self._is_spread:
+            processes = dist.get_world_size()
+            require_equally_many(captured.num_examples, next(iter(before)).device)
         finished = FinishedPass(captured, sample, loss_scale, self.sampled_mean(), processes)
         self._open.add(finished, before, self._read_pass(finished))
 
@@ -315,8 +316,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         measurement = self._measurement()
         is_finite = measurement.is_finite()
         if self._is_spread:
-            own = measurement.num_examples / dist.get_world_size()
-            is_finite = agreed(is_finite, own, measurement.loss.device)
+            is_finite = are_all_finite(is_finite, measurement.loss.device)
         if is_finite:
             self.skipped_in_a_row = 0
             self._update_all(measurement)

@@ -95,49 +95,57 @@ def _is_in_rows(param: Any) -> bool:
     )
 
 
-def gather_nothing(model: nn.Module) -> None:
+def free_gathered(model: nn.Module) -> None:
     """Let FSDP2 free gathered parameters, so that the next forward gathers them as they are then."""
     for module in model.modules():
         if callable(reshard := getattr(module, "reshard", None)):
             reshard()
 
 
+def values_of(params: Iterable[nn.Parameter], *, spread: bool) -> dict[nn.Parameter, Tensor]:
+    """What parameters hold, to be put back by `put_`: of spread ones copies of this process's parts."""
+    return {param: local(param).detach().clone() if spread else param.data for param in params}
+
+
 @torch.no_grad()
-def write_(model: nn.Module, values: Mapping[nn.Parameter, Tensor]) -> None:
-    """Write this process's parts of parameters in place: FSDP2 gathers from the memory that it has allotted."""
-    gather_nothing(model)
+def put_(model: nn.Module, values: Mapping[nn.Parameter, Tensor], *, spread: bool) -> None:
+    """Let parameters hold other values, spread ones in place: FSDP2 gathers from the memory that it has allotted."""
+    if not spread:
+        for param, value in values.items():
+            param.data = value  # a copy would read and write every weight twice more
+        return
+    free_gathered(model)
     for param, value in values.items():
         local(param).copy_(value)
 
 
-def copies_of(params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-    """Copies of this process's parts of parameters."""
-    return {param: local(param).clone() for param in params}
-
-
-def agreed(is_finite: bool, num_examples: float, device: torch.device) -> bool:
-    """Whether the measurement of every process is finite.
+def require_equally_many(num_examples: int, device: torch.device) -> None:
+    """Require as many examples in this pass of every process.
 
     Args:
-        is_finite: Whether this one's is.
-        num_examples: Of its own passes.
+        num_examples: Those of this process.
         device: Where processes exchange numbers.
 
-    Returns:
-        The same answer in every process.
-
     Raises:
-        UnsupportedTrainingError: If processes have different numbers of examples.
+        UnsupportedTrainingError: If processes have different numbers.
     """
-    numbers = torch.tensor([float(is_finite), num_examples, -num_examples], dtype=torch.float64, device=device)
-    dist.all_reduce(numbers, dist.ReduceOp.MIN)
-    fewest, most = float(numbers[1]), -float(numbers[2])
+    fewest, most = _least(num_examples, device), -_least(-num_examples, device)
     if fewest != most:
         raise UnsupportedTrainingError(
-            f"{fewest:g} examples in the passes of one process and {most:g} in those of another: FSDP2 averages gradients "
-            "as if all had equally many. Give each the same: a DistributedSampler, and drop_last=True in the loader."
+            f"{fewest:g} examples in the pass of one process and {most:g} in that of another: FSDP2 averages gradients as "
+            "if all had equally many. Give each the same: a DistributedSampler, and drop_last=True in the loader."
         )
-    return bool(numbers[0])
+
+
+def are_all_finite(is_finite: bool, device: torch.device) -> bool:
+    """Whether the measurement of every process is finite, the same answer in all; arguments as in `require_equally_many`."""
+    return bool(_least(is_finite, device))
+
+
+def _least(number: float, device: torch.device) -> float:
+    least = torch.tensor(float(number), dtype=torch.float64, device=device)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return float(least)
 
 
 def require_elementwise(group: Mapping[str, Any]) -> None:
