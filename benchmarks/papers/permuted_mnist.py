@@ -1,6 +1,6 @@
 """Permuted MNIST: one network learns ten tasks in turn, each with its own order of the pixels, and keeps the earlier ones.
 
-    python -m benchmarks.papers.permuted_mnist --root DATA [--tasks 10] [--epochs 5] [--seeds 0 1 2]
+    python -m benchmarks.papers.permuted_mnist --root DATA [--tasks 10] [--epochs 3] [--seeds 0 1 2]
         [--json FILE] [--figure FILE]
 
 A network of two hidden layers of 100 units and one head, as in Nguyen et al. 2018 (variational continual learning, VCL) and
@@ -50,7 +50,7 @@ class Settings:
     """How each task is learned."""
 
     tasks: int = 10
-    epochs: int = 5
+    epochs: int = 3
     batch: int = 256
     hidden: int = 100
     lr: float = 1e-2  # α of VOGN

@@ -126,7 +126,7 @@ class AbstractPosterior(ABC):
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]  # each family is one
 
     def __repr__(self) -> str:
-        span = " to ".join(f"{each:.4g}" for each in dict.fromkeys(self.prior_range()))
+        span = " to ".join(dict.fromkeys(f"{end:.4g}" for end in self.prior_range()))
         return (
             f"{type(self).__name__}({self._size} weights in {len(self.mean)} tensors, num_data={self.num_data:g}, "
             f"prior_precision={span})"
