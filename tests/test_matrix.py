@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -82,3 +83,13 @@ def test_a_lightning_without_the_private_method_is_refused_before_anything_is_sw
     with pytest.raises(UnsupportedTrainingError, match=message):
         trainer.fit(module, loader())
     assert module.training_steps == 0
+
+
+def test_no_named_tuple_has_a_second_base():
+    """Python 3.10 refuses it when the module is imported, and neither ruff nor mypy does."""
+    for path in [
+        p for room in ("lightning_bayes", "callbacks", "zoo", "benchmarks") for p in (ROOT / room).rglob("*.py")
+    ]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+            assert "NamedTuple" not in bases or len(bases) == 1, f"{path}: {ast.unparse(node).splitlines()[0]}"

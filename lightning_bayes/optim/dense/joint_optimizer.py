@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Generic, NamedTuple, TypeAlias, TypedDict, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,9 @@ class JointFields(TypedDict, total=False):
     max_nonfinite_steps: int
 
 
-class Moved(NamedTuple, Generic[CurvatureT]):
+@final
+@dataclass(frozen=True)
+class Moved(Generic[CurvatureT]):  # Python 3.10 has no generic NamedTuple
     """The result of an update."""
 
     means: list[Tensor]  # of every parameter
