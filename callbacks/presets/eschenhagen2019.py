@@ -13,8 +13,8 @@ from lightning_bayes.callbacks.presets.preset import Preset
 _SOURCE: Final = "https://team-approx-bayes.github.io/assets/rgroups/thesis_runa_eschenhagen.pdf, section 4"
 _FIRST_TASK: Final = (
     "The preset covers the first task. For every later task pass prior=, the previous posterior. The thesis also draws new "
-    "initial means and starts again from the initial precision (split CIFAR: 4e4); here what that adds to prior_precision is "
-    "added to each weight's prior. No damping is stated; here there is none."
+    "initial means and starts again from the initial precision (split CIFAR: 4e4); here what that adds to "
+    "prior_precision is added to each weight's prior. No damping is stated; here there is none."
 )
 _COMMON: Final[dict[str, Any]] = {"lr": 1e-3, "betas": (0.0, 0.999), "mc_samples": 10, "eval_samples": 100}
 

@@ -172,8 +172,9 @@ def _mean_field(posterior: AbstractPosterior) -> MeanField:
     inner = posterior.posterior if isinstance(posterior, ScaledPosterior) else posterior
     if not isinstance(inner, MeanField):
         raise PosteriorError(
-            f"prior={type(inner).__name__} has no precision of its own for each weight. Pass a MeanField, such as "
-            "posteriors.diagnostics.marginals(posterior, posterior.mean), which drops the correlations."
+            f"prior= is of the type {type(inner).__name__}, which has no precision for each weight. Pass a MeanField, such "
+            "as load_posterior(path), or posteriors.diagnostics.marginals(posterior, posterior.mean), which drops the "
+            "correlations."
         )
     width = posterior.scale if isinstance(posterior, ScaledPosterior) else 1.0
     precision = {name: value / width**2 if width != 1 else value for name, value in inner.precision.items()}

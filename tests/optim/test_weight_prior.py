@@ -274,8 +274,10 @@ def test_wrong_priors_are_refused_in_one_sentence(generator):
     with pytest.raises(PosteriorError, match=r"0\.weight \(3,\) for \(8, 4\).*and 1 more"):
         VOGN(model, lr=0.1, num_data=64, prior=replace(prior, mean=wide, precision=wide))
     full = FullGaussian({"0.bias": torch.zeros(8)}, torch.eye(8), {"0.bias": 1.0}, 10)
-    with pytest.raises(PosteriorError, match=r"prior=FullGaussian.*marginals"):
+    with pytest.raises(PosteriorError, match=r"of the type FullGaussian.*marginals"):
         VOGN(model, lr=0.1, num_data=64, prior=full)
+    with pytest.raises(PosteriorError, match=r"of the type str.*load_posterior\(path\)"):
+        VOGN(model, lr=0.1, num_data=64, prior="first.ckpt")
     with pytest.raises(HyperparameterError, match=r"NoisyKFAC takes no prior=MeanField.*VOGN"):
         NoisyKFAC(model, lr=0.1, num_data=64, prior=prior)
 
