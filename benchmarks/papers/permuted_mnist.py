@@ -191,7 +191,7 @@ def draw(rows: list[Row], path: Path) -> None:
         axes.errorbar(
             range(1, values.shape[1] + 1), values.mean(0), error, color=colour, marker="o", ms=3, label=method
         )
-    axes.set(xlabel="tasks learned", ylabel="test accuracy, average of the tasks so far")
+    axes.set(xlabel="tasks learned", ylabel="average test accuracy of tasks so far")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
