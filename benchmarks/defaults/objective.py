@@ -2,11 +2,12 @@
 
     python -m benchmarks.defaults.objective [--updates 3000] [--json benchmarks/results/objective.json]
 
-The objective, N E_q[f̄] + Σ_t τ_t KL(N(μ_t, Σ_t) ‖ N(μ_t, 1/δ_t)), is taken with the temperatures and priors at which the
-run ended. L-BFGS over means and variances, from where the run ended, gives the optimum: E_q is a mean over antithetic draws
-there, and over others in the excess, so that a search that fits its draws gains nothing. *of the mean* is what L-BFGS over
-the means alone gains. ``inf`` is a noise scale without effect, τ_t = 1. Losses are mean squares, of a noise variance of ½,
-and the cross-entropy.
+The objective, N E_q[f̄] + Σ_t τ_t KL(N(μ_t, Σ_t) ‖ N(μ_t, 1/δ_t)) + ½ δ ‖μ‖², is taken with the temperatures and priors at
+which the run ended. δ is the stated prior's precision: none for the linear models, 1 for the MLP, whose means would have
+their optimum at infinity without it. L-BFGS over means and variances, from where the run ended, gives the optimum: E_q is a
+mean over antithetic draws there, and over others in the excess, so that a search that fits its draws gains nothing. *of the
+mean* is what L-BFGS over the means alone gains. ``inf`` is a noise scale without effect, τ_t = 1. Losses are mean squares,
+of a noise variance of ½, and the cross-entropy.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Task(NamedTuple):
     inputs: Tensor
     targets: Tensor
     loss: Callable[[Tensor, Tensor], Tensor]  # mean over examples
+    prior: float = 0.0  # the stated precision; 0 where none is stated
 
 
 class Excess(NamedTuple):
@@ -65,7 +67,7 @@ def tasks() -> dict[str, Task]:
             F.binary_cross_entropy_with_logits,
         ),
         "mlp": Task(
-            lambda: nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 1)), x[:, :2], wave / 0.3, F.mse_loss
+            lambda: nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 1)), x[:, :2], wave / 0.3, F.mse_loss, 1.0
         ),
     }
 
@@ -75,9 +77,9 @@ def fit(task: Task, method: str, relative_noise: float, updates: int) -> tuple[n
     torch.manual_seed(0)
     model = task.network()
     adam = torch.optim.Adam(model.parameters(), lr=0.05)
-    opt = METHODS[method](
-        model, base=adam, num_data=len(task.inputs), relative_noise=relative_noise, prior_on_mean=False, mc_samples=2
-    )
+    shared: dict[str, Any] = {"num_data": len(task.inputs), "relative_noise": relative_noise, "mc_samples": 2}
+    prior = {"prior_on_mean": True, "prior_precision": task.prior} if task.prior else {"prior_on_mean": False}
+    opt: MeanFieldOptimizer = METHODS[method](model, base=adam, **shared, **prior)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, updates)
     for _ in range(updates):
         for sample in range(2):
@@ -91,14 +93,15 @@ def fit(task: Task, method: str, relative_noise: float, updates: int) -> tuple[n
 def excess(task: Task, model: nn.Module, optimizer: MeanFieldOptimizer) -> Excess:
     """What L-BFGS gains from the posterior on, over means and variances, and over means alone, on draws of their own."""
     posterior, taus = optimizer.posterior(), temperatures(optimizer)
-    searched, fresh = ({n: _draws(mean, seed) for n, mean in posterior.mean.items()} for seed in (0, 1))
+    searched, fresh = (draws(posterior.mean, seed) for seed in (0, 1))
 
     def objective(values: Tensors, noise: Tensors) -> Tensor:
         samples = {n: values[f"{n}/mean"] + values[f"{n}/std"].exp() * noise[n] for n in noise}
         losses = vmap(lambda w: task.loss(functional_call(model, w, (task.inputs.double(),)), task.targets.double()))
         ratios = {n: posterior.prior_precision[n] * (2 * values[f"{n}/std"]).exp() for n in noise}
         kls = [float(taus[n]) * 0.5 * (ratio - 1 - ratio.log()).sum() for n, ratio in ratios.items()]
-        return len(task.inputs) * losses(samples).mean() + torch.stack(kls).sum()
+        of_means = [task.prior / 2 * values[f"{n}/mean"].square().sum() for n in noise]
+        return len(task.inputs) * losses(samples).mean() + torch.stack(kls).sum() + torch.stack(of_means).sum()
 
     means = {f"{name}/mean": mean.double() for name, mean in posterior.mean.items()}
     stds = {f"{name}/std": std.double().log() for name, std in posterior.std.items()}
@@ -110,10 +113,11 @@ def excess(task: Task, model: nn.Module, optimizer: MeanFieldOptimizer) -> Exces
     return Excess(start - best, start - of_mean)
 
 
-def _draws(mean: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(2 * mean.numel() + seed)
-    half = torch.randn(DRAWS, *mean.shape, generator=generator, dtype=torch.float64)
-    return torch.cat([half, -half])
+def draws(like: Tensors, seed: int) -> Tensors:
+    """Antithetic noise, independent between tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    half = {n: torch.randn(DRAWS, *mean.shape, generator=generator, dtype=torch.float64) for n, mean in like.items()}
+    return {n: torch.cat([noise, -noise]) for n, noise in half.items()}
 
 
 def minimise(objective: Callable[[Tensors], Tensor], start: Tensors) -> Tensors:
