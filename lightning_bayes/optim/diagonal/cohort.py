@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.runtime.blocks import Block, blocks
-from lightning_bayes.optim.runtime.shards import local, local_state
+from lightning_bayes.optim.runtime.shards import local, local_parts
 from lightning_bayes.optim.steps import Cohort
 
 
@@ -63,7 +63,7 @@ class DiagonalCohort(Cohort):
         only_averages: bool,
         buffer: Callable[[nn.Parameter], Tensor],
     ) -> None:
-        self.params, self.states = [local(param) for param in params], [local_state(state) for state in states]
+        self.params, self.states = local_parts(params, states)
         self.group, self._owners = group, params
         self._arguments_of, self._arguments = arguments, arguments(None)
         self.prior, self.number, self.since = self._arguments["prior"], self._arguments["step"], since

@@ -71,7 +71,7 @@ class CohortMemory:
                 a is b and (i not in self.views or (self.views[i].shape == local(b).shape and b.is_contiguous()))
                 for i, (a, b) in enumerate(zip(self.owners, params, strict=True))
             )
-            and all(local(b) is a for a, b in zip(self.params, params, strict=True))
+            and (self.rows is None or all(local(b) is a for a, b in zip(self.params, params, strict=True)))
             and params[0].device == self.flat.device
             and params[0].dtype == self.flat.dtype
         )

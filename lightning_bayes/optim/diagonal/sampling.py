@@ -22,7 +22,7 @@ from lightning_bayes.optim.diagonal.noise_memory import CohortMemory
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.shards import local_state
+from lightning_bayes.optim.runtime.shards import local_parts
 from lightning_bayes.optim.weight_prior import noise_terms, without_prior
 from lightning_bayes.posteriors import Shape, noise_scale, precision, shaped_precision
 from lightning_bayes.posteriors.shaped_noise import noise_damping
@@ -83,7 +83,7 @@ class CohortSampler:
         cohort = self._cohorts.get(params[0])
         if cohort is None or not cohort.fits(params):
             cohort = self._cohorts[params[0]] = CohortMemory(params)
-        params, states = cohort.params, [local_state(state) for state in states]
+        params, states = local_parts(params, states)
         shape, now = self._shape(cohort, states, group)
         curvatures = cohort.counted
         cohort.last = now, shape, curvatures

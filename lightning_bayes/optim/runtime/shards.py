@@ -52,6 +52,15 @@ def local_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: local(value) for name, value in state.items()}
 
 
+def local_parts(
+    params: Sequence[nn.Parameter], states: Sequence[Mapping[str, Any]]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The parts of a cohort's parameters and of their states that this process holds; all are spread, or none is."""
+    if not is_spread(params[0]):
+        return params, states
+    return [local(param) for param in params], [local_state(state) for state in states]
+
+
 def rows_of(param: Tensor) -> Rows:
     """Which elements of a parameter this process holds."""
     if not is_spread(param):
