@@ -17,7 +17,7 @@ from benchmarks.coverage.shortened import shorten
 Build: TypeAlias = Callable[[], Case]
 CLASSES, EXAMPLES = 3, 4
 MOST_PARAMETERS = 150_000_000  # of a model before it is shortened
-SIZES = (64, 96, 224, 299)  # of images; some networks need large ones
+SIZES = (64, 96, 160, 224, 256, 288, 384)  # of images; some networks need large ones
 
 _SMALL = {
     "hidden_size": 16,
@@ -78,7 +78,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
 
 def _without_dropout(model: nn.Module) -> nn.Module:
     for module in model.modules():
-        for name in ("p", "dropout", "drop_prob"):
+        for name in ("p", "dropout", "drop_prob", "drop_rate"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
     return model

@@ -98,11 +98,13 @@ def _of_batch(case: Case) -> dict[str, Tensor]:
 
 def _of_loop(case: Case) -> dict[str, Tensor]:
     """The mean square of the examples' gradients."""
+    # Each example is twice in its batch: PyTorch computes a wrong gradient for BatchNorm in evaluation mode with a batch of
+    # one whose output gradient is transposed in memory, such as after `flatten(2).transpose(1, 2)`.
     named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
     squares: dict[str, Tensor] = {}
     size = len(case.batch[0])
     for i in range(size):
-        one = [tensor[i : i + 1] for tensor in case.batch]
+        one = [tensor[[i, i]] for tensor in case.batch]
         for name, g in zip(
             named, torch.autograd.grad(case.loss(one), list(named.values()), allow_unused=True), strict=True
         ):

@@ -27,6 +27,22 @@ def test_a_linear_layer_is_right():
     assert judge(case(nn.Linear(3, 2))) == Verdict("right")
 
 
+class NormThenPositions(nn.Module):
+    """PyTorch's gradient of the BatchNorm is wrong for a batch of one, whose output gradient is transposed in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        grid = x[:, :, None, None] * torch.linspace(-1, 1, 25, dtype=x.dtype).view(5, 5)
+        return self.head(self.norm(grid).flatten(2).transpose(1, 2)).tanh().mean(1)
+
+
+def test_a_gradient_that_is_wrong_in_batches_of_one_is_no_truth():
+    assert judge(case(NormThenPositions())) == Verdict("right")
+
+
 def test_wrong_squares_are_noticed(monkeypatch):
     from lightning_bayes.curvature.engine import Capture
 
