@@ -32,11 +32,11 @@ class NormThenPositions(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.norm, self.head = nn.BatchNorm2d(3), nn.Linear(3, 2)
+        self.body, self.head = nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)), nn.Linear(3, 2)
 
     def forward(self, x):
         grid = x[:, :, None, None] * torch.linspace(-1, 1, 25, dtype=x.dtype).view(5, 5)
-        return self.head(self.norm(grid).flatten(2).transpose(1, 2)).tanh().mean(1)
+        return self.head(self.body(grid).flatten(2).transpose(1, 2)).tanh().mean(1)
 
 
 def test_a_gradient_that_is_wrong_in_batches_of_one_is_no_truth():
