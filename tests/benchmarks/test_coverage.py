@@ -32,7 +32,10 @@ class NormThenPositions(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)), nn.Linear(3, 2)
+        self.body, self.head = (
+            nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)),
+            nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)),
+        )
 
     def forward(self, x):
         grid = x[:, :, None, None] * torch.linspace(-1, 1, 25, dtype=x.dtype).view(5, 5)
