@@ -157,10 +157,12 @@ def _traced(
     given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     examples = tuple(each if len(each) > 1 else torch.cat([each, each]) for each in given)  # 1 would be a constant
     batch = torch.export.Dim("batch")
+    shapes = (tuple({0: batch} for _ in examples),)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch to the authors of exporters
-            program = torch.export.export(network, examples, dynamic_shapes=(tuple({0: batch} for _ in examples),))
+            # Strict, the default before torch 2.8, cannot name a buffer that several networks share.
+            program = torch.export.export(network, examples, dynamic_shapes=shapes, strict=False)
             return _saved(program) if ending == ".pt2" else _onnx(program, names)
     except Exception as error:  # whatever a tracer raises
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

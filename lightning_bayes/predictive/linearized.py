@@ -67,7 +67,8 @@ class LinearizedSamples(Samples):
         numbers = list(indices)
         size = max(1, min(TOGETHER, TOGETHER_ELEMENTS // sum(value.numel() for value in mean.values())))
         parts = []
-        with torch.no_grad(), _differentiable_attention():
+        # In inference mode, in which Lightning evaluates, torch 2.5 to 2.7 have no batching rule for dual numbers.
+        with torch.inference_mode(mode=False), torch.no_grad(), _differentiable_attention():
             for start in range(0, len(numbers), size):
                 away = self._away(numbers[start : start + size])
                 try:

@@ -14,7 +14,7 @@ from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.predictive import Rejector
 from lightning_bayes.zoo import BayesClassifier
 
-S, LENIENT = 4, {"risk": 0.3, "confidence": 0.8}
+S, LENIENT = 4, {"risk": 0.2, "confidence": 0.8}
 
 
 @pytest.fixture(scope="module")
