@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_training import Classifier, assert_same_bits, loader, quiet_trainer, weights
 
 from lightning_bayes import IVONCallback, NoisyKFACCallback, OGNCallback, VadamCallback, VOGNCallback
@@ -112,3 +113,18 @@ def test_trials_of_lightnings_tuner_measure_in_every_update():
     module.training_step = restored
     quiet_trainer(VOGNCallback(), tuner, passes, max_epochs=3).fit(module, loader())
     assert passes.found == [False] * 10 + [True] * 4 + [False] + [True] * 3
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of the run which it resumes
+def test_a_run_resumed_after_the_first_ten_updates_takes_the_same_bare_passes(tmp_path):
+    """A pass that counts its examples again differs from a bare one by rounding."""
+    whole_passes, resumed_passes = BarePasses(), BarePasses()
+    saving = {"enable_version_counter": False, "save_top_k": -1}
+    kept = [ModelCheckpoint(tmp_path, "{epoch}", **saving) for _ in range(2)]
+    whole = fit(VOGNCallback(), kept[0], whole_passes, enable_checkpointing=True)
+    module = Classifier()
+    trainer = quiet_trainer(VOGNCallback(), kept[1], resumed_passes, max_epochs=4, enable_checkpointing=True)
+    trainer.fit(module, loader(), ckpt_path=tmp_path / "epoch=1.ckpt")  # after 12 of 24 updates
+    assert resumed_passes.found == whole_passes.found[12:]
+    assert resumed_passes.found[0]
+    assert_same_bits(weights(module), weights(whole))

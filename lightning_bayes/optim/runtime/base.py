@@ -70,8 +70,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._open = OpenUpdate()
         self._is_spread = require_rows(model)
         self._bare = GradientEngine(model, engine.loss_reduction)
-        self._loss_is_mean = False  # as the last loss that was read says
         super().__init__(params, defaults)
+        # As the last loss that was read says. In the state, because a resumed run has to take the same kind of pass.
+        self.param_groups[0]["loss_is_mean"] = False
 
     @abstractmethod
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
@@ -177,7 +178,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def _unmeasured_capture(self) -> AbstractContextManager[Capture]:
         """The capture of a pass that yields no more than its gradient; see `measured_pass`."""
-        needs_no_count = self._open.is_only_batch and self._loss_is_mean and self.num_updates >= FIRST
+        needs_no_count = (
+            self._open.is_only_batch and self.param_groups[0].get("loss_is_mean") and self.num_updates >= FIRST
+        )
         needs_no_count &= not self._is_spread  # over processes that hold other batches
         return self._bare.bare() if needs_no_count else self._bare.capture()
 
@@ -213,7 +216,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             return
         (self._bare if isinstance(captured, (GradientCapture, BareCapture)) else self.engine).check_reached(captured)
         if not isinstance(captured, BareCapture):
-            self._loss_is_mean = captured.shows_mean
+            self.param_groups[0]["loss_is_mean"] = captured.shows_mean
         processes = 1
         if self._is_spread:
             processes = dist.get_world_size()
