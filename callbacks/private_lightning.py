@@ -19,7 +19,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import UnsupportedTrainingError
 
-OLDEST_TESTED: Final = "2.5.0"
+OLDEST_TESTED: Final = "2.5.1"
 NEWEST_TESTED: Final = "2.6.6"
 
 

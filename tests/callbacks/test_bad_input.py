@@ -160,7 +160,7 @@ def test_unknown_lightning_is_refused(monkeypatch):
     monkeypatch.setattr(type(loop), "_make_closure", lambda self, batch, optimizer: None)
     with pytest.raises(
         UnsupportedTrainingError,
-        match=r"Lightning 2\..*\._make_closure takes \(batch, optimizer\).*Install lightning 2\.5\.0",
+        match=r"Lightning 2\..*\._make_closure takes \(batch, optimizer\).*Install lightning 2\.5\.1",
     ):
         trainer.fit(Classifier(), loader())
 

@@ -93,7 +93,7 @@ def test_a_private_symbol_is_found(source):
 def test_a_missing_symbol_is_named_with_the_version(monkeypatch):
     trainer = quiet_trainer(VOGNCallback())
     monkeypatch.delattr(type(trainer.fit_loop), "_should_accumulate")
-    message = rf"Lightning {lightning.__version__} .*trainer\.fit_loop\._should_accumulate is missing.*2\.5\.0 to 2\."
+    message = rf"Lightning {lightning.__version__} .*trainer\.fit_loop\._should_accumulate is missing.*2\.5\.1 to 2\."
     with pytest.raises(UnsupportedTrainingError, match=message):
         trainer.fit(Classifier(), loader())
 

@@ -178,9 +178,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def _unmeasured_capture(self) -> AbstractContextManager[Capture]:
         """The capture of a pass that yields no more than its gradient; see `measured_pass`."""
-        needs_no_count = (
-            self._open.is_only_batch and self.param_groups[0].get("loss_is_mean") and self.num_updates >= FIRST
-        )
+        is_mean = bool(self.param_groups[0].get("loss_is_mean"))
+        needs_no_count = self._open.is_only_batch and is_mean and self.num_updates >= FIRST
         needs_no_count &= not self._is_spread  # over processes that hold other batches
         return self._bare.bare() if needs_no_count else self._bare.capture()
 
