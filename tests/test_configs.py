@@ -34,12 +34,12 @@ PAIRS = [  # data and models whose shapes fit
     *product(("cifar10",), ("lenet", "mlp", "alexnet", "vgg16", "resnet18")),
     *product(("imagenet",), ("alexnet", "resnet18")),
 ]
-EXACT_HESSIAN = {"von", "cvi", "momentum_von"}  # BackPACK has none of residual networks and of BatchNorm
-PLAIN = {"lenet", "mlp", "alexnet"}
+BY_BACKPACK = {"von", "cvi", "momentum_von", "noisy_adam_fisher", "kfac_backpack", "noisy_kfac_backpack"}
+PLAIN = {"lenet", "mlp", "alexnet"}  # without BatchNorm, for which in training mode BackPACK has nothing
 EVERY = [
     f"{data}+{model}+{method}"
     for (data, model), method in product(PAIRS, parts("methods"))
-    if (method not in EXACT_HESSIAN or model in PLAIN) and (not method.endswith("backpack") or model != "resnet18")
+    if method not in BY_BACKPACK or model in PLAIN
 ]
 
 
