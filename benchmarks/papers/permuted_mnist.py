@@ -29,14 +29,14 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torchvision.datasets import MNIST
 
+from benchmarks.line_figure import line_figure
 from benchmarks.over_seeds import mean_and_error
 from benchmarks.provenance import provenance
 from lightning_bayes import VOGN, MeanField, mc_predict
-from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, VERMILLION
+from lightning_bayes.metrics.figure_style import BLUE, GREY, VERMILLION
 
 Pair = tuple[Tensor, Tensor]
 Row = dict[str, Any]
@@ -180,21 +180,17 @@ def table(rows: list[Row]) -> str:
 
 def draw(rows: list[Row], path: Path) -> None:
     """The average over the tasks so far, after each task; a line for each method, bars of one standard error."""
-    figure = Figure(figsize=(4.8, 3.4), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for method, colour in METHODS.items():
-        known = [[fmean(so_far) for so_far in row["accuracy"]] for row in rows if row["method"] == method]
-        if not known:
-            continue
-        values = torch.tensor(known)
-        error = values.std(0) / len(known) ** 0.5 if len(known) > 1 else None
-        axes.errorbar(
-            range(1, values.shape[1] + 1), values.mean(0), error, color=colour, marker="o", ms=3, label=method
-        )
-    axes.set(xlabel="tasks learned", ylabel="average test accuracy of tasks so far")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    with line_figure(path, (4.8, 3.4)) as axes:
+        for method, colour in METHODS.items():
+            known = [[fmean(so_far) for so_far in row["accuracy"]] for row in rows if row["method"] == method]
+            if not known:
+                continue
+            values = torch.tensor(known)
+            error = values.std(0) / len(known) ** 0.5 if len(known) > 1 else None
+            axes.errorbar(
+                range(1, values.shape[1] + 1), values.mean(0), error, color=colour, marker="o", ms=3, label=method
+            )
+        axes.set(xlabel="tasks learned", ylabel="average test accuracy of tasks so far")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torchvision.datasets import MNIST
 
+from benchmarks.line_figure import line_figure
 from benchmarks.provenance import provenance
-from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, VERMILLION
+from lightning_bayes.metrics.figure_style import BLUE, GREY, VERMILLION
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import StructureName, laplace
 from lightning_bayes.predictive import leave_one_out
@@ -168,15 +168,11 @@ def table(shares: list[dict[str, float]], lines: list[dict[str, float]]) -> str:
 
 def draw(lines: list[dict[str, float]], path: Path) -> None:
     """NLL over epochs."""
-    figure = Figure(figsize=(4.5, 3.2), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    epochs = [line["epoch"] for line in lines]
-    for name, colour in (("train", GREY), ("leave-one-out", VERMILLION), ("test", BLUE)):
-        axes.plot(epochs, [line[name] for line in lines], color=colour, marker="o", markersize=3, label=name)
-    axes.set(xlabel="epoch", ylabel="NLL [nats]", yscale="log")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    with line_figure(path, (4.5, 3.2)) as axes:
+        epochs = [line["epoch"] for line in lines]
+        for name, colour in (("train", GREY), ("leave-one-out", VERMILLION), ("test", BLUE)):
+            axes.plot(epochs, [line[name] for line in lines], color=colour, marker="o", markersize=3, label=name)
+        axes.set(xlabel="epoch", ylabel="NLL [nats]", yscale="log")
 
 
 def main(arguments: list[str] | None = None) -> None:

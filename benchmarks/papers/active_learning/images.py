@@ -22,15 +22,15 @@ from typing import Any, Final
 
 import torch
 from lightning.pytorch import LightningDataModule, seed_everything
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from benchmarks.line_figure import line_figure
 from benchmarks.over_seeds import mean_and_error
 from benchmarks.provenance import provenance
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import VOGNCallback, mc_predict
-from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, VERMILLION
+from lightning_bayes.metrics.figure_style import BLUE, GREY, VERMILLION
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import bald, batch_bald, power_bald, predictive_entropy, top_rows
 from lightning_bayes.zoo import BayesClassifier, FashionMNISTDataModule, LeNet5
@@ -193,20 +193,16 @@ def draw(rows: list[Row], path: Path, size: int) -> None:
         path: Of the picture.
         size: Labels of a round.
     """
-    figure = Figure(figsize=(7, 4), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for method, (title, colour, _) in METHODS.items():
-        curves = [row["accuracy"] for row in rows if row["method"] == method]
-        if not curves:
-            continue
-        labels = [size * (number + 1) for number in range(len(curves[0]))]
-        for curve in curves:
-            axes.plot(labels, curve, color=colour, alpha=0.25, linewidth=0.8)
-        axes.plot(labels, torch.tensor(curves).mean(0), color=colour, linewidth=2, label=title)
-    axes.set(xlabel="labels", ylabel="test accuracy")
-    axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    with line_figure(path, (7, 4), loc="lower right") as axes:
+        for method, (title, colour, _) in METHODS.items():
+            curves = [row["accuracy"] for row in rows if row["method"] == method]
+            if not curves:
+                continue
+            labels = [size * (number + 1) for number in range(len(curves[0]))]
+            for curve in curves:
+                axes.plot(labels, curve, color=colour, alpha=0.25, linewidth=0.8)
+            axes.plot(labels, torch.tensor(curves).mean(0), color=colour, linewidth=2, label=title)
+        axes.set(xlabel="labels", ylabel="test accuracy")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.line_figure import line_figure
 from benchmarks.papers.exploration.explorers import METHODS
 from benchmarks.papers.exploration.report import Results, mean_and_error
 from lightning_bayes.metrics.figure_style import BLUE, DPI, GREEN, ORANGE
@@ -23,19 +24,15 @@ def draw_curves(results: Results, path: Path) -> None:
         results: All methods.
         path: Where to; the suffix says the format.
     """
-    figure = Figure(figsize=(6.4, 4.0), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for name, found in results.items():
-        colour = _COLOURS.get(name) or _COLOURS[name.partition("_")[0]]
-        means, errors = zip(*map(mean_and_error, found["returns"]), strict=True)
-        low, high = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
-        style = "--" if name in _DASHED else "-"
-        axes.plot(found["steps"], means, style, color=colour, label=METHODS[name].title)
-        axes.fill_between(found["steps"], low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.set(xlabel="time steps", ylabel="test return, mean ± standard error over seeds")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path)
+    with line_figure(path, (6.4, 4.0), fontsize=8) as axes:
+        for name, found in results.items():
+            colour = _COLOURS.get(name) or _COLOURS[name.partition("_")[0]]
+            means, errors = zip(*map(mean_and_error, found["returns"]), strict=True)
+            low, high = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
+            style = "--" if name in _DASHED else "-"
+            axes.plot(found["steps"], means, style, color=colour, label=METHODS[name].title)
+            axes.fill_between(found["steps"], low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.set(xlabel="time steps", ylabel="test return, mean ± standard error over seeds")
 
 
 def draw_strip(frames: Sequence[Any], labels: Sequence[str], title: str, path: Path) -> None:

@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from benchmarks.line_figure import line_figure
 from benchmarks.papers.war_and_peace.methods import METHODS
 from benchmarks.papers.war_and_peace.report import Row
 from lightning_bayes.metrics.figure_style import DPI, GREY, SERIES
@@ -21,19 +22,15 @@ COLUMNS = 60
 
 def draw_curves(rows: list[Row], path: Path) -> None:
     """NLL on the validation text over updates, every seed a line."""
-    figure = Figure(figsize=(5.5, 3.6), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    colours = dict(zip(METHODS, (*SERIES, GREY, "black"), strict=False))
-    seen: set[str] = set()
-    for row in rows:
-        steps, nats = zip(*row["curve"], strict=True)
-        label = None if row["method"] in seen else METHODS[row["method"]].title
-        seen.add(row["method"])
-        axes.plot(steps, nats, color=colours[row["method"]], marker="o", markersize=3, label=label)
-    axes.set(xlabel="updates", ylabel="validation NLL [nats per character]")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path)
+    with line_figure(path, (5.5, 3.6), fontsize=8) as axes:
+        colours = dict(zip(METHODS, (*SERIES, GREY, "black"), strict=False))
+        seen: set[str] = set()
+        for row in rows:
+            steps, nats = zip(*row["curve"], strict=True)
+            label = None if row["method"] in seen else METHODS[row["method"]].title
+            seen.add(row["method"])
+            axes.plot(steps, nats, color=colours[row["method"]], marker="o", markersize=3, label=label)
+        axes.set(xlabel="updates", ylabel="validation NLL [nats per character]")
 
 
 def draw_text(prompt: str, text: str, values: Tensor, path: Path) -> None:
