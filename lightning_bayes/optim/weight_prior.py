@@ -26,9 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.parameters import is_spread
-from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.errors import HyperparameterError, PosteriorError, name_some
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.posteriors import AbstractPosterior, MeanField, ScaledPosterior
+
+_ROOM = 80  # characters of names in a message
 
 
 class WeightPrior(NamedTuple):
@@ -101,17 +103,17 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
     missing = [name for name in found.mean if name not in known]
     if missing:
         raise PosteriorError(
-            f"prior= names {_some(missing)}, which {type(model).__name__} lacks; it has {_some(list(known))}. Take "
-            "prior.select('prefix.') where names differ by a prefix, or posteriors.diagnostics.marginals(prior, names) to "
-            "leave names out."
+            f"prior= names {name_some(missing, _ROOM)}, which {type(model).__name__} lacks; it has "
+            f"{name_some(known, _ROOM)}. Take prior.select('prefix.') where names differ by a prefix, or "
+            "posteriors.diagnostics.marginals(prior, names) to leave names out."
         )
     wrong = [
         f"{n} {tuple(m.shape)} for {tuple(known[n].shape)}" for n, m in found.mean.items() if m.shape != known[n].shape
     ]
     if wrong:
         raise PosteriorError(
-            f"prior= has other shapes than {type(model).__name__}: {_some(wrong)}. Give a layer of another size another "
-            "name, or leave its names out by posteriors.diagnostics.marginals(prior, names)."
+            f"prior= has other shapes than {type(model).__name__}: {name_some(wrong, _ROOM)}. Give a layer of another size "
+            "another name, or leave its names out by posteriors.diagnostics.marginals(prior, names)."
         )
     return {known[name]: WeightPrior(mean, found.precision[name]) for name, mean in found.mean.items()}
 
@@ -183,11 +185,7 @@ def _mean_field(posterior: AbstractPosterior) -> MeanField:
     wrong = [n for n, (mean, p) in parts.items() if not bool((mean.isfinite() & p.isfinite() & (p > 0)).all())]
     if wrong:
         raise PosteriorError(
-            f"prior= has means or precisions of {_some(wrong)} that are not finite, or precisions that are not above 0. "
-            "Take the posterior of an earlier checkpoint."
+            f"prior= has means or precisions of {name_some(wrong, _ROOM)} that are not finite, or precisions that are not "
+            "above 0. Take the posterior of an earlier checkpoint."
         )
     return found
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")

@@ -159,9 +159,7 @@ class IVON(MeanFieldOptimizer):
     def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         arguments = super()._update_arguments(group, step, precision)
         if group["rescale_lr"]:
-            if (
-                group.get("rate_factor") is None
-            ):  # decided once: a warm-up of the KL weight is none of the learning rate
+            if group.get("rate_factor") is None:  # decided once: a warm-up of the KL weight is none of the rate
                 start = effective(group)
                 group["rate_factor"] = group["init_precision"] * start.kl_weight / start.num_data
             arguments["lr"] *= group["rate_factor"]
