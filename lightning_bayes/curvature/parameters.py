@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_bayes.curvature.spread import is_spread
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
 
 
@@ -63,12 +62,6 @@ def require_full_precision(params: Iterable[nn.Parameter]) -> None:
             f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates round to "
             "nothing. Keep them in float32 and train with precision='bf16-mixed' or '16-mixed'."
         )
-
-
-def is_spread(tensor: Any) -> bool:
-    """Whether a tensor is a `torch.distributed.tensor.DTensor`."""
-    tensors = sys.modules.get("torch.distributed.tensor")
-    return tensors is not None and isinstance(tensor, tensors.DTensor)
 
 
 def _views_of_the_same_memory(named: list[tuple[str, nn.Parameter]]) -> list[str]:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.parameters import is_spread
+from lightning_bayes.curvature.spread import is_spread
 from lightning_bayes.errors import HyperparameterError, PosteriorError, name_some
 from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.posteriors import AbstractPosterior, MeanField, ScaledPosterior

@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
+from lightning_bayes.curvature.spread import local
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.noise_memory import room_for
@@ -45,7 +46,7 @@ from lightning_bayes.optim.runtime.parameters import (
     trainable,
 )
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
-from lightning_bayes.optim.runtime.shards import local, local_state, require_elementwise
+from lightning_bayes.optim.runtime.shards import local_state, require_elementwise
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of

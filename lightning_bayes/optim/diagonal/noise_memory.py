@@ -8,9 +8,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.spread import Rows, local, rows_of
 from lightning_bayes.optim.hyperparameters import Effective
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
-from lightning_bayes.optim.runtime.shards import Rows, local, rows_of, slices_of
+from lightning_bayes.optim.runtime.shards import slices_of
 from lightning_bayes.posteriors import Shape
 
 SMALL = 2**16  # elements of a tensor that shares the flat buffer

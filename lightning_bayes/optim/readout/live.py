@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.spread import free_gathered, whole
 from lightning_bayes.optim.readout.shape import damping_of, determined
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
-from lightning_bayes.optim.runtime.shards import free_gathered, whole, whole_state
+from lightning_bayes.optim.runtime.shards import whole_state
 
 
 def posterior_of_model(

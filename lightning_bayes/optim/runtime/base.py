@@ -19,18 +19,12 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.loss import BackwardWatch
+from lightning_bayes.curvature.spread import local
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.runtime.measuring import FIRST
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate, zeros_where_missing
-from lightning_bayes.optim.runtime.shards import (
-    are_all_finite,
-    local,
-    put_,
-    require_equally_many,
-    require_rows,
-    values_of,
-)
+from lightning_bayes.optim.runtime.shards import are_all_finite, put_, require_equally_many, require_rows, values_of
 from lightning_bayes.private_torch import mark_as_scheduled
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import BareCapture, Capture, Workspace
-from lightning_bayes.optim.runtime.shards import local
+from lightning_bayes.curvature.spread import local
 
 Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by whatever key its estimator chooses
 

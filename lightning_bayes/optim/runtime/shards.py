@@ -16,35 +16,14 @@ noise with such quantities are refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.parameters import is_spread
+from lightning_bayes.curvature.spread import Rows, free_gathered, is_spread, local, whole
 from lightning_bayes.errors import UnsupportedTrainingError, name_some
-
-
-class Rows(NamedTuple):
-    """The elements of a whole tensor that this process holds, in the order of its memory."""
-
-    size: int  # of the whole tensor
-    start: int
-    stop: int
-
-
-def local(tensor: Any) -> Any:
-    """The part of a tensor that this process holds, in the same memory; other values and whole tensors as they are."""
-    if not is_spread(tensor):
-        return tensor
-    with torch.no_grad():  # else it would be a new tensor at each call
-        return tensor.to_local()
-
-
-def whole(tensor: Any) -> Any:
-    """A tensor with the rows of all processes, which have to call this together; others as they are."""
-    return tensor.full_tensor() if is_spread(tensor) else tensor
 
 
 def local_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,16 +38,6 @@ def local_parts(
     if not is_spread(params[0]):
         return params, states
     return [local(param) for param in params], [local_state(state) for state in states]
-
-
-def rows_of(param: Tensor) -> Rows:
-    """Which elements of a parameter this process holds."""
-    if not is_spread(param):
-        return Rows(param.numel(), 0, param.numel())
-    mesh: Any = param.device_mesh  # type: ignore[attr-defined]
-    at_once = -(-param.shape[0] // mesh.size()) * (param.numel() // max(1, param.shape[0]))  # as torch.chunk
-    start = min(param.numel(), at_once * mesh.get_local_rank())
-    return Rows(param.numel(), start, start + local(param).numel())
 
 
 def require_rows(model: nn.Module) -> bool:
@@ -102,13 +71,6 @@ def _is_in_rows(param: Any) -> bool:
         and param.device_mesh.size() == dist.get_world_size()
         and [placement.is_shard(0) for placement in param.placements] == [True]
     )
-
-
-def free_gathered(model: nn.Module) -> None:
-    """Let FSDP2 free gathered parameters, so that the next forward gathers them as they are then."""
-    for module in model.modules():
-        if callable(reshard := getattr(module, "reshard", None)):
-            reshard()
 
 
 def values_of(params: Iterable[nn.Parameter], *, spread: bool) -> dict[nn.Parameter, Tensor]:

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.spread import local
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.hyperparameters import effective
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
-from lightning_bayes.optim.runtime.shards import local
 
 
 class _Key(NamedTuple):

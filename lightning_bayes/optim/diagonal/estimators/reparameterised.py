@@ -8,9 +8,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.spread import local
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
-from lightning_bayes.optim.runtime.shards import local
 
 
 def reparameterised(grad: Tensor, sample: Tensor, mean: Tensor, precision: Tensor) -> Tensor:

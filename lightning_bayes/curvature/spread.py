@@ -1,0 +1,67 @@
+"""Tensors that `torch.distributed.fsdp.fully_shard` (FSDP2) spreads over processes, in rows of dimension 0."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Rows(NamedTuple):
+    """The elements of a whole tensor that this process holds, in the order of its memory."""
+
+    size: int  # of the whole tensor
+    start: int
+    stop: int
+
+
+def is_spread(tensor: Any) -> bool:
+    """Whether a tensor is a `torch.distributed.tensor.DTensor`."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(tensor, tensors.DTensor)
+
+
+def local(tensor: Any) -> Any:
+    """The part of a tensor that this process holds, in the same memory; other values and whole tensors as they are."""
+    if not is_spread(tensor):
+        return tensor
+    with torch.no_grad():  # else it would be a new tensor at each call
+        return tensor.to_local()
+
+
+def whole(tensor: Any) -> Any:
+    """A tensor with the rows of all processes, which have to call this together; others as they are."""
+    return tensor.full_tensor() if is_spread(tensor) else tensor
+
+
+def rows_of(param: Tensor) -> Rows:
+    """Which elements of a parameter this process holds."""
+    if not is_spread(param):
+        return Rows(param.numel(), 0, param.numel())
+    mesh: Any = param.device_mesh  # type: ignore[attr-defined]
+    at_once = -(-param.shape[0] // mesh.size()) * (param.numel() // max(1, param.shape[0]))  # as torch.chunk
+    start = min(param.numel(), at_once * mesh.get_local_rank())
+    return Rows(param.numel(), start, start + local(param).numel())
+
+
+def rows_like(value: Tensor, param: Tensor) -> Tensor:
+    """The part of a whole tensor that belongs to the rows of `param` in this process.
+
+    Args:
+        value: A whole tensor, shaped like the whole `param`.
+        param: A tensor, spread or whole.
+
+    Returns:
+        A view, shaped like `local` of the parameter.
+    """
+    _, start, stop = rows_of(param)
+    return value.reshape(-1)[start:stop].view(local(param).shape)
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Let FSDP2 free gathered parameters, so that the next forward gathers them as they are then."""
+    for module in model.modules():
+        if callable(reshard := getattr(module, "reshard", None)):
+            reshard()
