@@ -24,6 +24,7 @@ from lightning_bayes.callbacks.default_policy import DefaultNoise, DefaultPrior,
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
+from lightning_bayes.callbacks.model_parallel import check_model_parallel, complete_checkpoint, require_outside_of_pass
 from lightning_bayes.callbacks.num_data import (
     infer_num_data,
     set_num_data,
@@ -146,13 +147,14 @@ class VariationalCallback(EvaluationCallback, ABC):
                 trainer,
                 after_setup=lambda: self._swap(trainer, pl_module),
                 wrap_closure=lambda closure: self._wrap_closure(trainer, closure),
-                load_weights=self._resume.start(trainer.strategy, pl_module).load_model_state_dict,
+                load_checkpoint=self._resume.start(trainer.strategy, pl_module).load_checkpoint,
             )
 
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         kwargs = {**self.optimizer_kwargs, "prior": read_prior(self.optimizer_kwargs["prior"])}
         settings = SwapSettings(self.optimizer_class, self.lr, self.prior, self.group_defaults, kwargs, self._grafts)
+        check_model_parallel(trainer, pl_module, self.linearized)
         self.optimizer = swap_optimizer(trainer, pl_module, settings)
         self._posterior.forget()
         self._ranks_agree = self._is_announced = False
@@ -333,6 +335,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         if self.optimizer is not None:
             self.optimizer.require_finite()
         mean = self.optimizer.sampled_mean() if self.optimizer is not None else {}
+        if mean:
+            require_outside_of_pass(trainer)
         for name, param in pl_module.named_parameters(remove_duplicate=False):
             if param in mean and name in checkpoint["state_dict"]:
                 checkpoint["state_dict"][name] = mean[param]
@@ -349,7 +353,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if trainer.state.fn == "fit":
             self._resume.read(checkpoint, type(self).__name__)
         else:
-            self.take_posterior(checkpoint)
+            self.take_posterior(complete_checkpoint(trainer, checkpoint))
 
     def take_posterior(self, checkpoint: dict[str, Any]) -> None:
         """Evaluate under the posterior of a checkpoint.

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
+from lightning_bayes.callbacks.model_parallel import is_model_parallel
 from lightning_bayes.callbacks.private_lightning import closure_parts, step_follows
 from lightning_bayes.curvature import Capture, with_per_example_loss
 from lightning_bayes.curvature.per_example_loss import KEY
@@ -88,6 +89,9 @@ class MonteCarloClosure(Closure):
         return result
 
     def _reduce(self) -> None:
+        if is_model_parallel(self._trainer):
+            self._reduce_buffers()
+            return
         strategy = self._trainer.strategy
         spread = strategy if isinstance(strategy, BayesDDPStrategy) else None
         sharing = (
@@ -97,9 +101,18 @@ class MonteCarloClosure(Closure):
         if not examples:  # training_step returned None in every pass: no update, as in plain Lightning
             self._optimizer.discard_passes()
             return
-        buffers = [b for b in self._optimizer.model.buffers() if b.is_floating_point()]
         reduce = all_reduce_mean_ if spread is None else spread.all_reduce_mean_
-        reduce([*tensors, *buffers], examples)
+        reduce([*tensors, *self._buffers()], examples)
+
+    def _reduce_buffers(self) -> None:
+        """What is left to average where FSDP2 has averaged the gradients."""
+        if not self._optimizer.num_examples:
+            self._optimizer.discard_passes()
+            return
+        all_reduce_mean_(self._buffers(), self._optimizer.num_examples)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return [b for b in self._optimizer.model.buffers() if b.is_floating_point()]
 
 
 def _with_examples(result: ClosureResult) -> torch.Tensor:

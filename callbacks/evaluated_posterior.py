@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_bayes.callbacks.model_parallel import gathered_weights
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import posterior_from_checkpoint
@@ -61,7 +62,7 @@ class EvaluatedPosterior:
         """
         if trainer.state.fn == "fit":
             return optimizer.posterior() if optimizer is not None and optimizer.num_updates > 0 else None
-        if self._kept is not None and is_mean_of(self._kept, module.state_dict()):
+        if self._kept is not None and is_mean_of(self._kept, gathered_weights(module)):
             return self._kept
         why = self._why_none if self._kept is None else "they are not the mean of its posterior. Pass ckpt_path=..."
         rank_zero_warn(f"{callback} evaluates at the weights as they are: {why}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
+from lightning_bayes.callbacks.model_parallel import is_model_parallel
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_agreement
@@ -20,8 +21,10 @@ def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
 
     Returns:
         K numbers of noise. Without `BayesDDPStrategy` every rank has its own, and the micro-batches of an update share
-        them.
+        them. Where the ranks hold parts of one model, they draw the parts of one noise.
     """
+    if is_model_parallel(trainer):
+        return list(range(mc_samples))
     if isinstance(trainer.strategy, BayesDDPStrategy):
         micro_batches = trainer.accumulate_grad_batches
         micro_batch = trainer.fit_loop.epoch_loop.batch_idx % micro_batches

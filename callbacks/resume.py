@@ -32,7 +32,7 @@ class ResumeGuard:
             module: The user's module.
 
         Returns:
-            What loads the weights.
+            What loads the checkpoint.
         """
         self._rollback = RollbackOnFailedResume(strategy, module)
         return self._rollback
@@ -48,7 +48,9 @@ class ResumeGuard:
             PosteriorError: If the checkpoint holds no state of a noisy optimizer.
         """
         groups = [group for state in checkpoint.get("optimizer_states", []) for group in state["param_groups"]]
-        if not groups or "noise_seed" not in groups[0]:
+        # A distributed checkpoint has no optimizer_states: the strategy has loaded them from files of their own.
+        is_noisy = "noise_seed" in groups[0] if groups else bool(callback_state(checkpoint))
+        if not is_noisy:
             raise PosteriorError(
                 f"The checkpoint was not written with {callback}, so it holds no posterior to resume. To start from its "
                 "weights, load them into the module and fit without ckpt_path."

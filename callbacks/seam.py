@@ -39,7 +39,7 @@ class LightningSeam:
         *,
         after_setup: Callable[[], None],
         wrap_closure: Callable[[Closure], Closure],
-        load_weights: Callable[..., None],
+        load_checkpoint: Callable[..., dict[str, Any]],
     ) -> None:
         """Patch a trainer that is about to fit.
 
@@ -47,7 +47,7 @@ class LightningSeam:
             trainer: The trainer.
             after_setup: Called once the strategy has set up the user's optimizer, and before anything is restored into it.
             wrap_closure: Takes Lightning's closure for a batch and returns the one to run.
-            load_weights: Takes the place of the strategy's ``load_model_state_dict``.
+            load_checkpoint: Takes the place of the strategy's method of this name.
         """
         strategy: Any = trainer.strategy
         set_up = strategy.setup_optimizers
@@ -56,7 +56,7 @@ class LightningSeam:
             set_up(trainer)
             after_setup()
 
-        self._fit.set(strategy, "load_model_state_dict", load_weights)
+        self._fit.set(strategy, "load_checkpoint", load_checkpoint)
         self._fit.set(strategy, "setup_optimizers", setup_optimizers)
         wrap_closures(trainer, wrap_closure, self._fit)
 

@@ -54,14 +54,21 @@ def rows_like(value: Tensor, param: Tensor) -> Tensor:
         param: A tensor, spread or whole.
 
     Returns:
-        A view, shaped like `local` of the parameter.
+        A view, shaped like `local` of the parameter; `value` itself if the parameter is whole.
     """
+    if not is_spread(param):
+        return value
     _, start, stop = rows_of(param)
     return value.reshape(-1)[start:stop].view(local(param).shape)
+
+
+def shards(module: nn.Module) -> bool:
+    """Whether `fully_shard` was called on this module itself."""
+    return callable(getattr(module, "reshard", None))
 
 
 def free_gathered(model: nn.Module) -> None:
     """Let FSDP2 free gathered parameters, so that the next forward gathers them as they are then."""
     for module in model.modules():
-        if callable(reshard := getattr(module, "reshard", None)):
-            reshard()
+        if shards(module):
+            module.reshard()  # type: ignore[operator]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.spread import free_gathered, is_spread, local, rows_like
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
@@ -185,8 +186,8 @@ def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
     """Inside, `model` has the given weights; its own are back afterwards, bit for bit, also after an exception.
 
     Args:
-        model: The model.
-        weights: Values of some or all of its parameters and buffers by name.
+        model: The model; under FSDP2 each process takes its own rows.
+        weights: Whole values of some or all of its parameters and buffers by name.
 
     Yields:
         Nothing.
@@ -194,16 +195,20 @@ def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
     # With duplicates: a posterior's constants name tied weights by each of their names.
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     targets = {name: tensors[name] for name in weights}
-    own = {name: target.detach().clone() for name, target in targets.items()}
+    own = {name: local(target).detach().clone() for name, target in targets.items()}
     try:
-        with torch.no_grad():
-            for name, target in targets.items():
-                target.copy_(weights[name])
+        _put(model, [(target, rows_like(weights[name], target)) for name, target in targets.items()])
         yield
     finally:
-        with torch.no_grad():
-            for name, target in targets.items():
-                target.copy_(own[name])
+        _put(model, [(target, own[name]) for name, target in targets.items()])
+
+
+@torch.no_grad()
+def _put(model: nn.Module, values: Sequence[tuple[Tensor, Tensor]]) -> None:
+    if any(is_spread(target) for target, _ in values):
+        free_gathered(model)
+    for target, value in values:
+        local(target).copy_(value)
 
 
 @contextmanager

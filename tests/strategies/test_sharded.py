@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from tiny_training import Classifier, mlp
 
 from lightning_bayes import CVI, IVON, KFAC, OGN, VOGN, VON, FullVON, NoisyKFAC, Vadam
@@ -15,7 +15,7 @@ from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.posteriors import MeanField
 
 
-@pytest.mark.parametrize("strategy", [ModelParallelStrategy, FSDPStrategy, DeepSpeedStrategy])
+@pytest.mark.parametrize("strategy", [FSDPStrategy, DeepSpeedStrategy])
 def test_strategies_that_shard_are_refused_by_their_names(strategy):
     trainer = SimpleNamespace(strategy=object.__new__(strategy))
     with pytest.raises(UnsupportedTrainingError, match=rf"^The strategy {strategy.__name__} splits .*strategy='ddp'"):

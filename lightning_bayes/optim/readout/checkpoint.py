@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
+from lightning_bayes.optim.readout.distributed_checkpoint import is_distributed_checkpoint, read_distributed_checkpoint
 from lightning_bayes.optim.readout.state import Entry, posterior_of
-from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, ScaledPosterior, verified_load
+from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, ScaledPosterior, named_if_unreadable, verified_load
 
 # Key of the callbacks' state in a checkpoint: one for the whole family, so that a run can change its arguments.
 CALLBACK_KEY = "lightning_bayes"
@@ -24,7 +26,7 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
     """Load the posterior from a checkpoint of a run with one of the callbacks.
 
     Args:
-        path: A Lightning checkpoint (``last.ckpt``).
+        path: A Lightning checkpoint (``last.ckpt``), a file or the directory that `ModelParallelStrategy` writes.
         map_location: Device of the tensors.
 
     Returns:
@@ -42,12 +44,15 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
     """Read a Lightning checkpoint without running code from it.
 
     Args:
-        path: The file.
+        path: The file, or the directory that `ModelParallelStrategy` writes.
         map_location: Device of the tensors.
 
     Returns:
         Its contents, with at least a ``state_dict``. A file that is damaged or no checkpoint is a `PosteriorError`.
     """
+    if is_distributed_checkpoint(Path(path)):
+        with named_if_unreadable(path):
+            return read_distributed_checkpoint(Path(path), map_location)
     return require_checkpoint(verified_load(path, map_location=map_location), path)
 
 

@@ -266,6 +266,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """The means while a pass is open, of spread parameters this process's part; empty otherwise."""
         return self._mean or {}
 
+    @property
+    def num_examples(self) -> float:
+        """Examples in the passes since the last step."""
+        return self._open.examples
+
     def discard_passes(self) -> None:
         """Forget the passes of the open update, and let the next `step` do nothing."""
         self.zero_grad()
@@ -350,9 +355,12 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             finite[names[param]] = torch.stack(
                 [local(value).isfinite().all() for value in (mean.get(param, param), *kept)]
             ).all()
-        if bool(torch.stack(list(finite.values())).all()):
+        are_finite = torch.stack(list(finite.values()))
+        if self._is_spread:  # another process may hold the rows that overflowed
+            dist.all_reduce(are_finite := are_finite.int(), dist.ReduceOp.MIN)
+        if bool(are_finite.all()):
             return
-        culprits = [name for name, is_finite in finite.items() if not is_finite]
+        culprits = [name for name, is_finite in zip(finite, are_finite, strict=True) if not is_finite]
         group = self.param_groups[0]
         raise NonFiniteError(
             f"Update {self.num_updates} or one before left numbers that are not finite in the weights or the state of "
