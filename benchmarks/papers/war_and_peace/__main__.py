@@ -36,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--written", type=int, default=Setting.written, help="characters that a posterior writes")
     parser.add_argument("--json", type=Path, help="written after each run, and resumed from")
     parser.add_argument("--figure", type=Path)
-    parser.add_argument("--text-figure", type=Path, help="a text under posterior samples, shaded by uncertainty")
+    parser.add_argument("--text-figure", type=Path, help="the first text under posterior samples, shaded by uncertainty")
     return parser
 
 
@@ -59,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(as_paragraph(PROMPT + written.text), flush=True)
             if options.text_figure:
                 draw_text(PROMPT, written.text, written.mutual_information, options.text_figure)
+                options.text_figure = None
         if options.json:
             shared = {**asdict(setting), "path": Path(setting.path).name}
             options.json.write_text(json.dumps({**provenance(), "setting": shared, "results": rows}) + "\n", "utf-8")
