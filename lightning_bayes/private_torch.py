@@ -140,6 +140,15 @@ def output_shapes(node: Any) -> list[tuple[int, ...]]:
     return [tuple(meta.shape) for meta in node._input_metadata]
 
 
+def is_alive(node: Any) -> bool:
+    """Whether a node's graph exists. Torch 2.5 and 2.6 free it below the node of a Python function, and crash on use."""
+    try:
+        node.next_functions  # noqa: B018  # raises
+    except RuntimeError:
+        return False
+    return True
+
+
 def saved_by(node: Any, name: str, default: Any = None) -> Any:
     """What a node of autograd's graph saved as `name`, such as ``"dim"``; `default` if it saved none."""
     return getattr(node, f"_saved_{name}", default)
@@ -171,6 +180,7 @@ __all__ = [
     "default_store",
     "gradient_hooks",
     "has_children",
+    "is_alive",
     "is_in_backward",
     "is_in_functorch",
     "is_view",

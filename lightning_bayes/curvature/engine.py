@@ -28,7 +28,7 @@ from lightning_bayes.errors import (
     UnsupportedTrainingError,
     name_some,
 )
-from lightning_bayes.private_torch import has_children
+from lightning_bayes.private_torch import has_children, is_alive
 
 EngineName: TypeAlias = Literal["fused", "backpack"]
 
@@ -129,6 +129,7 @@ class Capture:
 
     def _find_examples(self, loss: Tensor, divided_by_host: bool, declared: int = 0) -> list[LayerOutput]:
         """Find the layouts of the calls that the loss reaches; returns these calls."""
+        self.outputs = [output for output in self.outputs if all(is_alive(node) for node, _ in output.edges)]
         if self.finder is None or loss.grad_fn is None or not self.outputs or self._is_empty:
             return []
         with self.following():

@@ -29,6 +29,7 @@ from lightning_bayes.curvature.parameter_uses import enters_measured_layer, is_m
 from lightning_bayes.curvature.routing import routed_calls
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.private_torch import is_alive
 
 Kind: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # the layers called, and which of their sizes are equal
 
@@ -218,7 +219,7 @@ class ExampleProbe:
             examples = None if reader is None else SingleExamples(loss, reader)
             if examples is None or not examples.is_possible:
                 continue
-            given = whole.edge if whole is not None and whole.rows == n else None
+            given = whole.edge if whole is not None and whole.rows == n and is_alive(whole.edge.node) else None
             found = _followed(examples, outputs, examples_second, given)
             is_joined = reader is None or not reader.has_lone_pieces
             yield None if found is None else replace(found, is_clear=self._is_clear(reader), is_joined=is_joined)
