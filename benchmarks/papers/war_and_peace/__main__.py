@@ -36,7 +36,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--written", type=int, default=Setting.written, help="characters that a posterior writes")
     parser.add_argument("--json", type=Path, help="written after each run, and resumed from")
     parser.add_argument("--figure", type=Path)
-    parser.add_argument("--text-figure", type=Path, help="the first text under posterior samples, shaded by uncertainty")
+    parser.add_argument(
+        "--text-figure", type=Path, help="the first text under posterior samples, shaded by uncertainty"
+    )
     return parser
 
 
