@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.coverage.families import FAMILIES, Build
+from benchmarks.coverage.families import CONVOLUTIONAL, FAMILIES, Build
 from benchmarks.coverage.judge import judge
 from benchmarks.provenance import provenance
 
@@ -42,13 +42,13 @@ def row_of(family: str, name: str, build: Build, engine: Any, limit: int) -> dic
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Counts by family and mode, and the reasons of all that is not right."""
+    """Counts by family and mode, those of timm's convolutional networks, and the reasons of all that is not right."""
     lines = [f"| family | mode | {' | '.join(WORDS)} |", f"|---|---|{'---:|' * len(WORDS)}"]
-    for family in dict.fromkeys(row["family"] for row in rows):
-        own = [row for row in rows if row["family"] == family]
-        for mode in MODES:
-            counts = Counter(row[mode]["word"] for row in own)
-            lines.append(f"| {family} | {mode} | {' | '.join(str(counts[word]) for word in WORDS)} |")
+    groups = {family: [row for row in rows if row["family"] == family] for family in FAMILIES}
+    groups["timm, convolutional"] = [row for row in groups["timm"] if row["model"] in CONVOLUTIONAL]
+    for name, mode in ((name, mode) for name, own in groups.items() if own for mode in MODES):
+        counts = Counter(row[mode]["word"] for row in groups[name])
+        lines.append(f"| {name} | {mode} | {' | '.join(str(counts[word]) for word in WORDS)} |")
     reasons = [
         f"- {row['family']} {row['model']}, {mode}: {row[mode]['word']}. {row[mode]['reason']}"
         for row in rows

@@ -19,6 +19,15 @@ CLASSES, EXAMPLES = 3, 4
 MOST_PARAMETERS = 150_000_000  # of a model before it is shortened
 SIZES = (64, 96, 160, 224, 256, 288, 384)  # of images; some networks need large ones
 
+# timm's files of convolutional networks: no attention over positions, no mixing of tokens by dense layers.
+_CONVOLUTIONAL = """
+byobnet convmixer convnext cspnet cspnext densenet dla dpn efficientnet fasternet focalnet ghostnet hardcorenas hgnet hrnet
+inception_next inception_resnet_v2 inception_v3 inception_v4 lcnetv2 mambaout mobilenetv3 nasnet nfnet pnasnet rdnet regnet
+repghost repvit res2net resnest resnet resnetv2 rexnet selecsls senet sknet starnet tresnet vgg vovnet xception
+xception_aligned
+"""
+CONVOLUTIONAL = frozenset(_CONVOLUTIONAL.split())
+
 _SMALL = {
     "hidden_size": 16,
     "num_hidden_layers": 2,

@@ -122,10 +122,11 @@ class FusedCapture(Capture):
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.loop = ExampleLoop(self)
         self.inside_generic = self._takes_examples = False
+        self.passing: MeasuredModule | None = None  # runs as it is, though its children are measured
 
     def call(self, unit: MeasuredModule, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run in place of the module's forward."""
-        if self.inside_generic:
+        if self.inside_generic or unit is self.passing:
             return forward(*args, **kwargs)
         is_measured = torch.is_grad_enabled()
         if not is_measured and not _in_reentrant_checkpoint():

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, added_up, examples_first, in_groups
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measured_output import MeasuredOutput, replay_errors_named
-from lightning_bayes.curvature.rules.generic import ReplayedCall
+from lightning_bayes.curvature.rules.generic import SingleExamples
 from lightning_bayes.curvature.rules.packed import padded_output
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
 from lightning_bayes.curvature.rules.registry import LayerRule, Sums
 from lightning_bayes.curvature.rules.stateless import flat_weights
+from lightning_bayes.curvature.rules.whole_batch import WholeBatch
 from lightning_bayes.private_torch import has_children, is_in_backward, is_view, own_parameters, saved_by
 
 if TYPE_CHECKING:
@@ -188,13 +189,14 @@ class RuleCall(LayerCall):
 
 
 class GenericCall(LayerCall):
-    """One call of a unit without a rule, and of everything below it."""
+    """One call of a unit without a rule, and of everything below it that is not measured by itself."""
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output, measured in the backward pass."""
-        self.one_call = ReplayedCall(self.unit.module, args, kwargs, self.captured.workspace)
-        self.detached = {name: p.detach() for name, p in self.unit.module.named_parameters()}
-        with self._alone():
+        kind = WholeBatch if self.unit.own_alone else SingleExamples
+        self.one_call = kind(self.unit.module, args, kwargs, self.captured.workspace)
+        self.detached = {name: p.detach() for name, p in self.unit.named_parameters()}
+        with self._passing() if self.unit.own_alone else self._alone():
             output = self.one_call.forward(self.detached, self._is_checked)
         self.captured.note_call(self.unit.label, self.one_call.inputs.batch_size)
         return self.watched(self.one_call.inputs.leaves, output, list(self.params.values()))
@@ -206,6 +208,14 @@ class GenericCall(LayerCall):
             yield
         finally:
             self.captured.inside_generic = False
+
+    @contextmanager
+    def _passing(self) -> Iterator[None]:
+        outer, self.captured.passing = self.captured.passing, self.unit
+        try:
+            yield
+        finally:
+            self.captured.passing = outer
 
     @property
     def example_rows(self) -> tuple[int, int | None]:

@@ -1,7 +1,8 @@
 """Which modules of a model are measured.
 
 A measured module is one whose calls are measured as a whole: a layer with a rule, or any other module that holds trainable
-parameters directly, together with everything below it, by the generic rule.
+parameters directly, together with everything below it, by the generic rule. A module with BatchNorm below it is measured for
+its own parameters alone, and its children by themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.example_inputs import refuse_packed
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
-from lightning_bayes.private_torch import has_children, own_parameters
+from lightning_bayes.private_torch import BatchNormBase, has_children, own_parameters
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class MeasuredModule:
         name: Qualified name of the module in the model; empty for the model itself.
         module: The module.
         rule: The layer's rule, or None for the generic rule.
+        own_alone: Whether the parameters that the module holds itself are measured alone, and its children by themselves.
     """
 
     name: str
     module: nn.Module
     rule: LayerRule | None
+    own_alone: bool = False
 
     @cached_property
     def label(self) -> str:
@@ -40,7 +43,7 @@ class MeasuredModule:
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The module's parameters by name; a layer without children needs no walk through them."""
-        if has_children(self.module):
+        if has_children(self.module) and not self.own_alone:
             return self.module.named_parameters()
         return [(name, p) for name, p in own_parameters(self.module).items() if p is not None]
 
@@ -132,7 +135,9 @@ def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Measu
     rule = rule_for(module)
     params = module.parameters() if rule is not None else (p for p in own_parameters(module).values() if p is not None)
     if any(param.requires_grad for param in params):
-        yield MeasuredModule(name, module, rule)
-        return
+        own_alone = rule is None and any(isinstance(below, BatchNormBase) for below in module.modules())
+        yield MeasuredModule(name, module, rule, own_alone)
+        if not own_alone:
+            return
     for child_name, child in module.named_children():
         yield from _units(f"{name}.{child_name}" if name else child_name, child, seen)

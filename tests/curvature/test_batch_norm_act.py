@@ -15,7 +15,6 @@ from torch import nn
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.workspace import Workspace
-from lightning_bayes.errors import UnsupportedLayerError
 
 
 def build_layer(generator, **options):
@@ -77,9 +76,16 @@ def test_a_network_in_training_mode_has_the_batch_gradient(engine, generator):
     assert all((measured.curvature[k] >= measured.grad[k].square() * (1 - 1e-9)).all() for k in params)  # Jensen
 
 
-@pytest.mark.parametrize("options", [{"act_layer": nn.PReLU}, {"drop_layer": nn.Dropout}], ids=["prelu", "dropout"])
-def test_what_the_rule_does_not_cover_is_refused_by_name(options, generator):
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4, inplace=False, **options))
-    x = torch.randn(4, 3, 5, 5, generator=generator)
-    with pytest.raises(UnsupportedLayerError, match="BatchNormAct2d"):
-        measure(model, lambda: model(x).square().mean())
+def test_an_activation_with_parameters_is_measured_beside_the_layer(generator):
+    """The rule covers activations without; then the layer is measured by its rows, and its activation by itself."""
+    torch.manual_seed(0)
+    joined = nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(4, inplace=False, act_layer=nn.PReLU)).double()
+    apart = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU()).double()
+    state = dict(zip(apart.state_dict(), joined.state_dict().values(), strict=True))
+    apart.load_state_dict(state)
+    x = torch.randn(4, 3, 5, 5, generator=generator, dtype=torch.float64)
+    found, expected = (measure(model, lambda model=model: model(x).square().mean()) for model in (joined, apart))
+    for key in ("grad", "curvature"):
+        values = zip(getattr(found, key).values(), getattr(expected, key).values(), strict=True)
+        for one, other in values:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-15)

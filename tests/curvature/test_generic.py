@@ -9,7 +9,7 @@ from oracles import one_example_at_a_time, relative_error
 from torch import nn
 
 from lightning_bayes.curvature import make_engine, measure
-from lightning_bayes.curvature.rules import generic, registry
+from lightning_bayes.curvature.rules import registry, replayed_call
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
@@ -94,7 +94,7 @@ def test_memory_bound_changes_nothing(vectorised, sizes, generator, monkeypatch)
         held.append(len(part))
         registry.add_sums(total, name, part)
 
-    monkeypatch.setattr(generic, "add_sums", add_sums)
+    monkeypatch.setattr(replayed_call, "add_sums", add_sums)
     if not vectorised:
         monkeypatch.setattr(torch, "vmap", cannot)
     two_examples = 2 * sum(4 * p.numel() for p in model.parameters()) / 2**20

@@ -497,22 +497,6 @@ def test_positions_that_all_examples_share_are_followed(generator):
         measure(model, lambda: F.cross_entropy(model(x), y), engine="backpack")
 
 
-def test_batch_norm_inside_a_generic_unit_is_refused(generator):
-    class Gated(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate, self.norm = nn.Parameter(torch.ones(4)), nn.BatchNorm1d(4)
-
-        def forward(self, x):
-            return self.norm(self.gate * x)
-
-    model, x = Gated(), torch.randn(5, 4, generator=generator)
-    with pytest.raises(UnsupportedLayerError, match="Gated has no rule of its own, and inside it norm normalises"):
-        measure(model, lambda: model(x).square().mean())
-    model.eval()
-    measure(model, lambda: model(x).square().mean())
-
-
 def test_module_that_mixes_examples_is_refused(generator):
     class Mixing(nn.Module):
         def __init__(self):

@@ -3,73 +3,32 @@
     c_i = (∂ f(x_i; θ) / ∂θ)ᵀ δ_i
 
 Each example is put through the module again as a batch of one, with the buffers and random numbers of the forward. It
-costs a second forward, holds as many c_i at once as fit the workspace, and is right wherever examples do not
-mix: BatchNorm on batch statistics inside the module is refused.
+costs a second forward, holds as many c_i at once as fit the workspace, and is right wherever examples do not mix. A module
+with BatchNorm inside is measured by `whole_batch`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
-from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, set_rng, with_rng
-from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums
-from lightning_bayes.curvature.rules.stateless import call_with, without_trace
-from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.curvature.rules.registry import PerExample, Sums
+from lightning_bayes.curvature.rules.replayed_call import ReplayedCall, are_close, refused_by_name
+from lightning_bayes.curvature.rules.stateless import call_with
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
-_HALF = {torch.float16, torch.bfloat16}
 
-
-class ReplayedCall:
-    """One call of a module, which can be repeated for single examples.
-
-    Args:
-        module: The module; it is called with detached parameters.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
-        workspace: Says how many examples are taken at once.
-
-    Attributes:
-        inputs: The arguments, taken apart.
-        buffers: The module's buffers before the forward, by name.
-        frozen: Parameters that replays take from here, not from the module.
-
-    Raises:
-        UnsupportedLayerError: If examples mix inside the module, or are packed.
-    """
-
-    def __init__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], workspace: Workspace | None = None
-    ) -> None:
-        self.module, self.workspace = module, workspace or Workspace()
-        self.inputs = ExampleInputs(module, args, kwargs)
-        _require_no_batch_statistics(module)
-        self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        self.frozen: dict[str, Tensor] = {}
-        self._rng_state: list[Tensor] | None = None  # that of the forward, if the module draws noise
-        self._outputs: list[Tensor] | None = None  # those of the forward, until they were checked
+class SingleExamples(ReplayedCall):
+    """A call that is repeated for single examples."""
 
     def forward(self, params: dict[str, Tensor], is_checked: Callable[[], bool] = lambda: True) -> Any:
-        """Call the module as its owner would.
-
-        A module that draws noise runs example by example even here, so that backward can repeat the same draws.
-
-        Args:
-            params: Detached parameters by name.
-            is_checked: Whether calls like this one are known not to mix examples.
-
-        Returns:
-            The module's output.
-        """
+        """See `ReplayedCall.forward`. A module that draws noise runs example by example, so that backward can repeat it."""
         before = rng_state()
         output = call_with(self.module, params, *self.inputs.arguments())
         tensors, rebuild = differentiable(output)
@@ -81,7 +40,7 @@ class ReplayedCall:
             set_rng(before)
             tensors = self._one_by_one(params, tensors, is_checked())
         if not is_checked():
-            self._keep_for_check(tensors)
+            self.keep_for_check(tensors)
         return rebuild(tensors) if draws_noise else output
 
     def _one_by_one(self, params: dict[str, Tensor], whole: list[Tensor], is_checked: bool) -> list[Tensor]:
@@ -97,54 +56,14 @@ class ReplayedCall:
         """Require of a module with noise that the first example's output stays when the others become like the first."""
         again = with_rng(self._rng_state, self.replay, params, self.inputs.like_the_first())
         firsts = ([t.narrow(dim, 0, 1) for t, dim in zip(ts, dims, strict=True) if t.dim()] for ts in (outputs, again))
-        if not all(map(_are_close, *firsts)):
+        if not all(map(are_close, *firsts)):
             raise ExampleDimensionError(
                 f"The output of {type(self.module).__name__} for one example depends on the others in the batch. Give it "
                 "examples in dimension 0 that do not mix, or freeze its parameters with requires_grad_(False)."
             )
 
-    def _keep_for_check(self, outputs: list[Tensor]) -> None:
-        """Keep the forward's outputs for `check_sum`, unless they are rounded to half precision."""
-        tensors = [*outputs, *self.module.parameters()]
-        if not any(t.dtype in _HALF or torch.is_autocast_enabled(t.device.type) for t in tensors):
-            self._outputs = [output.detach() for output in outputs]
-
-    def replay(self, params: dict[str, Tensor], leaves: list[Any]) -> list[Tensor]:
-        """Call the module with the forward's buffers; return its floating-point outputs, flattened."""
-        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # the module may change them
-        with without_trace(self.module):
-            output = call_with(self.module, {**buffers, **self.frozen, **params}, *self.inputs.arguments(leaves))
-        return differentiable(output)[0]
-
-    def per_example(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> PerExample:
-        """Every example's contribution to every parameter.
-
-        Args:
-            params: Detached parameters by name.
-            grads: Gradient with respect to each floating-point output; None where nothing depends on it.
-
-        Returns:
-            Contributions by parameter name, ``[B, *shape]``.
-        """
-        parts: list[PerExample] = []
-        self._visit(params, grads, parts.append)
-        return {
-            name: torch.cat([p.new_zeros(0, *p.shape), *(part[name] for part in parts)]) for name, p in params.items()
-        }
-
     def gradient(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> dict[str, Tensor]:
-        """The gradient of the whole call.
-
-        Args:
-            params: Detached parameters by name.
-            grads: As in `per_example`.
-
-        Returns:
-            The gradient by parameter name.
-
-        Raises:
-            UnsupportedLayerError: If the module draws noise, which its examples did one by one.
-        """
+        """See `ReplayedCall.gradient`; noise, which the examples drew one by one, is an `UnsupportedLayerError`."""
         if self._rng_state is not None:
             raise UnsupportedLayerError(
                 f"{type(self.module).__name__} has no rule of its own, draws noise, and examples share its output. Call it "
@@ -154,25 +73,6 @@ class ReplayedCall:
         vjp = torch.func.vjp(lambda p: [self.replay(p, self.inputs.leaves)[i] for i in used], params)[1]
         found: dict[str, Tensor] = vjp([grads[i] for i in used])[0]
         return found
-
-    def sums(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> Sums:
-        """Sums of contributions and of their squares, without ever holding all contributions.
-
-        Args:
-            params: Detached parameters by name.
-            grads: As in `per_example`.
-
-        Returns:
-            Both sums by parameter name.
-        """
-        total: Sums = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
-
-        def add(part: PerExample) -> None:
-            for name, contribution in part.items():
-                add_sums(total, name, contribution.clone())  # contributions may be views of one another
-
-        self._visit(params, grads, add)
-        return total
 
     def _visit(
         self, params: dict[str, Tensor], grads: list[Tensor | None], visit: Callable[[PerExample], None]
@@ -188,7 +88,7 @@ class ReplayedCall:
             contribution: PerExample = vjp(gradients)[0]
             return contribution
 
-        with _refused_by_name(self.module):
+        with refused_by_name(self.module):
             if self.inputs.batch_size == 1:  # nothing to take apart
                 found = with_rng(self._rng_state, one, cotangents, self.inputs.leaves)
                 return visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
@@ -246,7 +146,7 @@ class ReplayedCall:
         return [_differing_dim(self.module, outputs[i].shape, g.shape) for i, g in zip(used, grads, strict=True)]
 
     def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Sums) -> None:
-        """Compare the sum of the contributions with the gradient of the whole batch.
+        """Compare the sum of the contributions with the gradient of the whole batch; see also `ReplayedCall.require_same`.
 
         Args:
             params: Detached parameters by name.
@@ -255,19 +155,12 @@ class ReplayedCall:
 
         Raises:
             ExampleDimensionError: If they differ: the module mixes examples, or keeps them in another dimension.
-            UnsupportedLayerError: If the module called again returns something else.
         """
         if self._rng_state is not None:
             return  # the batch draws its noise in another order than the examples do
         used = [i for i, grad in enumerate(grads) if grad is not None]
         again, vjp, *_ = torch.func.vjp(lambda p: [self.replay(p, self.inputs.leaves)[i] for i in used], params)
-        kept, self._outputs = self._outputs, None
-        if kept is not None and not all(map(_are_close, (kept[i] for i in used), again)):
-            raise UnsupportedLayerError(
-                f"{type(self.module).__name__} has no rule of its own, and called again with the same inputs it returns "
-                "something else: it keeps a state outside of its buffers. Hold the state in buffers, or change it outside "
-                "of forward; or freeze the parameters of the module with requires_grad_(False)."
-            )
+        self.require_same(again, used)
         # A gradient may be zero but for rounding (of a shift before a normalisation), so the largest terms set the scale.
         scale = max(float(square.max()) ** 0.5 for _, square in found.values())
         for name, grad in vjp([grads[i] for i in used])[0].items():
@@ -277,37 +170,6 @@ class ReplayedCall:
                     f"it mixes examples or does not keep them in dimension {self.inputs.batch_dim}. Give it batch-first "
                     "inputs, write a rule for it (see curvature/rules/linear.py), or freeze it."
                 )
-
-
-def _are_close(one: Tensor, other: Tensor) -> bool:
-    scale = float(one.abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
-
-
-def _require_no_batch_statistics(module: nn.Module) -> None:
-    kind = type(module).__name__
-    mixing = [name or kind for name, child in module.named_modules() if uses_batch_statistics(child)]
-    if mixing:
-        inside = "it" if mixing == [kind] else f"inside it {', '.join(mixing)}"
-        raise UnsupportedLayerError(
-            f"{kind} has no rule of its own, and {inside} normalises over the batch, so its examples cannot be taken one by "
-            "one. Use GroupNorm there, call .eval() on these layers, or freeze the parameters of the module with "
-            "requires_grad_(False)."
-        )
-
-
-@contextlib.contextmanager
-def _refused_by_name(module: nn.Module) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise UnsupportedLayerError(
-            f"{type(module).__name__} has no rule of its own, and cannot be run for one example at a time: {error} Write a "
-            "rule for it (see curvature/rules/linear.py), move the parameters that it holds itself into a small module, or "
-            "freeze them with requires_grad_(False). Activation checkpointing belongs around such a module, not inside."
-        ) from error
 
 
 def _differing_dim(module: nn.Module, one: torch.Size, batch: torch.Size) -> int:
