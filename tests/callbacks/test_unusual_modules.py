@@ -166,7 +166,6 @@ def compiled(how):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks
-@pytest.mark.filterwarnings("ignore:Graph break due to unsupported builtin")  # torch 2.5, of our hooks
 @every_engine
 @pytest.mark.parametrize("how", ["torch.compile(module)", "torch.compile(net)", "net.compile()", "one layer"])
 def test_a_compiled_module_trains_as_the_plain_one(how, engine):

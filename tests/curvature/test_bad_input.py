@@ -173,7 +173,6 @@ def test_penalty_on_the_weights_is_no_use_beside_the_module(engine, generator):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks
-@pytest.mark.filterwarnings("ignore:Graph break due to unsupported builtin")  # torch 2.5, of our hooks
 @every_engine
 @pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "one layer"])
 def test_compiled_model(how, engine, generator):
