@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from packaging.version import Version
 
 from lightning_bayes.cli import main
 from lightning_bayes.config_lookup import find_configs
@@ -63,6 +65,12 @@ def config_of(arguments):
     return None
 
 
+def is_runnable(block):
+    """Whether this torch is as new as ``# requires: torch 2.6`` in a block says, if it does."""
+    needed = re.findall(r"^# requires: torch (\S+)$", block.code, re.MULTILINE)
+    return all(Version(torch.__version__) >= Version(least) for least in needed)
+
+
 def run(block, namespace, name):
     exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)  # errors point at the README's line
 
@@ -81,7 +89,7 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "readme", module)  # where its classes say that they come from
     shown = blocks((ROOT / page).read_text("utf-8"), "python")
     assert shown
-    for block in shown:
+    for block in filter(is_runnable, shown):
         run(block, vars(module), str(ROOT / page))
 
 
