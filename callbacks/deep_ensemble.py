@@ -69,10 +69,10 @@ class DeepEnsembleCallback(EvaluationCallback):
         """
         if trainer.state.fn == "fit":
             return None
-        checkpoints = {path: self._checkpoint(path, pl_module) for path in self.members}
+        # One at a time: a checkpoint holds the optimizer's state too.
         if not self.samples:
-            return MemberSamples([_weights(found, pl_module) for found in checkpoints.values()])
-        found = [posterior_from_checkpoint(each, path) for path, each in checkpoints.items()]
+            return MemberSamples([_weights(self._checkpoint(path, pl_module), pl_module) for path in self.members])
+        found = (posterior_from_checkpoint(self._checkpoint(path, pl_module), path) for path in self.members)
         return MemberPosteriors([each.to(pl_module.device) for each in found], self.samples, self.seed)
 
     def _checkpoint(self, path: str, module: LightningModule) -> dict[str, Any]:

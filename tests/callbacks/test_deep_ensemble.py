@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from tiny_training import Classifier, assert_same_bits, blobs, fit, loader, quie
 from torch import nn
 
 from lightning_bayes import DeepEnsembleCallback, VOGNCallback
+from lightning_bayes.callbacks import deep_ensemble
 from lightning_bayes.cli import main
 from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
 
 # One module serves fit, validate and test; most fits here validate nothing.
@@ -78,6 +81,23 @@ def test_a_test_is_of_the_members_averaged_probability(members):
 def test_an_ensemble_of_one_is_that_member(members):
     paths, modules = members
     torch.testing.assert_close(evaluated(Net(), DeepEnsembleCallback(paths[:1]))[0].softmax(-1), by_hand(modules)[0])
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_what_else_a_checkpoint_holds_is_let_go_before_the_next_is_read(samples, tmp_path, monkeypatch):
+    paths, held = [tmp_path / f"{seed}.ckpt" for seed in range(3)], []
+    for seed, path in enumerate(paths):
+        member(path, seed, callbacks=[VOGNCallback()])
+
+    def read(path):
+        assert not any(reference() is not None for reference in held)
+        checkpoint = {**read_checkpoint(path), "other": torch.zeros(1)}
+        held.append(weakref.ref(checkpoint["other"]))
+        return checkpoint
+
+    monkeypatch.setattr(deep_ensemble, "read_checkpoint", read)
+    evaluated(Net(), DeepEnsembleCallback(paths, samples=samples))
+    assert len(held) == 3
 
 
 def test_prediction_tells_how_much_the_members_disagree(members):
