@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shlex
@@ -92,6 +93,13 @@ def _seed_variables(monkeypatch):
         monkeypatch.setenv(variable, "0")
 
 
+@pytest.fixture(autouse=True)
+def _collected():
+    """A trainer and its module hold each other; the networks of all tests would fill the memory."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture
 def data_options(name, tmp_path, monkeypatch):
     """Options that put a tiny set in the place of one that is not on this disk."""
@@ -150,6 +158,8 @@ def train_what_it_reads(name, data_options):
         one = [f"--trainer.{option}=1" for option in ("max_epochs", "limit_train_batches", "log_every_n_steps")]
         run = instantiate(other, *QUIET, *one, *data_options)
         run.trainer.fit(run.model, datamodule=run.datamodule)
+        del run
+        gc.collect()
 
 
 def run_for_one_batch(name, *options):
