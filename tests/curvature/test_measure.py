@@ -85,11 +85,10 @@ def test_torchvision_model_equals_the_loop_in_eval_mode(name, size, dtype, gener
     assert_equals_loop(model, images(3, size, dtype, generator), labels(3, 10, generator))
 
 
-@pytest.mark.slow  # 134 million parameters
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_vgg16_equals_the_loop(dtype, generator):
-    model = torchvision.models.vgg16(num_classes=10).to(dtype).eval()
-    assert_equals_loop(model, images(2, 32, dtype, generator), labels(2, 10, generator))
+@pytest.mark.slow  # 134 million parameters, which in double precision take 9 GiB
+def test_vgg16_equals_the_loop(generator):
+    model = torchvision.models.vgg16(num_classes=10).eval()
+    assert_equals_loop(model, images(2, 32, torch.float32, generator), labels(2, 10, generator))
 
 
 def test_vgg16_features_equal_the_loop(generator):
