@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -50,7 +48,7 @@ def at_the_end(optimizer: MeanFieldOptimizer, name: str) -> str:
     """
     noisy = _params(optimizer, True)
     total, determined = sum(param.numel() for param in noisy), float(optimizer.effective_parameters())
-    logs = sorted(math.log(float(tau)) for tau in temperatures(optimizer).values())
+    logs = sorted(float(tau.log()) for tau in temperatures(optimizer).values())
     if not logs:  # such as in a run that goes on from a checkpoint without noise
         return f"{name}: no weight has noise, so there is no posterior."
     ratio = diagnostics.noise_to_weight(optimizer.posterior())

@@ -37,6 +37,11 @@ def test_the_default_says_what_it_does_and_what_it_found(caplog):
     assert end.startswith(f"VOGNCallback: the data determine about {determined:.0f} of {WEIGHTS} parameters")
 
 
+def test_noise_whose_temperature_underflows_ends_in_a_line(caplog):
+    _, end = lines(VOGNCallback(relative_noise=1e-200), caplog)
+    assert "log τ of the tensors is -inf to -inf" in end
+
+
 def test_a_regression_hears_which_posterior_widens_away_from_the_data(caplog):
     """docs/regression.md has the widths of both in a gap of the data."""
     start, _ = lines(VOGNCallback(link="identity"), caplog)
