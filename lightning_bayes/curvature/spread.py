@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,3 +73,17 @@ def free_gathered(model: nn.Module) -> None:
     for module in model.modules():
         if shards(module):
             module.reshard()  # type: ignore[operator]
+
+
+@torch.no_grad()
+def put_rows_(model: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Let parameters and buffers hold other values, in place: FSDP2 gathers from the memory that it has allotted.
+
+    Args:
+        model: The model.
+        pairs: What to change, and the values of the part that this process holds.
+    """
+    if any(is_spread(target) for target, _ in pairs):
+        free_gathered(model)
+    for target, value in pairs:
+        local(target).copy_(value)

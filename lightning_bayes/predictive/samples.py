@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import free_gathered, is_spread, local, rows_like
+from lightning_bayes.curvature.spread import local, put_rows_, rows_like
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
@@ -197,18 +197,10 @@ def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
     targets = {name: tensors[name] for name in weights}
     own = {name: local(target).detach().clone() for name, target in targets.items()}
     try:
-        _put(model, [(target, rows_like(weights[name], target)) for name, target in targets.items()])
+        put_rows_(model, [(target, rows_like(weights[name], target)) for name, target in targets.items()])
         yield
     finally:
-        _put(model, [(target, own[name]) for name, target in targets.items()])
-
-
-@torch.no_grad()
-def _put(model: nn.Module, values: Sequence[tuple[Tensor, Tensor]]) -> None:
-    if any(is_spread(target) for target, _ in values):
-        free_gathered(model)
-    for target, value in values:
-        local(target).copy_(value)
+        put_rows_(model, [(target, own[name]) for name, target in targets.items()])
 
 
 @contextmanager

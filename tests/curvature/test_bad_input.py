@@ -333,8 +333,9 @@ def test_parametrized_layers(name, generator):
 
 
 def test_other_batch_norms(generator):
-    """torch runs SyncBatchNorm at the batch's statistics on several GPUs only; at the running ones it is measured."""
+    """SyncBatchNorm is refused at the statistics of all processes' batches, and measured at the running ones."""
     (x, y), model = batch(generator), nn.Sequential(nn.SyncBatchNorm(4), nn.Linear(4, 3))
+    assert_refused(model, lambda: F.cross_entropy(model(x), y), "SyncBatchNorm has no rule of its own.*normalises over")
     assert_refused(model, lambda: F.cross_entropy(model(x), y), r"no rule for 0 \(SyncBatchNorm\)", "backpack")
     assert_right(model.eval(), x, y)
 

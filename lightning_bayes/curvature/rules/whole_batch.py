@@ -14,19 +14,27 @@ from collections.abc import Callable
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, with_rng
 from lightning_bayes.curvature.rules.registry import PerExample, Sums
 from lightning_bayes.curvature.rules.replayed_call import ReplayedCall
 from lightning_bayes.curvature.rules.stateless import call_with
-from lightning_bayes.errors import ExampleDimensionError
+from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
 
 @final
 class WholeBatch(ReplayedCall):
-    """A call that is repeated for the whole batch, with the random numbers of the forward."""
+    """A call that is repeated for the whole batch, with the random numbers of the forward; see `ReplayedCall`."""
+
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], workspace: Workspace | None = None
+    ) -> None:
+        _require_one_process(module)
+        super().__init__(module, args, kwargs, workspace)
 
     def forward(self, params: dict[str, Tensor], is_checked: Callable[[], bool] = lambda: True) -> Any:
         """See `ReplayedCall.forward`."""
@@ -76,6 +84,16 @@ class WholeBatch(ReplayedCall):
         for start in range(0, count, size):
             rows = torch.arange(start, min(start + size, count))
             visit(_vectorised(lambda only: vjp(only)[0], [_rows_alone(grad, rows) for grad in cotangents]))
+
+
+def _require_one_process(module: nn.Module) -> None:
+    """Refuse statistics over the batches of several processes, which a repeated call would exchange again."""
+    if any(isinstance(each, nn.SyncBatchNorm) and uses_batch_statistics(each) for each in module.modules()):
+        raise UnsupportedLayerError(
+            f"{type(module).__name__} has no rule of its own, and its SyncBatchNorm normalises over the batches of all "
+            "processes. Use BatchNorm, whose statistics are those of one process, or freeze the module's parameters with "
+            "requires_grad_(False)."
+        )
 
 
 def _rows_alone(grad: Tensor, rows: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import Rows, free_gathered, is_spread, local, whole
+from lightning_bayes.curvature.spread import Rows, is_spread, local, put_rows_, whole
 from lightning_bayes.errors import UnsupportedTrainingError, name_some
 
 
@@ -80,14 +80,12 @@ def values_of(params: Iterable[nn.Parameter], *, spread: bool) -> dict[nn.Parame
 
 @torch.no_grad()
 def put_(model: nn.Module, values: Mapping[nn.Parameter, Tensor], *, spread: bool) -> None:
-    """Let parameters hold other values, spread ones in place: FSDP2 gathers from the memory that it has allotted."""
-    if not spread:
-        for param, value in values.items():
-            param.data = value  # a copy would read and write every weight twice more
+    """Let parameters hold other values, spread ones in place."""
+    if spread:
+        put_rows_(model, list(values.items()))
         return
-    free_gathered(model)
     for param, value in values.items():
-        local(param).copy_(value)
+        param.data = value  # a copy would read and write every weight twice more
 
 
 def require_equally_many(num_examples: int, device: torch.device) -> None:
