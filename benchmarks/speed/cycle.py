@@ -4,24 +4,30 @@ Every kind of step is timed in every round, and the mean step of T_inv updates i
 
     t = plain + (statistics - plain) / T_stats + (inversion - plain) / T_inv
 
-where the step with inversion inverts all layers at once, which in training take turns over the T_inv updates.
+where the step with inversion inverts all layers at once, which in training take turns over the T_inv updates. Each kind has
+a model and an optimizer of its own, because new inverses cost the next sample too. Plain steps share draws, so theirs is the
+mean of ten.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from benchmarks.speed.models import Task
-from benchmarks.speed.rounds import Step, Times
+from benchmarks.speed.rounds import MeanOfUpdates, Step, Times
 from lightning_bayes.errors import NonFiniteError
 from lightning_bayes.optim import KroneckerOptimizer
 
 STATS_INTERVAL = 10  # T_stats
 INVERSE_INTERVAL = 100  # T_inv
 NEVER = 2**40
+SHARED = 10  # updates; antithetic pairs share draws
 SEPARATOR = ": "
 
 
@@ -29,54 +35,63 @@ class Cycle(NamedTuple):
     """The kinds of steps of one method; a call is a plain step, and the first one measures and inverts as well.
 
     Attributes:
-        plain: Step without measurement or inversion.
+        plain: Steps without measurement or inversion.
         statistics: Step with measurement.
         inversion: Step with the inversion of every layer.
-        sampling: The weight sample of a step alone, which all of the above contain.
+        sampling: The weight samples of steps alone, which all of the above contain.
     """
 
-    plain: Step
+    plain: MeanOfUpdates
     statistics: Step
     inversion: Step
-    sampling: Step
+    sampling: MeanOfUpdates
 
     def __call__(self) -> None:
         """Take a plain step."""
-        self.plain()
+        self.plain.update()
 
 
-def kronecker_cycle(task: Task, optimizer: KroneckerOptimizer) -> Cycle:
+def kronecker_cycle(task: Task, make: Callable[[Task], KroneckerOptimizer]) -> Cycle:
     """The cycle of K-FAC or Noisy K-FAC.
 
     Args:
         task: Model and batch.
-        optimizer: The optimizer; its intervals are set for each step.
+        make: Makes the optimizer of a task; its intervals are set for each kind of step.
 
     Returns:
         The cycle.
     """
 
-    def step() -> None:
-        with optimizer.sampled_params():
-            task.loss().backward()
-        optimizer.step()
-        if optimizer.skipped_in_a_row:  # which takes less time
-            raise NonFiniteError("A step was skipped for a gradient or curvature that is not finite.")
+    def kind(own: Task, stats_interval: int, inverse_interval: int) -> tuple[KroneckerOptimizer, Step]:
+        optimizer = make(own)
 
-    def kind(stats_interval: int, inverse_interval: int) -> Step:
         def run() -> None:
             optimizer.stats_interval, optimizer.inverse_interval = stats_interval, inverse_interval
             for state in optimizer.state.values():
                 state["measurements"] = NEVER + 1  # at the measurements 1, 2, 4, 8, … it would invert too
-            step()
+            with optimizer.sampled_params():
+                own.loss().backward()
+            optimizer.step()
+            if optimizer.skipped_in_a_row:  # which takes less time
+                raise NonFiniteError("A step was skipped for a gradient or curvature that is not finite.")
 
-        return run
+        return optimizer, run
+
+    optimizer, plain = kind(task, NEVER, NEVER)
 
     def sample() -> None:
-        with torch.no_grad(), optimizer.sampled_params():
+        for group in optimizer.param_groups:
+            group["step"] += 1  # else the next sample is this one
+        with torch.no_grad(), optimizer.sampled_params(0):
             pass
 
-    return Cycle(kind(NEVER, NEVER), kind(1, NEVER), kind(NEVER, 1), sample)
+    _, measuring = kind(_copy(task), 1, NEVER)
+    _, inverting = kind(_copy(task), NEVER, 1)
+    return Cycle(MeanOfUpdates(plain, SHARED), measuring, inverting, MeanOfUpdates(sample, SHARED))
+
+
+def _copy(task: Task) -> Task:
+    return replace(task, model=copy.deepcopy(task.model))
 
 
 def expand(steps: dict[str, Step]) -> dict[str, Step]:

@@ -115,19 +115,18 @@ def kronecker(
         What builds its cycle of steps.
     """
 
-    def build(task: Task) -> Step:
+    def make(task: Task) -> KroneckerOptimizer:
         rule = step_rule or optimizer_class.default_step
         step: dict[str, Any] = {"lr": LR, "step_rule": rule}
         if rule == "user":
             step = {"base": torch.optim.Adam(task.model.parameters(), lr=LR)}
         if factors is not None:
             step |= {"engine": "backpack", "factors": factors, "unsupported_layers": "mean_field"}
-        optimizer = optimizer_class(
+        return optimizer_class(
             task.model, num_data=NUM_DATA, relative_noise=0.3, damping=1e-3, likelihood=Softmax(), **step
         )
-        return kronecker_cycle(task, optimizer)
 
-    return build
+    return lambda task: kronecker_cycle(task, make)
 
 
 def stock_backpack(task: Task) -> Step:

@@ -129,7 +129,6 @@ def whole(name: str) -> Build:
             return Kinds({"step": step}, {"step": 1.0})
         rare = {"statistics": 1 / STATS_INTERVAL, "inversion": 1 / INVERSE_INTERVAL}
         kinds = {kind: each for kind, each in step._asdict().items() if kind != "sampling"}
-        step.inversion()  # the first one measures too
         return Kinds(kinds, {**rare, "plain": 1 - sum(rare.values())})
 
     return build

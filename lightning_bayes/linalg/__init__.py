@@ -8,7 +8,7 @@ from lightning_bayes.linalg.cholesky import JITTER_LADDER, cholesky, inverse_roo
 from lightning_bayes.linalg.damping import pi_damped, pi_ratio
 from lightning_bayes.linalg.difference import DifferenceInverse
 from lightning_bayes.linalg.eigen import symmetric_eigen
-from lightning_bayes.linalg.kronecker import KroneckerProduct
+from lightning_bayes.linalg.kronecker import KroneckerProduct, upper_matmul
 
 __all__ = [
     "JITTER_LADDER",
@@ -20,4 +20,5 @@ __all__ = [
     "pi_damped",
     "pi_ratio",
     "symmetric_eigen",
+    "upper_matmul",
 ]

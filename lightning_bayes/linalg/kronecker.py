@@ -39,7 +39,7 @@ class KroneckerProduct(NamedTuple):
 
     def upper_matvec(self, x: Tensor) -> Tensor:
         """As `matvec`, for upper-triangular factors such as those of `inverse_root`: skips most of their zeros."""
-        return _upper_matmul(self.left, _upper_matmul(self.right, x.mT).mT)
+        return upper_matmul(self.left, upper_matmul(self.right, x.mT).mT)
 
     def transpose(self) -> KroneckerProduct:
         """(L ⊗ R)ᵀ = Lᵀ ⊗ Rᵀ."""
@@ -100,7 +100,16 @@ class KroneckerProduct(NamedTuple):
         return blocks.flatten(-4, -3).flatten(-2)
 
 
-def _upper_matmul(upper: Tensor, x: Tensor) -> Tensor:
+def upper_matmul(upper: Tensor, x: Tensor) -> Tensor:
+    """U X for an upper-triangular U; skips most of its zeros.
+
+    Args:
+        upper: U, ``[..., m, m]``.
+        x: X, ``[..., m, n]``.
+
+    Returns:
+        The product, ``[..., m, n]``.
+    """
     starts = range(0, upper.shape[-1], BLOCK)
     return torch.cat([upper[..., i : i + BLOCK, i:] @ x[..., i:, :] for i in starts], -2)
 

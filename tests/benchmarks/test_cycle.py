@@ -9,7 +9,7 @@ from benchmarks.speed import cycle
 from benchmarks.speed.cycle import INVERSE_INTERVAL, STATS_INTERVAL, Cycle, combine, expand
 from benchmarks.speed.methods import METHODS
 from benchmarks.speed.models import make_task
-from benchmarks.speed.rounds import Times
+from benchmarks.speed.rounds import MeanOfUpdates, Times
 from lightning_bayes.optim import KroneckerOptimizer
 
 
@@ -31,8 +31,10 @@ def counted(monkeypatch):
 @pytest.mark.parametrize("method", ["kfac", "noisy_kfac"])
 def test_each_kind_of_step_measures_or_inverts_both_layers_or_does_neither(method, tiny, setting, counted):
     steps = METHODS[method].build(make_task(tiny, 4, setting))
-    steps()
-    assert counted == {"_average_factors": 2, "_invert_layer": 2}  # the first step
+    for first in (steps, steps.statistics, steps.inversion):
+        counted.update(_average_factors=0, _invert_layer=0)
+        first()
+        assert counted == {"_average_factors": 2, "_invert_layer": 2}
     for kind, expected in [("plain", (0, 0)), ("statistics", (2, 0)), ("inversion", (0, 2)), ("sampling", (0, 0))] * 3:
         counted.update(_average_factors=0, _invert_layer=0)
         getattr(steps, kind)()
@@ -66,7 +68,9 @@ def test_only_cycles_are_expanded():
     def step():
         pass
 
-    assert list(expand({"adam": step, "kfac": Cycle(step, step, step, step)})) == [
+    assert list(
+        expand({"adam": step, "kfac": Cycle(MeanOfUpdates(step, 10), step, step, MeanOfUpdates(step, 10))})
+    ) == [
         "adam",
         *(f"kfac: {kind}" for kind in Cycle._fields),
     ]

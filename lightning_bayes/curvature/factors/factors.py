@@ -50,11 +50,12 @@ def input_factor(layer: nn.Module, x: Tensor, *, bias: bool = True, workspace: W
                 [2., 1.]])
     """
     bias, workspace = bias and layer.bias is not None, workspace or Workspace(DEFAULT_MIB)
-    one = input_rows(layer, x[:1], bias)
-    total = _moment(one)
-    for part in torch.split(x[1:], workspace.examples_at_once(one.numel())):
+    at_once = workspace.examples_at_once(input_rows(layer, x[:1], bias).numel())
+    first, *others = torch.split(x, at_once)
+    total = _moment(input_rows(layer, first, bias, workspace))
+    for part in others:
         total += _moment(input_rows(layer, part, bias, workspace))
-    return total / max(1, len(x))
+    return total.div_(max(1, len(x)))
 
 
 def output_factor(layer: nn.Module, grad_output: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from lightning_bayes.optim.hyperparameters import Effective, effective
 from lightning_bayes.optim.kronecker import kfac, layer_state
 from lightning_bayes.optim.kronecker.arguments import KroneckerArguments
 from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerOptimizer
+from lightning_bayes.optim.kronecker.layer_noise import PAIRS, LayerNoise
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.readout.shape import damping_of, determined, layer_damping, layer_scale
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -118,6 +119,7 @@ class NoisyKFAC(KroneckerOptimizer):
     ) -> None:
         check_prior_at(prior_at)
         self.prior_at = prior_at
+        self._noises: dict[nn.Parameter, LayerNoise] = {}  # by the layer's weight
         super().__init__(model, params, **fields)
 
     # -- the noise ----------------------------------------------------------------------------------------------------
@@ -135,15 +137,32 @@ class NoisyKFAC(KroneckerOptimizer):
         drawn = super()._sample(noise)
         for layer in self._noisy_layers():
             values = [self._buffer(param) for param in layer.params]
-            noise.fill_(values)
-            root, now = layer_state.product(self.state[layer.weight], "root"), effective(layer.group)
-            assert root is not None
-            mean = layer.matrix([param.detach() for param in layer.params])
-            scale = layer_scale(root, self.state[layer.weight], layer.weight.detach(), now)
-            weights = sample(mean, root, layer.matrix(values), num_data=scale)
-            torch._foreach_copy_(values, layer.tensors(weights))
+            self._write_sample(layer, noise, values)
             drawn.update(zip(layer.params, values, strict=True))
         return drawn
+
+    def _write_sample(self, layer: MatrixLayer, noise: CounterNoise, values: list[Tensor]) -> None:
+        """Write a sample of a layer's matrix, whose draws take that memory too unless they come from a pool."""
+        own, means = self._noise_of(layer), [param.detach() for param in layer.params]
+        scale = layer_scale(own.mean_variance, self.state[layer.weight], means[0], effective(layer.group))
+        pool = (
+            noise.next_pool(PAIRS) if self.mc_samples == 1 else None
+        )  # several samples would take turns with its memory
+        if pool is None:
+            noise.fill_(values)
+            weights = sample(layer.matrix(means), own.root, layer.matrix(values), num_data=scale)
+            torch._foreach_copy_(values, layer.tensors(weights))
+            return
+        factor = torch.as_tensor(scale, dtype=means[0].dtype, device=means[0].device).rsqrt() * noise.sign
+        for value, mean, part in zip(values, means, layer.tensors(own.draw(pool)), strict=True):
+            torch.addcmul(mean, part, factor, out=value)  # `sample`, in one pass over the weights
+
+    def _noise_of(self, layer: MatrixLayer) -> LayerNoise:
+        root, known = layer_state.product(self.state[layer.weight], "root"), self._noises.get(layer.weight)
+        assert root is not None
+        if known is None or not known.is_of(root):
+            known = self._noises[layer.weight] = LayerNoise(root)
+        return known
 
     def _noisy_layers(self) -> list[MatrixLayer]:
         """Layers that have noise now."""

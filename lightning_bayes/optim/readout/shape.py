@@ -94,11 +94,17 @@ def layer_damping(curvature: KroneckerProduct, now: Effective) -> Tensor | float
     return torch.where(mean > 0, found, max(now.stated_damping, _OF_DEAD_LAYERS))
 
 
-def layer_scale(root: KroneckerProduct, state: Mapping[str, Any], weight: Tensor, now: Effective) -> Tensor | float:
+def mean_variance(root: KroneckerProduct) -> Tensor:
+    """The mean of diag (R Rᵀ), a scalar, of R = R_S ⊗ R_A."""
+    left, right = (factor.square().sum((-2, -1)) / factor.shape[-1] for factor in root)
+    return (left * right).mean()
+
+
+def layer_scale(variance: Tensor, state: Mapping[str, Any], weight: Tensor, now: Effective) -> Tensor | float:
     """Ñ/τ_t of a layer's matrix; Ñ/τ where the noise is that of the bound.
 
     Args:
-        root: R_S ⊗ R_A, the root of the inverse of the damped S ⊗ A.
+        variance: See `mean_variance`, of the root of the inverse of the damped S ⊗ A.
         state: The optimizer state of the layer's weight.
         weight: μ of it.
         now: The effective hyperparameters of its group.
@@ -108,9 +114,8 @@ def layer_scale(root: KroneckerProduct, state: Mapping[str, Any], weight: Tensor
     """
     if now.relative_noise is None:
         return now.scale
-    left, right = (factor.square().sum((-2, -1)) / factor.shape[-1] for factor in root)
     sizes = tensor_sizes([weight], [state["scale"]])
-    return noise_scale((left * right).mean(), sizes, now.relative_noise, now.scale)[0]
+    return noise_scale(variance, sizes, now.relative_noise, now.scale)[0]
 
 
 def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Shape:
@@ -130,5 +135,5 @@ def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tens
     damping = layer_damping(curvature, now)
     scale: Tensor | float = now.scale
     if now.relative_noise is not None:
-        scale = layer_scale(pi_damped(curvature, damping).inverse_root("a layer"), state, weight, now)
+        scale = layer_scale(mean_variance(pi_damped(curvature, damping).inverse_root("a layer")), state, weight, now)
     return Shape(*(torch.as_tensor(number, dtype=weight.dtype, device=weight.device) for number in (scale, damping)))

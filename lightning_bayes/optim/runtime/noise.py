@@ -3,9 +3,10 @@
 Antithetic pairs: the updates 2j and 2j+1 share their draws, with opposite signs, so what noise does to a gradient in the
 first order cancels over two updates, and each draw serves twice. Every update's noise is still N(0, I).
 
-Pools: drawing costs more than all other arithmetic on the noise. `PAIRS` pairs in a row may take theirs from one pool that
-is a little longer than the noise: each from a window that starts one stride after the one before. A weight never meets the
-same number in two pairs of a pool, another weight does. Strides are at least 1024 and differ from pool to pool.
+Pools: drawing costs more than all other arithmetic on the noise. Some pairs in a row, `PAIRS` unless a caller asks for
+others, may take theirs from one pool that is a little longer than the noise: each from a window that starts one stride
+after the one before. A weight never meets the same number in two pairs of a pool, another weight does. Strides are at least
+1024 and differ from pool to pool.
 
 Nothing has to be saved for an exact resume, ranks draw different noise by taking different sample numbers, and the
 global random number generator is never touched.
@@ -89,14 +90,14 @@ class CounterNoise:
     Args:
         *key: The pass's counter.
         sign: What the draws are multiplied by.
-        pool: Counter of the pool that antithetic noise may come from, and the window.
+        is_paired: Whether the noise is antithetic: the counter is then the seed, the pair and the sample.
 
     Attributes:
         sign: As above.
     """
 
-    def __init__(self, *key: int, sign: int = 1, pool: Pool | None = None) -> None:
-        self._key, self.sign, self._pool = key, sign, pool
+    def __init__(self, *key: int, sign: int = 1, is_paired: bool = False) -> None:
+        self._key, self.sign, self._is_paired = key, sign, is_paired
         self._filled = 0
 
     @classmethod
@@ -114,21 +115,27 @@ class CounterNoise:
         """
         if not antithetic:
             return cls(seed, update, sample)
-        pair = update // 2
-        pool = Pool((seed, pair // PAIRS, sample, PAIRS), pair % PAIRS)
-        return cls(seed, pair, sample, sign=-1 if update % 2 else 1, pool=pool)
+        return cls(seed, update // 2, sample, sign=-1 if update % 2 else 1, is_paired=True)
 
     @property
     def counter(self) -> tuple[int, ...]:
         """The counter of the next draws, but for their sign."""
         return *self._key, self._filled
 
-    def next_pool(self) -> Pool | None:
-        """The pool of the next draws, which then count as taken; None for noise that is not antithetic."""
-        if self._pool is None:
+    def next_pool(self, pairs: int = PAIRS) -> Pool | None:
+        """The pool of the next draws, which then count as taken.
+
+        Args:
+            pairs: How many pairs share it.
+
+        Returns:
+            The pool; None for noise that is not antithetic.
+        """
+        if not self._is_paired:
             return None
+        seed, pair, sample = self._key
         self._filled += 1
-        return self._pool._replace(counter=(*self._pool.counter, self._filled - 1))
+        return Pool((seed, pair // pairs, sample, pairs, self._filled - 1), pair % pairs)
 
     def fill_(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with draws of ε ~ N(0, I), other ones at every call.
