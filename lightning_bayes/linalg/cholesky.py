@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_bayes.errors import NonFiniteError, NotPositiveDefiniteError, ShapeError
 
 JITTER_LADDER = (0.0, 1e-7, 1e-6, 1e-5, 1e-4)  # times the mean of the diagonal
+SOLVED_AT_ONCE = 128  # sides of triangular matrices that are inverted by a solve
 
 
 def cholesky(matrix: Tensor, name: str = "matrix") -> Tensor:
@@ -60,10 +61,22 @@ def inverse_root(matrix: Tensor, name: str = "matrix") -> Tensor:
     Returns:
         R, upper triangular, ``[..., n, n]``.
     """
-    factor = cholesky(matrix, name)
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
-    root: Tensor = torch.linalg.solve_triangular(factor.mT, identity, upper=True)
-    return root
+    return _upper_inverse(cholesky(matrix, name).mT)
+
+
+def _upper_inverse(upper: Tensor) -> Tensor:
+    """U⁻¹ by halves: of U = [[A, B], [0, D]] it is [[A⁻¹, -A⁻¹ B D⁻¹], [0, D⁻¹]]."""
+    # A triangular solve for the identity does not know of its zeros, and takes half as many multiplications again.
+    size = upper.shape[-1]
+    if size <= SOLVED_AT_ONCE:
+        identity = torch.eye(size, dtype=upper.dtype, device=upper.device).expand_as(upper)
+        found: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
+        return found
+    half, result = size // 2, torch.zeros_like(upper, memory_format=torch.contiguous_format)
+    first, second = _upper_inverse(upper[..., :half, :half]), _upper_inverse(upper[..., half:, half:])
+    result[..., :half, :half], result[..., half:, half:] = first, second
+    result[..., :half, half:] = first @ (upper[..., :half, half:] @ second).neg_()
+    return result
 
 
 def inverse(matrix: Tensor, name: str = "matrix") -> Tensor:

@@ -16,6 +16,7 @@ from lightning_bayes.linalg import (
     pi_damped,
     pi_ratio,
 )
+from lightning_bayes.linalg.cholesky import SOLVED_AT_ONCE
 from lightning_bayes.linalg.kronecker import BLOCK
 
 SEEDS = range(4)
@@ -107,10 +108,23 @@ def test_the_ladder_adds_the_first_rung_that_suffices_for_each_matrix_alone(dtyp
     torch.testing.assert_close(factors[1], torch.linalg.cholesky(jittered))
 
 
-def test_the_inverse_root_is_that_of_the_inverse():
-    matrix = spd(5, 2, generator=seeded(0))
+@pytest.mark.parametrize("side", [1, 5, SOLVED_AT_ONCE, 2 * SOLVED_AT_ONCE + 45])
+def test_the_inverse_root_is_that_of_the_inverse(side):
+    matrix = spd(side, 2, generator=seeded(0))
     root = inverse_root(matrix)
+    assert torch.equal(root, root.triu())
     torch.testing.assert_close(root @ root.mT, torch.linalg.inv(matrix))
+
+
+def test_the_inverse_root_of_an_ill_conditioned_matrix():
+    """Eigenvalues from 1 to 1e8, in single precision: as close to the truth as a triangular solve."""
+    vectors = torch.linalg.qr(normal(400, 400, generator=seeded(1)))[0]
+    matrix = ((vectors * torch.logspace(0, 8, 400, dtype=F64)) @ vectors.T + torch.eye(400, dtype=F64)).float()
+    factor, found = torch.linalg.cholesky(matrix), inverse_root(matrix)
+    solved = torch.linalg.solve_triangular(factor.mT, torch.eye(400), upper=True)
+    truth = torch.linalg.inv(factor.mT.double())
+    errors = [(root - truth).norm() / truth.norm() for root in (found, solved)]
+    assert errors[0] < 2 * errors[1] + 1e-6
 
 
 def test_a_matrix_beyond_the_ladder_is_named_with_its_eigenvalues():
