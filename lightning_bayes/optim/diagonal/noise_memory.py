@@ -32,6 +32,7 @@ class CohortMemory:
         large: Numbers of the others.
         sizes: Number of elements of the small ones.
         flat: Their samples.
+        flat_parts: That of each, flat.
         views: Their samples, shaped like them, by number.
         roots: Square root of the number of elements of every parameter, ``[params]``.
         kept: The pool of the last draws; None for none.
@@ -39,6 +40,7 @@ class CohortMemory:
         counted: s of every parameter; s + δ̃ where weights have priors of their own.
         means: mean 1/(s + γ_t) and γ_t, ``[params]`` each; None where the noise is that of the bound.
         unit: u = 1/√(max(s, 0) + γ_t) of the small parameters, flat.
+        unit_parts: That of each, flat.
         starts: Size of every parameter at the start, ``[params]``.
         last: What the last sample was drawn with: effective hyperparameters, shape of the noise, curvatures.
     """
@@ -53,6 +55,7 @@ class CohortMemory:
         self.large = [i for i, small in enumerate(is_small) if not small]
         self.sizes = [params[i].numel() for i in self.small]
         self.flat = params[0].new_empty(sum(self.sizes))
+        self.flat_parts = self.split(self.flat)
         self.views = self.shaped_like(self.flat)
         counts, numbers = (torch.tensor(n, dtype=torch.long, device=self.flat.device) for n in (self.sizes, self.small))
         self._owner = numbers.repeat_interleave(counts)  # of each flat element
@@ -61,7 +64,7 @@ class CohortMemory:
         self.origin: Any = None
         self.counted: list[Tensor] = []
         self.means: tuple[Tensor, Tensor] | None = None
-        self.unit, self.starts = self.flat, self.roots
+        self.unit, self.unit_parts, self.starts = self.flat, self.flat_parts, self.roots
         self.last: tuple[Effective, Shape | None, list[Tensor]]
 
     def fits(self, params: Sequence[nn.Parameter]) -> bool:
@@ -77,10 +80,17 @@ class CohortMemory:
             and params[0].dtype == self.flat.dtype
         )
 
+    def set_unit(self, unit: Tensor) -> None:
+        """Set u of the small parameters."""
+        self.unit, self.unit_parts = unit, self.split(unit)
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """The parts of a flat tensor that belong to each small parameter."""
+        return list(torch.split(flat, self.sizes)) if self.small else []
+
     def shaped_like(self, flat: Tensor) -> dict[int, Tensor]:
         """Views of a flat tensor of all small parameters, by number."""
-        parts = zip(torch.split(flat, self.sizes), self.small, strict=True) if self.small else ()
-        return {i: part.view(self.params[i].shape) for part, i in parts}
+        return {i: part.view(self.params[i].shape) for part, i in zip(self.split(flat), self.small, strict=True)}
 
     def spread(self, values: Tensor) -> Tensor:
         """One value for each parameter, ``[params]``, repeated for each element of the small ones."""

@@ -150,7 +150,8 @@ class CohortSampler:
             if is_shaped:
                 cohort.means = _moments(cohort, small, curvatures, now.stated_damping, now.noise_flatness)
             else:
-                cohort.means, cohort.unit = None, precision(small, **now.precision_arguments).rsqrt_()
+                cohort.means = None
+                cohort.set_unit(precision(small, **now.precision_arguments).rsqrt_())
         if cohort.means is None or now.relative_noise is None:
             return None, now
         inverse_means, strengths = cohort.means
@@ -180,14 +181,14 @@ def _moments(
     sums = cohort.in_order([_sum_of_blocks(curvatures[i], 0.0) for i in cohort.large], _sums(cohort, positive))
     strengths = noise_damping(torch.stack(sums) / counts, stated, flatness)
     inverse = positive.add_(cohort.spread(strengths)).reciprocal_()
-    cohort.unit = inverse.sqrt()
+    cohort.set_unit(inverse.sqrt())
     sums = cohort.in_order([_sum_of_blocks(curvatures[i], strengths[i]) for i in cohort.large], _sums(cohort, inverse))
     return torch.stack(sums) / counts, strengths
 
 
 def _sums(cohort: CohortMemory, flat: Tensor) -> list[Tensor]:
     """Sums over each small tensor of numbers that are not negative."""
-    return list(torch._foreach_norm(list(torch.split(flat, cohort.sizes)), 1)) if cohort.small else []
+    return list(torch._foreach_norm(cohort.split(flat), 1)) if cohort.small else []
 
 
 def _sum_of_blocks(curvature: Tensor, damping: Tensor | float) -> Tensor:
@@ -214,16 +215,16 @@ def _small_scores(
 def _write_small(
     cohort: CohortMemory, params: Sequence[nn.Parameter], epsilon: Tensor, shape: Shape | None, sign: int
 ) -> None:
-    means = [params[i].detach().view(-1) for i in cohort.small]
+    means: list[Tensor] = [params[i] for i in cohort.small]
     if not epsilon.is_cpu:
         std = cohort.unit if shape is None else cohort.unit * cohort.spread(shape.scale.rsqrt())
-        torch.addcmul(torch.cat(means), epsilon, std, value=sign, out=cohort.flat)
+        torch.addcmul(torch.cat([mean.view(-1) for mean in means]), epsilon, std, value=sign, out=cohort.flat)
         return
     factors = [float(sign)] * len(params) if shape is None else shape.scale.rsqrt().mul_(sign).tolist()
-    parts = (list(torch.split(flat, cohort.sizes)) for flat in (cohort.flat, epsilon, cohort.unit))
-    targets, draws, units = parts
-    torch._foreach_copy_(targets, means)
-    torch._foreach_addcmul_(targets, draws, units, [factors[i] for i in cohort.small])
+    torch._foreach_copy_(list(cohort.views.values()), means)
+    torch._foreach_addcmul_(
+        cohort.flat_parts, cohort.split(epsilon), cohort.unit_parts, [factors[i] for i in cohort.small]
+    )
 
 
 def _write_large(
