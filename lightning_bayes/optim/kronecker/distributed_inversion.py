@@ -8,8 +8,8 @@ is zero on the processes that do not compute it, so the sum is exact, and the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,22 +54,35 @@ def assign(costs: Sequence[float], count: int) -> list[int]:
     return owners
 
 
-def distributed_invert(
+def invert_all(
+    kinds: Mapping[MatrixLayer, Sequence[str]],
+    states: Mapping[Any, dict[str, Any]],
+    invert: Callable[[MatrixLayer], None],
+    workers: WorkerGroup | None,
+) -> None:
+    """Invert layers; each on one process where several work together, and an error of one layer is raised on all.
+
+    Args:
+        kinds: The layers, in the same order on all processes, and the products that the inversion of each writes into the
+            state of its weight: ``"inverse"``, ``"root"``.
+        states: The optimizer's state by parameter.
+        invert: Inverts one layer.
+        workers: The processes; None for this one alone.
+    """
+    if workers is None or len(kinds) < 2:  # a single layer is inverted sooner than sent
+        for layer in kinds:
+            invert(layer)
+    else:
+        _distribute(list(kinds), [states[layer.weight] for layer in kinds], list(kinds.values()), invert, workers)
+
+
+def _distribute(
     layers: Sequence[MatrixLayer],
-    states: Sequence[layer_state.State],
+    states: Sequence[dict[str, Any]],
     kinds: Sequence[Sequence[str]],
     invert: Callable[[MatrixLayer], None],
     workers: WorkerGroup,
 ) -> None:
-    """Invert layers, each on one process; a layer that cannot be inverted raises the same error on all.
-
-    Args:
-        layers: The layers, in the same order on all processes.
-        states: The state of each layer's weight.
-        kinds: The products that the inversion of each layer writes there: ``"inverse"``, ``"root"``.
-        invert: Inverts one layer.
-        workers: The processes.
-    """
     owners = assign([layer.inversion_cost for layer in layers], workers.size)
     for layer, state, wanted, owner in zip(layers, states, kinds, owners, strict=True):
         if owner != workers.rank:

@@ -1,6 +1,12 @@
-"""When curvature is measured and inverted: every T_stats and every T_inv updates; layers take turns."""
+"""When curvature is measured and inverted: every T_stats and every T_inv updates; layers take turns.
+
+Averages start from a single batch, so the early ones change fast: they are also inverted at the measurements 1, 2, 4, 8, and
+so on.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from lightning_bayes.errors import HyperparameterError
 
@@ -23,8 +29,31 @@ def is_due(step: int, interval: int, offset: int = 0) -> bool:
     return step == 1 or (step - 1 - offset) % interval == 0
 
 
-def is_power_of_two(count: int) -> bool:
-    """Whether `count` is 1, 2, 4, 8, or so on."""
+def layers_due(counts: Sequence[int], step: int, interval: int, *, measures: bool) -> list[int]:
+    """The layers whose factors are inverted in an update.
+
+    Args:
+        counts: Number of measurements of each layer so far.
+        step: Number of the update, from 1.
+        interval: T_inv, over which the layers take turns.
+        measures: Whether this update has measured.
+
+    Returns:
+        Numbers of the layers.
+
+    Example:
+        >>> layers_due([16, 17], 2, 100, measures=True), layers_due([16, 17], 51, 100, measures=False)
+        ([0], [1])
+    """
+    delays = [turn * interval // len(counts) for turn in range(len(counts))]
+    return [
+        i
+        for i, (count, delay) in enumerate(zip(counts, delays, strict=True))
+        if (measures and _is_power_of_two(count)) or is_due(step, interval, delay)
+    ]
+
+
+def _is_power_of_two(count: int) -> bool:
     return count > 0 and count & (count - 1) == 0
 
 

@@ -1,7 +1,7 @@
 """What K-FAC and Noisy K-FAC share: matrices in linear layers and convolutions, VOGN everywhere else.
 
-Every T_stats updates the passes measure; in turns, every T_inv updates, a layer's factors are inverted. Averages start
-from a single batch, so the early ones change fast: inverses are also renewed at the measurements 1, 2, 4, 8, and so on.
+Every T_stats updates the passes measure; in turns, every T_inv updates, a layer's factors are inverted
+(`optim.kronecker.intervals`).
 
 The matrices take the paper's step (`layer_update`), or the bounded one of `optim.steps.trust_region`, tensor by tensor, or
 that of the user's optimizer (`optim.steps.base_optimizer`), for which only the posterior is K-FAC's.
@@ -29,10 +29,10 @@ from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, MeanFieldArguments, effective
 from lightning_bayes.optim.kronecker import layer_state
 from lightning_bayes.optim.kronecker.arguments import DEFAULT_MAX_SIDE, KroneckerHyperparameters
-from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, distributed_invert
+from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all
 from lightning_bayes.optim.kronecker.estimator import KroneckerFactorsEstimator, factor_shapes, factors_of
 from lightning_bayes.optim.kronecker.factor_source import UnsupportedLayers, check_factors, layer_rule, require_factors
-from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due, is_power_of_two
+from lightning_bayes.optim.kronecker.intervals import check_intervals, is_due, layers_due
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
 from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
 from lightning_bayes.optim.kronecker.moves import Move
@@ -262,27 +262,12 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             self.state[param]["measurements"] = count
         self._forget_single_curvatures(layer)
 
-    def _is_due(self, layer: MatrixLayer, delay: int, measures: bool) -> bool:
-        """Whether it is the layer's turn to be inverted."""
-        is_early = measures and is_power_of_two(self.state[layer.weight]["measurements"])
-        return is_early or is_due(self.num_updates + 1, self.inverse_interval, delay)
-
     def _invert_layer(self, layer: MatrixLayer) -> None:
         state, now = self.state[layer.weight], effective(layer.group)
         curvature = layer_state.product(state, "factor")
         assert curvature is not None
         for kind in self._kinds(layer):
             layer_state.put(state, kind, self._inverted(kind, layer, curvature, now))
-
-    def _invert(self, layers: list[MatrixLayer]) -> None:
-        """Refresh the layers' inverses and roots, distributed over the workers where that is faster."""
-        kinds = {layer: self._kinds(layer) for layer in layers if self._kinds(layer)}
-        if self._workers is not None and len(kinds) > 1:  # a single layer is inverted sooner than sent
-            states = [self.state[layer.weight] for layer in kinds]
-            distributed_invert(list(kinds), states, list(kinds.values()), self._invert_layer, self._workers)
-        else:
-            for layer in kinds:
-                self._invert_layer(layer)
 
     def _forget_single_curvatures(self, layer: MatrixLayer) -> None:
         for param in layer.params:
@@ -297,19 +282,26 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     def _update_all(self, measurement: Measurement) -> None:
         for group in self.param_groups:
             effective(group)  # N must be known
-        measures, layers = bool(measurement.curvature), self._layers()
-        if measures:
-            for layer in layers:
-                self._average_factors(layer, measurement)
-        delays = [turn * self.inverse_interval // len(layers) for turn in range(len(layers))]
-        self._invert(
-            [layer for layer, delay in zip(layers, delays, strict=True) if self._is_due(layer, delay, measures)]
-        )
+        layers = self._layers()
+        with layer_state.kept_on_error(self.state[param] for layer in layers for param in layer.params):
+            self._refresh(layers, measurement)
         if self.base_step is None:
             self._step(layers, measurement)
         else:
             self._step_with(self.base_step, layers, measurement)
         self._count_update()
+
+    def _refresh(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
+        """Average what was measured into the factors, and invert those of the layers whose turn it is."""
+        measures = bool(measurement.curvature)
+        for layer in layers if measures else ():
+            self._average_factors(layer, measurement)
+        counts = [self.state[layer.weight]["measurements"] for layer in layers]
+        due = [layers[i] for i in layers_due(counts, self.num_updates + 1, self.inverse_interval, measures=measures)]
+        kinds = {layer: self._kinds(layer) for layer in due}
+        invert_all(
+            {layer: some for layer, some in kinds.items() if some}, self.state, self._invert_layer, self._workers
+        )
 
     def _step(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
         """The algorithm's own step."""

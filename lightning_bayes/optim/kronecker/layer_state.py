@@ -12,7 +12,8 @@ It is part of the state of the layer's weight:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -84,6 +85,26 @@ def fill(state: State, kinds: Sequence[str], value: float) -> None:
     """Write products shaped like the factors, all of whose entries are `value`; see `product`."""
     for kind in kinds:
         put(state, kind, KroneckerProduct(*(torch.full_like(factor, value) for factor in sides(state, ["factor"]))))
+
+
+@contextmanager
+def kept_on_error(states: Iterable[State]) -> Iterator[None]:
+    """Inside, values of `states` may be replaced; after an exception they are what they were.
+
+    Args:
+        states: States, whose tensors are replaced and never written to.
+
+    Yields:
+        Nothing.
+    """
+    before = [(state, dict(state)) for state in states]
+    try:
+        yield
+    except BaseException:
+        for state, values in before:
+            state.clear()
+            state.update(values)
+        raise
 
 
 def make_contiguous(state: State, kinds: Sequence[str]) -> None:

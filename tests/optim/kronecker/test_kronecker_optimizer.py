@@ -670,6 +670,36 @@ def test_an_overflow_in_the_factors_skips_the_update(generator):
     assert torch.equal(model[0].weight, before)
 
 
+@pytest.mark.parametrize("optimizer", [KFAC, NoisyKFAC])
+def test_an_inversion_that_fails_leaves_everything_as_it_was(optimizer, generator, monkeypatch):
+    """The first layer is inverted already when the second one fails."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    opt = optimizer(model, num_data=N, damping=1e-2, stats_interval=1, inverse_interval=1)
+    data = torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)
+    train(model, opt, data, 1)
+    before = [(p.detach().clone(), dict(opt.state[p])) for p in model.parameters()]
+    invert = optimizer._inverted
+
+    def failing(self, kind, layer, *arguments):
+        if layer.name == "2":
+            raise NotPositiveDefiniteError("no Cholesky factor")
+        return invert(self, kind, layer, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer, "_inverted", failing)
+        with pytest.raises(NotPositiveDefiniteError):
+            train(model, opt, data, 1)
+    assert opt.num_updates == 1
+    for param, (value, state) in zip(model.parameters(), before, strict=True):
+        assert torch.equal(param, value)
+        assert state.keys() == opt.state[param].keys()
+        assert all(opt.state[param][name] is kept for name, kept in state.items())
+    opt.zero_grad()
+    train(model, opt, data, 1)
+    assert opt.num_updates == 2
+
+
 # -- processes --
 
 
