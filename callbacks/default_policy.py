@@ -10,7 +10,8 @@ from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
-from lightning_bayes.optim.hyperparameters import StepName, StepRule, effective
+from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.hyperparameters import StepName, StepRule
 from lightning_bayes.optim.runtime.parameters import has_convolutions, has_norms
 from lightning_bayes.optim.steps.base_optimizer import (
     FLATNESS_OF_CONVOLUTIONS,

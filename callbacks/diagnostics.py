@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.optim import MeanFieldOptimizer
-from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.effective import effective
 from lightning_bayes.posteriors import AbstractPosterior, diagnostics
 
 _DROWNED = 1.0  # noise to weight

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lightning_bayes.optim.hyperparameters import Hyperparameters, effective
+from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.steps import Cohort
 
 

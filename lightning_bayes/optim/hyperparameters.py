@@ -8,7 +8,7 @@ step, and validation is generated from it. An algorithm with hyperparameters of 
         own_defaults = {"betas": (0.9, 0.99999)}
 
 Parameter groups are plain dicts: schedulers write into them, and checkpoints hold plain numbers. `Hyperparameters.of(group)`
-reads the record from one; `effective(group)` computes Ñ, τ, δ̃ and γ, and nothing else computes them.
+reads the record from one, and `optim.effective` computes what they amount to.
 
 Constructors take the shared fields as typed keyword arguments, which type checkers, editors and jsonargparse read:
 
@@ -19,14 +19,12 @@ jsonargparse takes the help texts from the TypedDict's own docstring, and refuse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, get_args
-
-from torch import Tensor
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.schedules import BetaSchedule, Schedule
 from lightning_bayes.optim.settings import (
     BETAS,
@@ -40,11 +38,9 @@ from lightning_bayes.optim.settings import (
     WHOLE,
     Record,
     choice,
-    plain,
     setting,
 )
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.posteriors.shaped_noise import FLATNESS
 
 PriorMean: TypeAlias = Literal["zero", "initial"]
 StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
@@ -154,108 +150,6 @@ class MeanFieldArguments(OptimizerFields, total=False):
     base: Any
 
 
-class Effective(NamedTuple):
-    """What a parameter group's hyperparameters amount to at its current step; see `effective`."""
-
-    num_data: float  # Ñ = ρN
-    kl_weight: float  # τ, warm-up included
-    prior_precision: float  # δ
-    prior: float  # δ̃ = τδ/Ñ
-    damping: float  # γ
-    counted_damping: float  # γ where it counts in the noise, else 0
-    bound_precision: float  # 1/σ_max², or 0 without a bound
-    relative_noise: float | None  # κ
-    noise_flatness: float  # ε
-    stated_prior: float  # δ̃, or 0 where another optimizer moves the mean and nobody states a prior
-
-    @property
-    def scale(self) -> float:
-        """Ñ/τ, from curvature per example to posterior precision."""
-        return self.num_data / self.kl_weight
-
-    def prior_of(self, precision: Tensor) -> Tensor:
-        """δ̃ of weights with precisions δ of their own."""
-        own: Tensor = _per_example(precision, self.kl_weight, self.num_data)
-        return own
-
-    @property
-    def noise_damping(self) -> float:
-        """What counts as damping in the noise: γ where it does, and (τ/Ñ)/σ_max²."""
-        return self.counted_damping + self.bound_precision / self.scale
-
-    @property
-    def precision_arguments(self) -> dict[str, float]:
-        """The arguments of `posteriors.precision`."""
-        return {**self.start_arguments, "damping": self.noise_damping}
-
-    @property
-    def start_arguments(self) -> dict[str, float]:
-        """The arguments of `posteriors.initial_curvature`, which does not see the bound σ_max."""
-        return {
-            "num_data": self.num_data,
-            "prior_precision": self.prior_precision,
-            "kl_weight": self.kl_weight,
-            "damping": self.counted_damping,
-        }
-
-    @property
-    def stated_damping(self) -> float:
-        """The strength p in `posteriors.shaped_noise`: a stated prior's δ̃, and what counts as damping in the noise."""
-        return self.stated_prior + self.noise_damping
-
-
-def effective(group: Mapping[str, Any]) -> Effective:
-    """Compute Ñ, τ, δ̃ and γ of a parameter group at its current step; the only place where they are computed.
-
-    τ grows linearly from ``kl_warmup_init``·τ to τ over ``kl_warmup_steps``.
-
-    Args:
-        group: A parameter group of a noisy optimizer, live or from a checkpoint.
-
-    Returns:
-        The effective values.
-
-    Raises:
-        HyperparameterError: If ``num_data`` is not set.
-
-    Example:
-        >>> group = {"num_data": 50, "data_augmentation_factor": 2.0, "prior_precision": 10.0, "kl_weight": 0.5,
-        ...          "kl_warmup_steps": 0, "kl_warmup_init": 0.1, "damping": 0.1, "damping_in_noise": False, "step": 0}
-        >>> effective(group).prior  # 0.5 · 10 / (2 · 50)
-        0.05
-    """
-    if group["num_data"] is None:
-        raise HyperparameterError("num_data is not set. Pass num_data=len(training_set).")
-    num_data = group["num_data"] * group["data_augmentation_factor"]
-    steps, start = group["kl_warmup_steps"], group["kl_warmup_init"]
-    done = min(1.0, group["step"] / steps) if steps else 1.0
-    kl_weight = float(group["kl_weight"] * (start + (1 - start) * done))
-    prior_precision = group["prior_precision"]
-    prior = _per_example(prior_precision, kl_weight, num_data)
-    return Effective(
-        num_data=num_data,
-        kl_weight=kl_weight,
-        prior_precision=prior_precision,
-        prior=prior,
-        damping=group["damping"],
-        counted_damping=group["damping"] if group["damping_in_noise"] else 0.0,
-        bound_precision=group["max_noise"] ** -2 if group.get("max_noise") else 0.0,
-        relative_noise=group.get("relative_noise"),
-        noise_flatness=group.get("noise_flatness") or FLATNESS,
-        stated_prior=prior if _is_stated(group) else 0.0,
-    )
-
-
-def _per_example(precision: Any, kl_weight: float, num_data: float) -> Any:
-    """τδ/Ñ."""
-    return precision * kl_weight / num_data
-
-
-def _is_stated(group: Mapping[str, Any]) -> bool:
-    """Whether the mean feels the prior."""
-    return group.get("step_rule") != "user" or bool(group.get("prior_on_mean", True))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Record):
     """Hyperparameters of a noisy optimizer at one step, as numbers; see `OptimizerFields` for their meaning."""
@@ -358,43 +252,3 @@ class Hyperparameters(Record):
                 f"kl_weight={now.kl_weight:g} times prior_precision={now.prior_precision:g} is {now.prior:.3g} for each of "
                 f"num_data={known['num_data']!r} examples, which must be at most {_LARGEST_PRIOR:g}"
             )
-
-
-def take_functions(group: dict[str, Any], record: type[Hyperparameters]) -> dict[str, Callable[[int], Any]]:
-    """Take the functions out of a parameter group and leave their values at the group's step.
-
-    Args:
-        group: A parameter group, changed in place.
-        record: What its hyperparameters may be.
-
-    Returns:
-        The functions by name.
-    """
-    functions = {name: value for name, value in group.items() if name != "params" and callable(value)}
-    record.require_schedulable(functions)
-    apply_functions(group, functions, record)
-    return functions
-
-
-def apply_functions(
-    group: dict[str, Any], functions: Mapping[str, Callable[[int], Any]], record: type[Hyperparameters]
-) -> None:
-    """Write the values of `functions` at the group's step into it.
-
-    Args:
-        group: A parameter group, changed in place unless a value is refused.
-        functions: From `take_functions`.
-        record: What the group's hyperparameters may be.
-
-    Raises:
-        HyperparameterError: Naming values out of their ranges, and the step.
-    """
-    if not functions:
-        return
-    step = int(group["step"])
-    found = plain({name: function(step) for name, function in functions.items()})
-    try:
-        record.check(found, complete=True)
-    except HyperparameterError as error:
-        raise HyperparameterError(f"{error} A function of the step gave this at step {step}.") from None
-    group.update(found)

@@ -16,11 +16,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.settings import Record, plain
 
 ValueT = TypeVar("ValueT")
 BetaSchedule: TypeAlias = Callable[[int], tuple[float, float]]
@@ -152,3 +153,41 @@ def value_at(value: ValueT | Callable[[int], ValueT], step: int) -> ValueT:
         A number, or whatever the hyperparameter is.
     """
     return value(step) if callable(value) else value
+
+
+def take_functions(group: dict[str, Any], record: type[Record]) -> dict[str, Callable[[int], Any]]:
+    """Take the functions out of a parameter group and leave their values at the group's step.
+
+    Args:
+        group: A parameter group, changed in place.
+        record: What its hyperparameters may be.
+
+    Returns:
+        The functions by name.
+    """
+    functions = {name: value for name, value in group.items() if name != "params" and callable(value)}
+    record.require_schedulable(functions)
+    apply_functions(group, functions, record)
+    return functions
+
+
+def apply_functions(group: dict[str, Any], functions: Mapping[str, Callable[[int], Any]], record: type[Record]) -> None:
+    """Write the values of `functions` at the group's step into it.
+
+    Args:
+        group: A parameter group, changed in place unless a value is refused.
+        functions: From `take_functions`.
+        record: What the group's hyperparameters may be.
+
+    Raises:
+        HyperparameterError: Naming values out of their ranges, and the step.
+    """
+    if not functions:
+        return
+    step = int(group["step"])
+    found = plain({name: function(step) for name, function in functions.items()})
+    try:
+        record.check(found, complete=True)
+    except HyperparameterError as error:
+        raise HyperparameterError(f"{error} A function of the step gave this at step {step}.") from None
+    group.update(found)

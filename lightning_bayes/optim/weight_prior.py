@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.spread import is_spread
 from lightning_bayes.errors import HyperparameterError, PosteriorError, name_some
-from lightning_bayes.optim.hyperparameters import Effective, effective
+from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.posteriors import AbstractPosterior, MeanField, ScaledPosterior
 
 _ROOM = 80  # characters of names in a message

@@ -18,7 +18,7 @@ from lightning_bayes.curvature import Softmax
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.diagonal.vogn import update
-from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.effective import effective
 from lightning_bayes.posteriors import precision
 
 OSAWA = {  # lr, weight of the new curvature, prior variance, damping, augmentation: the numbers of the released files

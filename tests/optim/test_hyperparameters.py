@@ -17,7 +17,8 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VOGN, VONG
-from lightning_bayes.optim.hyperparameters import HyperparameterFields, Hyperparameters, OptimizerFields, effective
+from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.hyperparameters import HyperparameterFields, Hyperparameters, OptimizerFields
 
 PLAIN = {
     "lr": 0.0625,

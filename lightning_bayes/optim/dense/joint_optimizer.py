@@ -19,12 +19,12 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.estimators import JointEstimator
-from lightning_bayes.optim.hyperparameters import Hyperparameters, apply_functions, take_functions
+from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import require_sizes
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
-from lightning_bayes.optim.schedules import BetaSchedule, Schedule
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule, apply_functions, take_functions
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.posteriors import AbstractPosterior
 

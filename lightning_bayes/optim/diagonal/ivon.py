@@ -34,7 +34,8 @@ from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased, with_prior
 from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
-from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments, effective
+from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, setting
 

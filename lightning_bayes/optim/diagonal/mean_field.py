@@ -26,14 +26,8 @@ from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, s
 from lightning_bayes.optim.diagonal.sampling import CohortSampler
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
-from lightning_bayes.optim.hyperparameters import (
-    Hyperparameters,
-    OptimizerFields,
-    StepRule,
-    apply_functions,
-    effective,
-    take_functions,
-)
+from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
 from lightning_bayes.optim.readout.live import determined_of, posterior_of_model
 from lightning_bayes.optim.readout.state import WeightPosterior
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
@@ -47,6 +41,7 @@ from lightning_bayes.optim.runtime.parameters import (
 )
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 from lightning_bayes.optim.runtime.shards import local_state, require_elementwise
+from lightning_bayes.optim.schedules import apply_functions, take_functions
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of

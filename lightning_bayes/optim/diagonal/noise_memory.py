@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.spread import Rows, local, rows_of
-from lightning_bayes.optim.hyperparameters import Effective
+from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
 from lightning_bayes.optim.runtime.shards import slices_of
 from lightning_bayes.posteriors import Shape

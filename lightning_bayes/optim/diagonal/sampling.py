@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.diagonal.noise_memory import CohortMemory
-from lightning_bayes.optim.hyperparameters import Effective, effective
+from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.shards import local_parts

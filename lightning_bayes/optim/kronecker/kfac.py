@@ -22,7 +22,7 @@ from torch import Tensor
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
-from lightning_bayes.optim.hyperparameters import Effective
+from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerOptimizer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 

@@ -25,8 +25,9 @@ from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim.diagonal.cohort import prior_means
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
-from lightning_bayes.optim.hyperparameters import Effective, Hyperparameters, MeanFieldArguments, effective
+from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
 from lightning_bayes.optim.kronecker import layer_state
 from lightning_bayes.optim.kronecker.arguments import DEFAULT_MAX_SIDE, KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct
-from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.posteriors import initial_curvature
 

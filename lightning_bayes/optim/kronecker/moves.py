@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.diagonal.cohort import prior_means
-from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.steps import Cohort
 
 

@@ -29,7 +29,7 @@ from typing_extensions import Unpack
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
-from lightning_bayes.optim.hyperparameters import Effective, effective
+from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.kronecker import kfac, layer_state
 from lightning_bayes.optim.kronecker.arguments import KroneckerArguments
 from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerOptimizer

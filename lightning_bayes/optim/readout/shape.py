@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
-from lightning_bayes.optim.hyperparameters import Effective, effective
+from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.weight_prior import noise_terms, prior_of
 from lightning_bayes.posteriors import (
     Shape,

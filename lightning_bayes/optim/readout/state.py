@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from lightning_bayes.optim.hyperparameters import effective
+from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.layer import layer_precision
 from lightning_bayes.optim.readout.shape import layer_shape, shape_of
 from lightning_bayes.optim.weight_prior import noise_terms, stated_prior_of
