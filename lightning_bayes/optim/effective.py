@@ -32,7 +32,7 @@ class Effective(NamedTuple):
 
     def prior_of(self, precision: Tensor) -> Tensor:
         """δ̃ of weights with precisions δ of their own."""
-        own: Tensor = _per_example(precision, self.kl_weight, self.num_data)
+        own: Tensor = _strength(precision, self.kl_weight, self.num_data)
         return own
 
     @property
@@ -88,7 +88,7 @@ def effective(group: Mapping[str, Any]) -> Effective:
     done = min(1.0, group["step"] / steps) if steps else 1.0
     kl_weight = float(group["kl_weight"] * (start + (1 - start) * done))
     prior_precision = group["prior_precision"]
-    prior = _per_example(prior_precision, kl_weight, num_data)
+    prior = _strength(prior_precision, kl_weight, num_data)
     return Effective(
         num_data=num_data,
         kl_weight=kl_weight,
@@ -103,9 +103,9 @@ def effective(group: Mapping[str, Any]) -> Effective:
     )
 
 
-def _per_example(precision: Any, kl_weight: float, num_data: float) -> Any:
-    """τδ/Ñ."""
-    return precision * kl_weight / num_data
+def _strength(prior_precision: Any, kl_weight: float, num_data: float) -> Any:
+    """δ̃ = τδ/Ñ."""
+    return prior_precision * kl_weight / num_data
 
 
 def _is_stated(group: Mapping[str, Any]) -> bool:
