@@ -4,8 +4,9 @@
         [--first-seed 0] [--seeds 5] [--json benchmarks/results/defaults.json] [--table | --markdown] [--against user flat]
 
 ``vogn@0.1`` has that noise scale, ``vogn@0:0.1`` grows to it, ``vogn@0.3~1`` has that scale and flatness, ``vogn/1``
-measures at every update; ``flat`` and ``permuted`` are controls; ``laplace``, ``laplace_all``, ``swag`` and ``ensemble``
-begin with the user's training. See `benchmarks.defaults.methods`.
+measures at every update, ``vogn+scale`` has the width of `PosteriorScale`, and ``vogn+mean`` none; ``flat`` and
+``permuted`` are controls; ``laplace``, ``laplace_all``, ``swag`` and ``ensemble`` begin with the user's training. See
+`benchmarks.defaults.methods`.
 Runs that the JSON file holds already are not repeated. `--table` and `--markdown` only print what it holds.
 """
 

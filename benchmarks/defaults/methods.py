@@ -8,6 +8,8 @@
 - ``vogn@0.3~1``: with κ = 0.3 and the flatness ε = 1
 - ``vogn/1``: with ``curvature_interval=1``
 - ``vogn@0.1/1``: with both
+- ``vogn+scale``: trained on nine tenths, and evaluated at the width that `PosteriorScale` has chosen on the last tenth
+- ``vogn+mean``: the same training, evaluated at the posterior's mean
 """
 
 from __future__ import annotations
@@ -54,7 +56,16 @@ PEER = "ivon-opt"
 _METHOD = re.compile(
     r"(?P<name>[a-z_]+)(@(?P<grows>0:)?(?P<noise>[0-9.]+))?(~(?P<flatness>[0-9.]+))?(/(?P<interval>[0-9]+))?"
 )
+SCALED, AT_MEAN = "+scale", "+mean"
 _LEAST_NOISE = 1e-4  # where a growing κ begins
+
+
+def width_of(method: str) -> tuple[str, str | None]:
+    """A method without what is said of its evaluation, and that: `SCALED`, `AT_MEAN` or None."""
+    for suffix in (SCALED, AT_MEAN):
+        if method.endswith(suffix):
+            return method.removesuffix(suffix), suffix
+    return method, None
 
 
 def make_callback(method: str, seed: int, updates: int) -> VariationalCallback | PosthocCallback | None:
@@ -71,7 +82,8 @@ def make_callback(method: str, seed: int, updates: int) -> VariationalCallback |
     Raises:
         ValueError: If no method is spelled like that.
     """
-    if method in POSTHOC:
+    method, width = width_of(method)
+    if method in POSTHOC and width is None:
         return POSTHOC[method](seed=seed)
     if method == ENSEMBLE:
         return None
@@ -79,7 +91,7 @@ def make_callback(method: str, seed: int, updates: int) -> VariationalCallback |
     if parts is None or parts["name"] not in CALLBACKS:
         raise ValueError(
             f"{method!r} is none of {', '.join(CALLBACKS)}, with @κ, @0:κ, ~ε and /T behind it where wanted, "
-            f"{', '.join(POSTHOC)} and {ENSEMBLE}."
+            f"{', '.join(POSTHOC)} and {ENSEMBLE}, or ends in {SCALED} or {AT_MEAN}."
         )
     kind, settings = CALLBACKS[parts["name"]], dict[str, Any]()
     if parts["noise"]:

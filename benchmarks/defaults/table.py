@@ -73,7 +73,7 @@ def _broken(method: dict[int, Record], user: dict[int, Record], name: str, is_pa
 
 def _order(key: Key) -> tuple[int, int, int, str]:
     methods = [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER]
-    name = next(name for name in methods if re.match(rf"{name}([@~/]|$)", key[2]))
+    name = next(name for name in methods if re.match(rf"{name}([@~/+]|$)", key[2]))
     return list(PROBLEMS).index(key[0]), list(OPTIMIZERS).index(key[1]), methods.index(name), key[2]
 
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-from benchmarks.defaults.methods import ENSEMBLE, MEMBERS, PEER, make_callback
+from benchmarks.defaults.methods import AT_MEAN, ENSEMBLE, MEMBERS, PEER, SCALED, make_callback, width_of
 from benchmarks.defaults.problems import Data, Problem
 from benchmarks.quiet import quiet, quiet_trainer
-from lightning_bayes import VariationalCallback
+from lightning_bayes import PosteriorScale, VariationalCallback
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.predictive import PosteriorSamples, Samples, seen_through
 
@@ -77,6 +77,10 @@ class UserModule(LightningModule):
         mean, log_std = self(x).unbind(1)
         return F.gaussian_nll_loss(mean, y, (2 * log_std).exp())
 
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Log the loss."""
+        self.log("val/loss", self.training_step(batch, batch_idx))
+
     def configure_optimizers(self) -> Any:
         """The user's choice."""
         return OPTIMIZERS[self.optimizer](self, self.problem.epochs, self.updates)
@@ -115,14 +119,22 @@ def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -
     """Train once; returns what predicts."""
     seed_everything(seed, verbose=False)
     module = UserModule(problem, data, optimizer)
-    loader = DataLoader(TensorDataset(data.train_x, data.train_y), batch_size=problem.batch, shuffle=True)
+    name, width = width_of(method)
+    train_set: Dataset[Any] = TensorDataset(data.train_x, data.train_y)
+    held_out = None
+    if width is not None:
+        train_set, held_out = random_split(train_set, [0.9, 0.1], torch.Generator().manual_seed(seed))
+    loader = DataLoader(train_set, batch_size=problem.batch, shuffle=True)
     if method == PEER:
         return _fit_peer(module, loader)
-    callback = make_callback(method, seed, problem.epochs * module.updates)
+    callback = make_callback(name, seed, problem.epochs * module.updates)
+    chosen = PosteriorScale() if width == SCALED else None
+    validation = None if held_out is None else DataLoader(held_out, batch_size=1000)
     with quiet():
-        quiet_trainer([callback], problem.epochs).fit(module, loader)
+        quiet_trainer([callback, chosen], problem.epochs).fit(module, loader, validation)
     module.eval()
-    return lambda x: _outputs(module, callback, x)
+    scale = 0.0 if width == AT_MEAN else None if chosen is None else chosen.scale
+    return lambda x: _outputs(module, callback, x, scale)
 
 
 def _split(outputs: Callable[[Tensor], Tensor], data: Data) -> Outputs:
@@ -130,22 +142,25 @@ def _split(outputs: Callable[[Tensor], Tensor], data: Data) -> Outputs:
 
 
 @torch.no_grad()
-def _outputs(module: UserModule, callback: VariationalCallback | PosthocCallback | None, x: Tensor) -> Tensor:
+def _outputs(
+    module: UserModule, callback: VariationalCallback | PosthocCallback | None, x: Tensor, scale: float | None
+) -> Tensor:
     def forward() -> Tensor:
         return torch.cat([module(part) for part in x.split(1000)])
 
-    samples = _samples(callback)
+    samples = _samples(callback, scale)
     return forward()[None] if samples is None else samples.outputs(module, forward)
 
 
-def _samples(callback: VariationalCallback | PosthocCallback | None) -> Samples | None:
-    """The weight samples of a finished fit; None for the network as it is."""
+def _samples(callback: VariationalCallback | PosthocCallback | None, scale: float | None) -> Samples | None:
+    """The weight samples of a finished fit, at another width if given; None for the network as it is."""
     if isinstance(callback, PosthocCallback):
         assert callback.posterior is not None
         return seen_through(PosteriorSamples(callback.posterior, EVAL_SAMPLES), callback.linearized, "softmax")
     if callback is None or callback.optimizer is None or not callback.optimizer.noisy:
         return None
-    return PosteriorSamples(callback.optimizer.posterior(), EVAL_SAMPLES)
+    samples = PosteriorSamples(callback.optimizer.posterior(), EVAL_SAMPLES)
+    return samples if scale is None else samples.scaled(scale)
 
 
 def _fit_peer(module: UserModule, loader: DataLoader[Any]) -> Callable[[Tensor], Tensor]:

@@ -97,13 +97,13 @@ def test_the_table_counts_problems_on_which_every_promise_is_kept():
     assert text.endswith("- beside sgd, vogn keeps every promise on 1 of 2 problems (1 with unpaired standard errors)")
 
 
-@pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER, "vogn@0.3~1/1", "vogn~0.3"])
+@pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER, "vogn@0.3~1/1", "vogn~0.3", "vogn+scale"])
 def test_the_table_has_a_line_for_every_method(method):
     both = [*records("digits", "user", [0.1]), *records("digits", method, [0.1])]
     assert f"| digits | sgd | {method} | " in table(both, markdown=True)
 
 
-@pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER])
+@pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER, "vogn+scale", "vogn+mean"])
 def test_every_method_runs(method):
     if method == PEER:
         pytest.importorskip("ivon", reason="the package ivon-opt is in the extra `bench`")
@@ -111,7 +111,7 @@ def test_every_method_runs(method):
     data = problem.load(Path(), 0)
     outputs, _ = train_and_predict(problem, data, "adam", method, seed=0)
     assert outputs.test.shape[1:] == (len(data.test_y), 10)
-    assert len(outputs.test) == {"user": 1, "ogn": 1, ENSEMBLE: MEMBERS}.get(method, 20)
+    assert len(outputs.test) == {"user": 1, "ogn": 1, ENSEMBLE: MEMBERS, "vogn+mean": 1}.get(method, 20)
     assert outputs.test.isfinite().all()
 
 
