@@ -11,6 +11,7 @@ GradScaler it is scaled there until the scaler divides. ĥ is never scaled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -125,7 +126,7 @@ class Measurement:
         tensors = [local(tensor) for tensor in self.tensors()]
         small = [t.reshape(-1) for t in tensors if t.numel() <= SMALL]
         large = [t for t in tensors if t.numel() > SMALL]
-        return bool(torch.stack([t.sum() for t in (torch.cat(small), *large)]).isfinite().all())
+        return all(map(math.isfinite, torch.stack([t.sum() for t in (torch.cat(small), *large)]).tolist()))
 
 
 @dataclass
