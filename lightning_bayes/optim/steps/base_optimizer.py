@@ -25,8 +25,8 @@ speed, however small δ̃ is. AdamW's decoupled decay moves the mean too, and is
 **Heuristics**, chosen on some seeds of problems of ``python -m benchmarks.defaults`` and reported on others
 (docs/defaults.md): the temperatures τ_t, which give each tensor noise of a root mean square of κ times its size r_t; κ and ε
 by kind of network; and, for steps in proportion to the gradient such as SGD's, a bound. SGD trains at the edge of stability,
-where a few unlucky samples throw the weights out for good. There the finished step, after all averaging, is shortened to a
-tenth of each tensor's size, RMS(Δμ) ≤ 0.1 r, and so is its momentum, as in You et al. 2017
+where a few unlucky samples throw the weights out for good. There the finished step, after all averaging, is shortened to
+3 % of each tensor's size, RMS(Δμ) ≤ 0.03 r, and so is its momentum, as in You et al. 2017
 (https://arxiv.org/abs/1708.03888).
 """
 
@@ -49,7 +49,7 @@ FLATNESS_OF_CONVOLUTIONS = 1.0  # ε, is flatter
 NOISE_OF_OTHERS = 0.02  # than a number, and normalisation layers keep statistics of networks with noise
 SHALLOW = 5  # layers, LeNet's; deeper networks have less noise
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
-LONGEST_MOVE = 0.1  # of a tensor's size, by one step in proportion to the gradient
+LONGEST_MOVE = 0.03  # of a tensor's size, by one step in proportion to the gradient
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
 STATE_KEY = "base"  # of the base optimizer in the noisy optimizer's state_dict
 
@@ -128,7 +128,7 @@ def bound_steps_(
     states: Mapping[Tensor, Mapping[str, Any]],
     base_states: Mapping[Tensor, dict[str, Any]],
 ) -> None:
-    """Shorten each tensor's step to RMS(Δμ) ≤ 0.1 r, and its momentum by the same factor.
+    """Shorten each tensor's step to RMS(Δμ) ≤ 0.03 r, and its momentum by the same factor.
 
     Args:
         starts: Parameters before the step, by parameter; these are moved back.

@@ -71,8 +71,8 @@ def test_without_noise_it_is_the_users_training(optimizer, method, problem):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_step_moves_a_tensor_by_a_tenth_of_its_size_at_most(momentum):
-    """A huge gradient under SGD moves by 0.1 r at first, and its momentum by less and less: 0.1 r Σ_t mᵗ in all."""
+def test_a_step_moves_a_tensor_by_a_part_of_its_size_at_most(momentum):
+    """A huge gradient under SGD moves by 0.03 r at first, and its momentum by less and less: 0.03 r Σ_t mᵗ in all."""
     model = nn.Linear(3, 2, bias=False)
     start, size = model.weight.detach().clone(), model.weight.detach().square().mean().sqrt()
     opt = VOGN(model, base=SGD(model.parameters(), lr=0.5, momentum=momentum), num_data=4, relative_noise=1e-9)
@@ -82,9 +82,9 @@ def test_a_step_moves_a_tensor_by_a_tenth_of_its_size_at_most(momentum):
         opt.param_groups[0]["prior_on_mean"] = False
         opt.step()
         if factor:
-            torch.testing.assert_close((model.weight - start).square().mean().sqrt(), 0.1 * size, rtol=1e-4, atol=0)
+            torch.testing.assert_close((model.weight - start).square().mean().sqrt(), 0.03 * size, rtol=1e-4, atol=0)
     moved = (model.weight - start).square().mean().sqrt()
-    torch.testing.assert_close(moved, 0.1 * size / (1 - momentum), rtol=1e-4, atol=0)
+    torch.testing.assert_close(moved, 0.03 * size / (1 - momentum), rtol=1e-4, atol=0)
 
 
 def test_a_step_within_the_bound_is_exactly_the_users(problem):
