@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_bayes.errors import name_some
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import temperature_of
 from lightning_bayes.posteriors import diagnostics
@@ -93,8 +94,7 @@ def _prior(optimizer: MeanFieldOptimizer) -> str:
     if not own:
         return text
     named = f"{sum(own.values()):,} weights have the mean and precision of an earlier posterior as prior"
-    some = ", ".join(others[:3]) + (" and others" if others[3:] else "")
-    return f"{named}; for {some}, which it does not name, {text}" if others else named
+    return f"{named}; for {name_some(others, 60)}, which it does not name, {text}" if others else named
 
 
 def _prior_of_group(group: dict[str, object]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.loss import BackwardWatch
-from lightning_bayes.curvature.spread import local
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
+from lightning_bayes.optim.runtime.finiteness import overflow, overflown, skipped
 from lightning_bayes.optim.runtime.measuring import FIRST
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate, zeros_where_missing
@@ -348,26 +348,15 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             NonFiniteError: Naming the parameters.
         """
-        names = {param: name for name, param in self.model.named_parameters()}
-        mean, finite = self.sampled_mean(), {}
-        for param in (param for group in self.param_groups for param in group["params"]):
-            kept = [value for value in self.state.get(param, {}).values() if isinstance(value, Tensor)]
-            finite[names[param]] = torch.stack(
-                [local(value).isfinite().all() for value in (mean.get(param, param), *kept)]
-            ).all()
-        are_finite = torch.stack(list(finite.values()))
-        if self._is_spread:  # another process may hold the rows that overflowed
-            dist.all_reduce(are_finite := are_finite.int(), dist.ReduceOp.MIN)
-        if bool(are_finite.all()):
-            return
-        culprits = [name for name, is_finite in zip(finite, are_finite, strict=True) if not is_finite]
-        group = self.param_groups[0]
-        raise NonFiniteError(
-            f"Update {self.num_updates} or one before left numbers that are not finite in the weights or the state of "
-            f"{_first_three(culprits)}, although its gradients were finite: it was too large for its precision. Go on from "
-            f"an earlier checkpoint, with a smaller lr ({group['lr']}), kl_weight ({group['kl_weight']}) or prior_precision "
-            f"({group['prior_precision']})."
-        )
+        mean = self.sampled_mean()
+
+        def tensors_of(param: nn.Parameter) -> list[Tensor]:
+            kept = (value for value in self.state.get(param, {}).values() if isinstance(value, Tensor))
+            return [mean.get(param, param), *kept]
+
+        params = (param for group in self.param_groups for param in group["params"])
+        if culprits := overflown(self.model, params, tensors_of, spread=self._is_spread):
+            raise NonFiniteError(overflow(culprits, self.num_updates, self.param_groups[0]))
 
     def _skip_update(self) -> None:
         for buffer, value in self._open.buffers:
@@ -375,16 +364,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.require_finite()
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
-        culprits = [
-            name
-            for name, p in self.model.named_parameters()
-            if p.grad is not None and not local(p.grad).isfinite().all()
-        ]
-        text = (
-            f"Update {self.num_updates + 1} has a gradient or curvature that is not finite (gradients of "
-            f"{_first_three(culprits)}); it is skipped, the posterior is unchanged "
-            f"({self.skipped_in_a_row} in a row). Look for NaN in the batch, or lower the learning rate."
-        )
+        text = skipped(self.model, self.num_updates + 1, self.skipped_in_a_row)
         if self.skipped_in_a_row >= self.max_nonfinite_steps:
             raise NonFiniteError(text + f" Stopped at max_nonfinite_steps={self.max_nonfinite_steps}.")
         warnings.warn(text, stacklevel=3)
@@ -392,7 +372,3 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
 def _watch(captured: Capture) -> AbstractContextManager[Any]:
     return nullcontext() if isinstance(captured, BareCapture) else BackwardWatch(captured.observe)
-
-
-def _first_three(names: Sequence[str]) -> str:
-    return (", ".join(names[:3]) or "none") + (" and others" if names[3:] else "")
