@@ -177,10 +177,10 @@ def test_the_prior_counts_by_the_temperature_in_a_user_s_step_too(temperature, g
     x, y = regression(generator)
     model = nn.Linear(3, 1, bias=False).double()
     before = model.weight.detach().clone()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
     step(model, VadaGrad(model, base=sgd, num_data=40, prior_precision=20.0, temperature=temperature), x[:8], y[:8])
     grad = (x[:8] * (x[:8] @ before.T - y[:8])).mean(0, keepdim=True)
-    torch.testing.assert_close(model.weight.detach(), before - 0.1 * (grad + temperature * 0.5 * before))
+    torch.testing.assert_close(model.weight.detach(), before - 1e-3 * (grad + temperature * 0.5 * before))
 
 
 def test_bad_temperatures_are_named():

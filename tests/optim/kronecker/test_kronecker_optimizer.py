@@ -548,8 +548,8 @@ def test_the_users_optimizer_may_move_the_means(generator):
     """Without noise and prior it is the user's training; the factors are measured beside it."""
     data = images(generator)
     model, plain = small_net(), small_net()
-    opt = KFAC(model, num_data=10**12, base=torch.optim.SGD(model.parameters(), lr=1e-1))
-    sgd = torch.optim.SGD(plain.parameters(), lr=1e-1)
+    opt = KFAC(model, num_data=10**12, base=torch.optim.SGD(model.parameters(), lr=1e-2))
+    sgd = torch.optim.SGD(plain.parameters(), lr=1e-2)
     train(model, opt, data, 5)
     for _ in range(5):
         sgd.zero_grad()
