@@ -61,7 +61,7 @@ _LEAST_NOISE = 1e-4  # where a growing κ begins
 
 
 def width_of(method: str) -> tuple[str, str | None]:
-    """A method without what is said of its evaluation, and that: `SCALED`, `AT_MEAN` or None."""
+    """A method that trains, and at what width it is evaluated: `SCALED`, `AT_MEAN` or None."""
     for suffix in (SCALED, AT_MEAN):
         if method.endswith(suffix):
             return method.removesuffix(suffix), suffix
@@ -82,12 +82,11 @@ def make_callback(method: str, seed: int, updates: int) -> VariationalCallback |
     Raises:
         ValueError: If no method is spelled like that.
     """
-    method, width = width_of(method)
-    if method in POSTHOC and width is None:
+    if method in POSTHOC:
         return POSTHOC[method](seed=seed)
     if method == ENSEMBLE:
         return None
-    parts = _METHOD.fullmatch(method)
+    parts = _METHOD.fullmatch(width_of(method)[0])
     if parts is None or parts["name"] not in CALLBACKS:
         raise ValueError(
             f"{method!r} is none of {', '.join(CALLBACKS)}, with @κ, @0:κ, ~ε and /T behind it where wanted, "

@@ -119,7 +119,7 @@ def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -
     """Train once; returns what predicts."""
     seed_everything(seed, verbose=False)
     module = UserModule(problem, data, optimizer)
-    name, width = width_of(method)
+    _, width = width_of(method)
     train_set: Dataset[Any] = TensorDataset(data.train_x, data.train_y)
     held_out = None
     if width is not None:
@@ -127,7 +127,7 @@ def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -
     loader = DataLoader(train_set, batch_size=problem.batch, shuffle=True)
     if method == PEER:
         return _fit_peer(module, loader)
-    callback = make_callback(name, seed, problem.epochs * module.updates)
+    callback = make_callback(method, seed, problem.epochs * module.updates)
     chosen = PosteriorScale() if width == SCALED else None
     validation = None if held_out is None else DataLoader(held_out, batch_size=1000)
     with quiet():

@@ -73,27 +73,27 @@ def invert_all(
         for layer in kinds:
             invert(layer)
     else:
-        _distribute(list(kinds), [states[layer.weight] for layer in kinds], list(kinds.values()), invert, workers)
+        _distribute(kinds, states, invert, workers)
 
 
 def _distribute(
-    layers: Sequence[MatrixLayer],
-    states: Sequence[dict[str, Any]],
-    kinds: Sequence[Sequence[str]],
+    kinds: Mapping[MatrixLayer, Sequence[str]],
+    states: Mapping[Any, dict[str, Any]],
     invert: Callable[[MatrixLayer], None],
     workers: WorkerGroup,
 ) -> None:
-    owners = assign([layer.inversion_cost for layer in layers], workers.size)
-    for layer, state, wanted, owner in zip(layers, states, kinds, owners, strict=True):
+    owners = assign([layer.inversion_cost for layer in kinds], workers.size)
+    for (layer, wanted), owner in zip(kinds.items(), owners, strict=True):
+        state = states[layer.weight]
         if owner != workers.rank:
             layer_state.fill(state, wanted, 0.0)
         elif not _has_inverted(layer, invert):
             layer_state.fill(state, wanted, math.nan)
         layer_state.make_contiguous(state, wanted)
-    results = [layer_state.sides(state, wanted) for state, wanted in zip(states, kinds, strict=True)]
+    results = [layer_state.sides(states[layer.weight], wanted) for layer, wanted in kinds.items()]
     workers.add_([side for sides in results for side in sides])
     finite = torch.stack([torch.stack([side.sum() for side in sides]).sum() for sides in results]).isfinite()
-    for layer, is_finite in zip(layers, finite.tolist(), strict=True):
+    for layer, is_finite in zip(kinds, finite.tolist(), strict=True):
         if not is_finite:
             invert(layer)  # raises the error of this layer
 

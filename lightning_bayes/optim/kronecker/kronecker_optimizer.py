@@ -299,10 +299,8 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             self._average_factors(layer, measurement)
         counts = [self.state[layer.weight]["measurements"] for layer in layers]
         due = [layers[i] for i in layers_due(counts, self.num_updates + 1, self.inverse_interval, measures=measures)]
-        kinds = {layer: self._kinds(layer) for layer in due}
-        invert_all(
-            {layer: some for layer, some in kinds.items() if some}, self.state, self._invert_layer, self._workers
-        )
+        kinds = {layer: wanted for layer in due if (wanted := self._kinds(layer))}
+        invert_all(kinds, self.state, self._invert_layer, self._workers)
 
     def _step(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
         """The algorithm's own step."""

@@ -40,6 +40,8 @@ class LayerNoise:
     def __init__(self, root: KroneckerProduct) -> None:
         self.root, self._versions = root, [version_of(side) for side in root]
         self.mean_variance = mean_variance(root)
+        self._is_wide = root.left.shape[-1] <= root.right.shape[-1]
+        self._short, self._long = root if self._is_wide else reversed(root)
         self._pool: tuple[Pool, Tensor] | None = None  # and V
         self._pair: tuple[Pool, Tensor] | None = None  # and U
 
@@ -63,25 +65,18 @@ class LayerNoise:
         return self._pair[1]
 
     def _of_pair(self, pool: Pool) -> Tensor:
-        left, right = self.root
         if self._pool is None or self._pool[0].counter != pool.counter:
             self._pool = None
             self._pool = pool, self._transformed(pool)
-        values = self._pool[1]
-        if _is_wide(self.root):
-            return upper_matmul(left, values.narrow(-2, pool.pair, left.shape[-1]))
-        return upper_matmul(right, values.narrow(-1, pool.pair, right.shape[-1]).mT).mT
+        window = self._pool[1].narrow(-2, pool.pair, self._short.shape[-1])
+        return self._turned(upper_matmul(self._short, window))
 
     def _transformed(self, pool: Pool) -> Tensor:
-        """V."""
-        left, right = self.root
-        rows, columns, more = left.shape[-1], right.shape[-1], PAIRS - 1
-        is_wide = _is_wide(self.root)
-        sides = (rows + more, columns) if is_wide else (rows, columns + more)
-        drawn = left.new_empty(*left.shape[:-2], *sides)
+        """V, turned so that the shorter side has the rows."""
+        sides = self._short.shape[-1] + PAIRS - 1, self._long.shape[-1]
+        drawn = self._long.new_empty(*self._long.shape[:-2], *(sides if self._is_wide else sides[::-1]))
         CounterNoise(*pool.counter).draw_([drawn])
-        return upper_matmul(right, drawn.mT).mT if is_wide else upper_matmul(left, drawn)
+        return upper_matmul(self._long, self._turned(drawn).mT).mT
 
-
-def _is_wide(root: KroneckerProduct) -> bool:
-    return root.left.shape[-1] <= root.right.shape[-1]
+    def _turned(self, matrix: Tensor) -> Tensor:
+        return matrix if self._is_wide else matrix.mT

@@ -145,9 +145,8 @@ class NoisyKFAC(KroneckerOptimizer):
         """Write a sample of a layer's matrix, whose draws take that memory too unless they come from a pool."""
         own, means = self._noise_of(layer), [param.detach() for param in layer.params]
         scale = layer_scale(own.mean_variance, self.state[layer.weight], means[0], effective(layer.group))
-        pool = (
-            noise.next_pool(PAIRS) if self.mc_samples == 1 else None
-        )  # several samples would take turns with its memory
+        # Several samples would take turns with the memory of one pool.
+        pool = noise.next_pool(PAIRS) if self.mc_samples == 1 else None
         if pool is None:
             noise.fill_(values)
             weights = sample(layer.matrix(means), own.root, layer.matrix(values), num_data=scale)
