@@ -21,8 +21,10 @@ import torch
 
 from benchmarks.speed.models import Task
 from benchmarks.speed.rounds import MeanOfUpdates, Step, Times
+from benchmarks.speed.update import update_once
 from lightning_bayes.errors import NonFiniteError
 from lightning_bayes.optim import KroneckerOptimizer
+from lightning_bayes.optim.runtime.measuring import FIRST
 
 STATS_INTERVAL = 10  # T_stats
 INVERSE_INTERVAL = 100  # T_inv
@@ -69,9 +71,9 @@ def kronecker_cycle(task: Task, make: Callable[[Task], KroneckerOptimizer]) -> C
             optimizer.stats_interval, optimizer.inverse_interval = stats_interval, inverse_interval
             for state in optimizer.state.values():
                 state["measurements"] = NEVER + 1  # at the measurements 1, 2, 4, 8, … it would invert too
-            with optimizer.sampled_params():
-                own.loss().backward()
-            optimizer.step()
+            update_once(optimizer, own)
+            for group in optimizer.param_groups:
+                group["step"] = max(FIRST, group["step"])  # after which plain passes run the bare model
             if optimizer.skipped_in_a_row:  # which takes less time
                 raise NonFiniteError("A step was skipped for a gradient or curvature that is not finite.")
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from benchmarks.provenance import provenance
-from benchmarks.speed.methods import NUM_DATA, silence_known_warnings
+from benchmarks.speed.methods import silence_known_warnings
 from benchmarks.speed.models import MODELS, make_task
 from benchmarks.speed.rounds import interleave, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
+from benchmarks.speed.update import NUM_DATA
 from lightning_bayes import VOGN
 from lightning_bayes.predictive.samples import PosteriorSamples
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -19,21 +20,20 @@ from benchmarks.speed.cycle import kronecker_cycle
 from benchmarks.speed.memory import available_bytes
 from benchmarks.speed.models import Task
 from benchmarks.speed.rounds import MeanOfUpdates
+from benchmarks.speed.update import LR, NOISE, NUM_DATA, as_swapped, update_once
 from lightning_bayes import IVON, KFAC, VOGN, NoisyKFAC, Vadam
 from lightning_bayes.curvature import Softmax
 from lightning_bayes.optim import KroneckerOptimizer, MeanFieldOptimizer
 
 Step: TypeAlias = Callable[[], None]
 Build: TypeAlias = Callable[[Task], Step]
-LR = 1e-4
-NUM_DATA = 50_000
 CYCLE = 10  # T of the callbacks' default step
 GIB = 2**30
 
 
-def adam(task: Task) -> Step:
+def adam(task: Task, **arguments: Any) -> Step:
     """Torch's Adam: the step that everything is compared with."""
-    optimizer = torch.optim.Adam(task.model.parameters(), lr=LR)
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=LR, **arguments)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -44,8 +44,8 @@ def adam(task: Task) -> Step:
 
 
 def default_vogn(task: Task, **arguments: Any) -> VOGN:
-    """VOGN whose mean torch's Adam moves, as the callback sets it up, but measured in every update."""
-    return VOGN(task.model, base=torch.optim.Adam(task.model.parameters(), lr=LR), relative_noise=0.3, **arguments)
+    """VOGN as its callback sets it up, but measured in every update."""
+    return as_swapped(VOGN, task, **arguments)
 
 
 def in_training(method: type[MeanFieldOptimizer], interval: int) -> Build:
@@ -60,43 +60,23 @@ def in_training(method: type[MeanFieldOptimizer], interval: int) -> Build:
     """
 
     def build(task: Task) -> Step:
-        base = torch.optim.Adam(task.model.parameters(), lr=LR)
-        bound: dict[str, Any] = {"relative_noise": 0.3, **task.setting.workspace()}
-        if interval > 1:
-            bound["curvature_interval"] = interval
-        optimizer = method(task.model, base=base, num_data=NUM_DATA, **bound)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = task.loss()
-            loss.backward()
-            return loss
-
-        def update() -> None:
-            optimizer.step(closure)
-
-        return MeanOfUpdates(update, CYCLE)
+        optimizer = as_swapped(method, task, curvature_interval=interval, **task.setting.workspace())
+        return MeanOfUpdates(lambda: update_once(optimizer, task), CYCLE)
 
     return build
 
 
 def natural_vogn(task: Task, **arguments: Any) -> VOGN:
     """VOGN with the paper's step; damped and with bounded noise, for VGG16 does not survive random labels otherwise."""
-    return VOGN(task.model, lr=LR, damping=1e-3, relative_noise=0.3, **arguments)
+    return VOGN(task.model, lr=LR, damping=1e-3, num_data=NUM_DATA, relative_noise=NOISE, **arguments)
 
 
 def vogn(engine: str, make: Callable[..., VOGN] = default_vogn) -> Build:
     """VOGN with one weight sample, measured by `engine`."""
 
     def build(task: Task) -> Step:
-        optimizer = make(task, num_data=NUM_DATA, engine=engine, **task.setting.workspace())
-
-        def step() -> None:
-            with optimizer.sampled_params():
-                task.loss().backward()
-            optimizer.step()
-
-        return step
+        optimizer = make(task, engine=engine, **task.setting.workspace())
+        return lambda: update_once(optimizer, task)
 
     return build
 
@@ -117,14 +97,12 @@ def kronecker(
 
     def make(task: Task) -> KroneckerOptimizer:
         rule = step_rule or optimizer_class.default_step
-        step: dict[str, Any] = {"lr": LR, "step_rule": rule}
-        if rule == "user":
-            step = {"base": torch.optim.Adam(task.model.parameters(), lr=LR)}
+        own: dict[str, Any] = {"damping": 1e-3, "likelihood": Softmax()}
         if factors is not None:
-            step |= {"engine": "backpack", "factors": factors, "unsupported_layers": "mean_field"}
-        return optimizer_class(
-            task.model, num_data=NUM_DATA, relative_noise=0.3, damping=1e-3, likelihood=Softmax(), **step
-        )
+            own |= {"engine": "backpack", "factors": factors, "unsupported_layers": "mean_field"}
+        if rule == "user":
+            return as_swapped(optimizer_class, task, **own)
+        return optimizer_class(task.model, num_data=NUM_DATA, relative_noise=NOISE, lr=LR, step_rule=rule, **own)
 
     return lambda task: kronecker_cycle(task, make)
 
@@ -218,6 +196,7 @@ class Method(NamedTuple):
 BACKPACK = ("backpack", "backpack-for-pytorch")
 METHODS: dict[str, Method] = {
     "adam": Method("Adam", adam),
+    "adam-fused": Method("Adam, fused=True", partial(adam, fused=True)),
     "vogn-fused": Method("VOGN fused", vogn("fused")),
     "vogn-default": Method("VOGN, default step", in_training(VOGN, CYCLE)),
     "vadam-default": Method("Vadam, default step", in_training(Vadam, CYCLE)),

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.provenance import provenance
-from benchmarks.speed.methods import LR, NUM_DATA, default_vogn
+from benchmarks.speed.methods import default_vogn
 from benchmarks.speed.models import MODELS, Task, make_task
 from benchmarks.speed.rounds import WARM_UP, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
+from benchmarks.speed.update import LR
 from lightning_bayes import VOGN
 from lightning_bayes.curvature import make_engine
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
@@ -74,7 +75,7 @@ def profile_phases(task: Task, rounds: int) -> dict[str, float]:
     Returns:
         Seconds by the names in `PHASES`, and of Adam's own update.
     """
-    optimizer = default_vogn(task, num_data=NUM_DATA, **task.setting.workspace())
+    optimizer = default_vogn(task, **task.setting.workspace())
     adam = torch.optim.Adam(task.model.parameters(), lr=LR)
     numbers = [torch.empty_like(param) for param in task.model.parameters()]
     timed = stopwatch(task.setting.synchronise)

@@ -25,10 +25,11 @@ import torch
 
 from benchmarks.provenance import provenance
 from benchmarks.speed.cycle import INVERSE_INTERVAL, STATS_INTERVAL, Cycle
-from benchmarks.speed.methods import CYCLE, LR, METHODS, NUM_DATA, adam, silence_known_warnings
+from benchmarks.speed.methods import CYCLE, METHODS, adam, silence_known_warnings
 from benchmarks.speed.models import MODELS, Task, make_task
 from benchmarks.speed.rounds import CLOCKS, Step, Times, interleave, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
+from benchmarks.speed.update import as_swapped, update_once
 from lightning_bayes import IVON, VOGN, Vadam
 from lightning_bayes.optim import MeanFieldOptimizer
 
@@ -84,19 +85,14 @@ def amortised(method: type[MeanFieldOptimizer], interval: int) -> Build:
 
 def _at(method: type[MeanFieldOptimizer], interval: int, task: Task, ahead: int) -> Step:
     """Updates of one kind: the fourth of a cycle again and again, or the last of one cycle after the other."""
-    base = torch.optim.Adam(task.model.parameters(), lr=LR)
-    arguments: dict[str, Any] = {"curvature_interval": interval} if interval > 1 else {}
-    optimizer = method(task.model, base=base, num_data=NUM_DATA, relative_noise=0.1, **arguments)
+    optimizer = as_swapped(method, task, curvature_interval=interval)
     number = [0, 2 * CYCLE + (CYCLE - 1 if ahead else 3)]  # of updates before this one: the first starts the curvature
 
     def step() -> None:
         before = number[0]
         for owner in (*optimizer.param_groups, *optimizer.state.values()):
             owner["step"] = before
-        with optimizer.measured_pass(0, watch_backward=True, is_only_batch=True):
-            task.loss().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update_once(optimizer, task)
         number[:] = number[1], number[1] + ahead
 
     step()
@@ -136,6 +132,7 @@ def whole(name: str) -> Build:
 
 ROWS: dict[str, tuple[str, Build]] = {
     "adam": ("Adam", whole("adam")),
+    "adam-fused": ("Adam, fused", whole("adam-fused")),
     "floor": ("floor", floor),
     "vogn": ("VOGN", amortised(VOGN, CYCLE)),
     "vogn-t1": ("VOGN, T = 1", whole("vogn-fused")),

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from benchmarks.speed import methods, setting, step
+from benchmarks.speed import methods, setting, step, update
 from benchmarks.speed.methods import METHODS
 from benchmarks.speed.step import main
+from lightning_bayes import VOGN
 
 pytestmark = [
     pytest.mark.usefixtures("_tiny_models"),
@@ -113,13 +114,19 @@ def test_runs_on_a_gpu(result):
 
 def test_methods_share_one_learning_rate_and_number_of_data(tiny, setting, monkeypatch):
     """So that no method's figures come from another problem."""
-    built = {}
-    monkeypatch.setattr(methods, "VOGN", lambda model, **arguments: built.update(arguments))
+    built = []
+
+    def record(model, **arguments):
+        built.append(VOGN(model, **arguments))
+        return built[-1]
+
+    monkeypatch.setattr(methods, "VOGN", record)
     task = methods.Task(tiny.build(), *2 * [torch.zeros(1)], setting)
     METHODS["vogn-fused"].build(task)
-    assert (built.pop("base").param_groups[0]["lr"], built["num_data"]) == (methods.LR, methods.NUM_DATA)
     METHODS["vogn-natural"].build(task)
-    assert (built["lr"], built["num_data"]) == (methods.LR, methods.NUM_DATA)
+    swapped, natural = (each.param_groups[0] for each in built)
+    assert built[0].base_step.base.param_groups[0]["lr"] == swapped["lr"] == natural["lr"] == update.LR
+    assert swapped["num_data"] == natural["num_data"] == update.NUM_DATA
 
 
 def test_methods_are_named_apart_or_joined_by_commas(capsys):

@@ -15,7 +15,8 @@ c_t. s is measured and averaged as the algorithm says, from the first batch on: 
 
     β₂(t) = min(β₂, (t-1)/t)   a running mean first, a running average later.
 
-Without noise and prior this **is** the user's training, but for a bound of SGD's steps (below). Paths differ from those of
+Without noise and prior this **is** the user's training, but for a bound of SGD's steps (below) and for rounding: on a CPU
+torch's own optimizers step by their fused kernels (`optim.steps.fused`). Paths differ from those of
 natural gradients: pass a learning rate for the papers' step, and its objective.
 
 A prior is stated by its precision or mean, or by an L2 penalty. Without one the mean is unregularised. A prior that nobody
@@ -39,6 +40,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.optim.steps.fused import fused_on_cpu
 from lightning_bayes.optim.steps.graft import graft_
 from lightning_bayes.optim.steps.step import Cohort, Step
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
@@ -95,7 +97,8 @@ class BaseOptimizerStep(Step):
             if self.cycles_momentum and "betas" in own:
                 own["betas"] = (group["betas"][0], *own["betas"][1:])
         starts = copies(self.base.param_groups, states) if self.follows_gradients or self.grafts else {}
-        self.base.step()
+        with fused_on_cpu(self.base):
+            self.base.step()
         if self.grafts:
             graft_(groups, starts, states, self.base.state)
         if not self.follows_gradients:
