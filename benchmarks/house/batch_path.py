@@ -1,10 +1,9 @@
 """How far a reader has to travel to follow one batch of VOGN.
 
 A function counts as a stop if it is entered from another file: there the reader has to open the next one. Stops inside
-``curvature/`` are left out, because they measure the backward pass and their number depends on the layers, and so are
-comprehensions, lambdas and generated code. The goal is for public functions, by which f07f3a5 has 27 in 14 files (the
-review of that commit says about 29 in 15). Private methods that a subclass in another file overrides are stops as well;
-the table has a line of its own for them.
+``curvature/`` and what it calls are left out, because they measure the backward pass and their number depends on the
+layers, and so are comprehensions, lambdas and generated code. The goal is for public functions. Private methods that a
+subclass in another file overrides are stops as well; the table has a line of its own for them.
 """
 
 from __future__ import annotations
@@ -37,8 +36,12 @@ def batch_stops(calls: list[tuple[str, str, int, str]]) -> list[Stop]:
     Returns:
         The distinct stops.
     """
-    stops = {(file, function, line) for file, function, line, caller in calls if file != caller}
-    return [Stop(file, function) for file, function, _ in sorted(stops) if not file.startswith(_LEFT_OUT)]
+    stops = {
+        (file, function, line)
+        for file, function, line, caller in calls
+        if file != caller and not file.startswith(_LEFT_OUT) and not caller.startswith(_LEFT_OUT)
+    }
+    return [Stop(file, function) for file, function, _ in sorted(stops)]
 
 
 def trace_batch(root: str) -> list[Stop]:

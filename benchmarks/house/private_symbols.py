@@ -107,7 +107,9 @@ def _mentioned(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _text_arguments(node: ast.AST) -> list[ast.expr]:
-    """Arguments of ``name.endswith("_imagenet")`` and the like, which name no attribute."""
+    """Parts of f-strings, and arguments of ``name.endswith("_imagenet")`` and the like, which name no attribute."""
+    if isinstance(node, ast.JoinedStr):
+        return node.values
     called = node.func if isinstance(node, ast.Call) else None
     if isinstance(node, ast.Call) and isinstance(called, ast.Attribute) and called.attr in _TEXT_METHODS:
         return node.args

@@ -12,7 +12,8 @@ transposed convolution makes of its outputs, and weights that several calls of o
 The only room that imports BackPACK.
 """
 
-from lightning_bayes.curvature.engine import AbstractEngine, Capture, EngineName
+from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.engine import AbstractEngine, EngineName
 from lightning_bayes.curvature.gradients import BareCapture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
 from lightning_bayes.curvature.loss import LossReduction, loss_functions

@@ -23,7 +23,9 @@ from backpack.extensions import SumGradSquared
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.backpack_watch import BackpackCapture
+from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.hooks import (
     calls_checked,
@@ -84,7 +86,7 @@ class BackpackEngine(AbstractEngine):
         """
         units = self.units()
         self._check_supported(units)
-        captured, extension = Capture(self.loss_reduction, self.probe), self._extension(units)
+        captured, extension = BackpackCapture(self.loss_reduction, self.probe), self._extension(units)
         try:
             with ExitStack() as undo:
                 undo.enter_context(without_compiler())

@@ -18,8 +18,7 @@ from backpack import backpack, extensions
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_watch import watched
-from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.backpack_watch import BackpackCapture, watched
 from lightning_bayes.curvature.factors import FactorMoments, input_factor
 from lightning_bayes.curvature.factors.conversion import join_bias, summed_patches
 from lightning_bayes.curvature.factors.layer_records import FactorRecords, Request
@@ -125,7 +124,8 @@ class BackpackFactors(FactorRecords):
         _let_through(extension, passing, self._as_modules)
         with ExitStack() as undo:
             undo.callback(collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
-            undo.enter_context(watched(model, [*layers, *passing], extension, self._as_modules, Capture(), _OTHERWISE))
+            seen = BackpackCapture()
+            undo.enter_context(watched(model, [*layers, *passing], extension, self._as_modules, seen, _OTHERWISE))
             yield
             self._values = collect(units, extension.savefield)
 

@@ -7,17 +7,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from backpack import backpack
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.capture import Capture, refuse_examples
 from lightning_bayes.curvature.hooks import calls_checked, extended, in_place_refused, out_of_place
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.modules import AsModules
 from lightning_bayes.errors import UnsupportedLayerError
+
+
+@final
+class BackpackCapture(Capture):
+    """What BackPACK measured in one pass."""
+
+    def take_examples(self, losses: Tensor) -> None:
+        """Refuse losses of examples; see `Capture.take_examples`."""
+        refuse_examples()
 
 
 @contextmanager

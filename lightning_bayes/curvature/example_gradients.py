@@ -9,19 +9,19 @@ linear layer are handed out as the outer products that they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import Capture
-from lightning_bayes.curvature.fused import FusedCapture, FusedEngine
-from lightning_bayes.curvature.layer_calls import LayerCall, RuleCall, in_full_precision
-from lightning_bayes.curvature.layouts import ROWS, LayerOutput
+from lightning_bayes.curvature.capture import refuse_examples
+from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
+from lightning_bayes.curvature.layouts import ROWS
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.rules.linear import linear
+from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 
 
 class Outer(NamedTuple):
@@ -45,7 +45,7 @@ Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # a parameter
 
 
 @final
-class ExampleCapture(FusedCapture):
+class ExampleCapture(WrappingCapture):
     """Hands out contributions; made by `watched_examples`.
 
     Args:
@@ -53,7 +53,7 @@ class ExampleCapture(FusedCapture):
         receive: Called with a parameter and its contributions, at most once for each column.
     """
 
-    def __init__(self, engine: FusedEngine, receive: Receive) -> None:
+    def __init__(self, engine: WrappingEngine, receive: Receive) -> None:
         super().__init__(engine)
         self.loss_reduction = "sum"
         self.receive = receive
@@ -66,15 +66,22 @@ class ExampleCapture(FusedCapture):
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
-        return _LinearCall(self, unit, params) if unit.rule is linear else super().record(unit, params)
+        return plain_call(self, unit, params)
+
+    def takes_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
+        """Hand the factors of a linear layer out, where there are no positions and no other call."""
+        if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
+            return False
+        x, delta = in_full_precision(inputs[0]), in_full_precision(grads[0])
+        if x.dim() != 2 or call.output.layout != ROWS:
+            return False
+        for name, param in call.params.items():
+            self.receive(param, Outer(delta, x) if name == "weight" else delta)
+        return True
 
     def take_examples(self, losses: Tensor) -> None:
         """Refuse losses of examples; see `Capture.take_examples`."""
-        Capture.take_examples(self, losses)
-
-    def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
-        """Refuse calls with examples elsewhere than in rows; see `Capture.arrange`."""
-        Capture.arrange(self, loss, divided_by_host, outputs)
+        refuse_examples()
 
     def takes_sums(self, params: Iterable[nn.Parameter]) -> bool:
         """Never: every example's contribution is wanted."""
@@ -112,25 +119,8 @@ class ExampleCapture(FusedCapture):
             self._is_running = False
 
 
-@final
-class _LinearCall(RuleCall):
-    """One call of a linear layer."""
-
-    captured: ExampleCapture
-
-    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
-        """Hand the factors out, where there are no positions and no other call."""
-        x, delta = in_full_precision(inputs[0]), in_full_precision(grads[0])
-        is_plain = x.dim() == 2 and self.output.layout == ROWS
-        if not is_plain or any(self.captured.calls[param] != 1 for param in self.params.values()):
-            return super().backward(inputs, grads)
-        for name, param in self.params.items():
-            self.captured.receive(param, Outer(delta, x) if name == "weight" else delta)
-        return [None] * len(self.params)
-
-
 @contextmanager
-def watched_examples(engine: FusedEngine, receive: Receive) -> Iterator[ExampleCapture]:
+def watched_examples(engine: WrappingEngine, receive: Receive) -> Iterator[ExampleCapture]:
     """Watch the forward inside the context; `ExampleCapture.backward` then hands out contributions.
 
     Args:

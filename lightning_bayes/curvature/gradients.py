@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.errors import NoMeasurementError
 from lightning_bayes.private_torch import tree_leaves
@@ -99,6 +100,7 @@ def require_call(captured: Capture) -> None:
     captured.require_loss()
 
 
+@final
 class GradientCapture(Capture):
     """Knows the number of examples and how the loss reduces them."""
 
@@ -106,8 +108,12 @@ class GradientCapture(Capture):
         """Measure nothing; see `Capture.take_examples`."""
 
 
+@final
 class BareCapture(Capture):
     """Counts nothing and reads nothing: passes over one batch weigh the same, and the gradient of a mean is one already."""
+
+    def take_examples(self, losses: Tensor) -> None:
+        """Measure nothing; see `Capture.take_examples`."""
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Keep the loss; see `Capture.observe`."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.gradients import examples_counted, require_call
 from lightning_bayes.curvature.loss import LossReduction
 
@@ -44,6 +46,7 @@ class HessianEngine(AbstractEngine):
         require_call(captured)
 
 
+@final
 class HessianCapture(Capture):
     """Adds up the Hessians of the pass's losses.
 
@@ -56,6 +59,10 @@ class HessianCapture(Capture):
         super().__init__(loss_reduction)
         self.params = params
         self.hessian: Tensor | None = None  # of the losses as they are, [D, D]
+
+    def take_examples(self, losses: Tensor) -> None:
+        """Refuse losses of examples; see `Capture.take_examples`."""
+        refuse_examples()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read the loss's scale, see `Capture.observe`, and take its Hessian."""

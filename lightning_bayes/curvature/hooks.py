@@ -16,7 +16,7 @@ import torch
 from backpack import extend
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks

@@ -12,7 +12,7 @@ The calls of a layer that is called several times in a pass count as its positio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -21,23 +21,22 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from lightning_bayes.curvature.engine import Capture
+from lightning_bayes.curvature.capture import Capture, refuse_examples
 from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
-from lightning_bayes.curvature.fused import FusedCapture, FusedEngine
 from lightning_bayes.curvature.gradients import GradientEngine
-from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
-from lightning_bayes.curvature.layouts import LayerOutput
+from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
+from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 
 
 @final
-class KroneckerEngine(FusedEngine):
+class KroneckerEngine(WrappingEngine):
     """Measures the factors of layers on request.
 
     Args:
@@ -127,8 +126,8 @@ class _Sampling:
 
 
 @final
-class KroneckerCapture(FusedCapture):
-    """A `FusedCapture` that also collects the calls of layers with factors.
+class KroneckerCapture(WrappingCapture):
+    """The squares of the layers without factors, and the calls of layers with factors.
 
     Args:
         engine: The engine.
@@ -153,11 +152,7 @@ class KroneckerCapture(FusedCapture):
 
     def take_examples(self, losses: Tensor) -> None:
         """Refuse losses of examples; see `Capture.take_examples`."""
-        Capture.take_examples(self, losses)
-
-    def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
-        """Refuse calls with examples elsewhere than in rows; see `Capture.arrange`."""
-        Capture.arrange(self, loss, divided_by_host, outputs)
+        refuse_examples()
 
     def is_called(self, param: nn.Parameter) -> bool:
         """Whether a measured module that holds `param` was called."""
@@ -167,7 +162,7 @@ class KroneckerCapture(FusedCapture):
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
-        return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
+        return _FactorCall(self, unit, params) if unit.module in self.request.layers else plain_call(self, unit, params)
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         """Whether the running backward measures or accumulates into parameters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from lightning_bayes.curvature.rules.whole_batch import WholeBatch
 from lightning_bayes.private_torch import has_children, is_in_backward, is_view, own_parameters, saved_by
 
 if TYPE_CHECKING:
-    from lightning_bayes.curvature.fused import FusedCapture
+    from lightning_bayes.curvature.wrapping import WrappingCapture
 
 
 def _is_needed(output: Tensor) -> bool:
@@ -34,7 +34,7 @@ def _is_needed(output: Tensor) -> bool:
 class LayerCall(ABC):
     """One call of a unit."""
 
-    def __init__(self, captured: FusedCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> None:
+    def __init__(self, captured: WrappingCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> None:
         self.captured, self.unit, self.params = captured, unit, params
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
         self.modes = [(module, module.training) for module in modules]  # those of the forward, for the backward
@@ -115,6 +115,7 @@ class LayerCall(ABC):
         return grad
 
 
+@final
 class RuleCall(LayerCall):
     """One call of a unit that has a rule."""
 
@@ -135,6 +136,8 @@ class RuleCall(LayerCall):
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         """Measure the call; see `LayerCall.backward`."""
+        if self.captured.takes_call(self, inputs, grads):
+            return [None] * len(self.params)
         call, grad_output, layout = self._call(inputs), self._grad_output(grads), self.output.layout
         if self.needs_gradient_alone():
             totals = self._sums(call, grad_output)
@@ -188,6 +191,7 @@ class RuleCall(LayerCall):
         return [self.share(p, found[name]) for name, p in self.params.items()]
 
 
+@final
 class GenericCall(LayerCall):
     """One call of a unit without a rule, and of everything below it that is not measured by itself."""
 
@@ -295,3 +299,17 @@ def in_full_precision(value: Any) -> Any:
     """Half precision cannot hold squares of gradients: 1e-4² is below its smallest number."""
     is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
     return value.float() if is_half else value
+
+
+def plain_call(captured: WrappingCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
+    """What measures one call of a unit: by its rule, or by the generic one.
+
+    Args:
+        captured: The capture.
+        unit: The unit.
+        params: Its trained parameters by name.
+
+    Returns:
+        The call.
+    """
+    return (RuleCall if unit.rule is not None else GenericCall)(captured, unit, params)

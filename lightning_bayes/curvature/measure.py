@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args, overload
 
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import AbstractEngine, Capture, EngineName
+from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.engine import AbstractEngine, EngineName
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.kronecker import KroneckerEngine

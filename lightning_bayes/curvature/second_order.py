@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, final
 
 from backpack import extensions
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.backpack_watch import watched
-from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.hooks import collect, is_stock
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
@@ -86,10 +87,15 @@ class SecondOrderEngine(AbstractEngine):
         return extension
 
 
+@final
 class _SecondOrderCapture(Capture):
     def __init__(self, engine: SecondOrderEngine, as_modules: AsModules) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
         self.as_modules = as_modules
+
+    def take_examples(self, losses: Tensor) -> None:
+        """Refuse losses of examples; see `Capture.take_examples`."""
+        refuse_examples()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         super().observe(loss, divided_by_host)

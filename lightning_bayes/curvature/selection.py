@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.engine import AbstractEngine, Capture
+from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.measured_modules import find_measured_modules
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
 

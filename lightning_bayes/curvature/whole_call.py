@@ -12,7 +12,7 @@ from lightning_bayes.curvature.example_probe import Whole
 from lightning_bayes.private_torch import tree_leaves
 
 if TYPE_CHECKING:
-    from lightning_bayes.curvature.engine import Capture
+    from lightning_bayes.curvature.capture import Capture
 
 
 class NoteWhole:

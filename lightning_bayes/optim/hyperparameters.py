@@ -241,8 +241,7 @@ class Hyperparameters(Record):
         return effective(vars(self))
 
     @classmethod
-    def _too_large(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        yield from super()._too_large(values)
+    def _too_large_together(cls, values: Mapping[str, Any]) -> Iterator[str]:
         known = {name: value for name, value in values.items() if value is not None}
         if not {"kl_weight", "prior_precision", "num_data"} <= set(known):
             return

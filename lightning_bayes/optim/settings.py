@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -94,7 +95,7 @@ def setting(range_: Range | None = None, *, default: Any = MISSING, **words: Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(ABC):
     """Hyperparameters whose fields are declared by `setting`."""
 
     @classmethod
@@ -129,7 +130,7 @@ class Record:
         cls.require_schedulable(functions)
         found = plain({**values, **{name: values[name](0) for name in functions}})
         may_be_open = set(cls.settings()) - functions if not complete else set()
-        wrong = list(cls._out_of_range(found, may_be_open)) or list(cls._too_large(found))
+        wrong = list(cls._out_of_range(found, may_be_open)) or [*cls._too_large(found), *cls._too_large_together(found)]
         if wrong:
             raise HyperparameterError("; ".join(wrong) + ".")
 
@@ -166,6 +167,11 @@ class Record:
             value = values.get(name)
             if value is not None and setting.upper_limit is not None and value > setting.upper_limit:
                 yield f"{name}={value!r} must be at most {setting.upper_limit:g}"
+
+    @classmethod
+    @abstractmethod
+    def _too_large_together(cls, values: Mapping[str, Any]) -> Iterator[str]:
+        """Errors of values that are within their limits, but not what they amount to."""
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

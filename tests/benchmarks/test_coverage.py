@@ -47,7 +47,7 @@ def test_a_gradient_that_is_wrong_in_batches_of_one_is_no_truth():
 
 
 def test_wrong_squares_are_noticed(monkeypatch):
-    from lightning_bayes.curvature.engine import Capture
+    from lightning_bayes.curvature.capture import Capture
 
     monkeypatch.setattr(
         Capture, "scaled_squares", lambda self, factor: {p: s * 2 * factor for p, s in self.squares.items()}

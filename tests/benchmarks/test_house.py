@@ -114,7 +114,7 @@ def test_own_private_names_and_foreach_functions_are_not_foreign(tree):
 class _Own:
     def __init__(self): self._state = 1
     def _step(self): return torch._foreach_add_(x, y), self._state, self._step, record._replace(a=1)
-    def is_imagenet(self, name): return name.endswith("_imagenet") or "_OwnBackward"
+    def is_imagenet(self, name): return name.endswith("_imagenet") or "_OwnBackward" or f"{name}_rank{name}"
 """
     assert private_uses(tree(one=source)) == []
 
@@ -140,6 +140,7 @@ def test_a_stop_is_a_function_that_another_file_enters():
         ("a.py", "A.helper", 5, "a.py"),
         ("b.py", "B._hook", 1, "a.py"),
         ("lightning_bayes/curvature/fused.py", "Engine.capture", 1, "b.py"),
+        ("c.py", "saved_by", 1, "lightning_bayes/curvature/fused.py"),
     ]
     assert batch_stops(calls) == [Stop("a.py", "A.run"), Stop("b.py", "B._hook")]
     assert [stop.is_public for stop in batch_stops(calls)] == [True, False]

@@ -16,28 +16,41 @@ from lightning_bayes.zoo.data.ood import ood_names, ood_set
 from lightning_bayes.zoo.transforms import ImageTransform
 
 
-class ImageLoading(TypedDict, total=False):
-    """How images are loaded, and which sets the test loaders append: arguments of `ImageDataModule` and its subclasses.
+class ShiftedSets(TypedDict, total=False):
+    """What the test loaders append, and what is predicted: arguments of `ImageDataModule` and its subclasses.
 
     Args:
-        batch_size: Examples per batch, in all loaders; 32 by default.
-        num_workers: Worker processes per loader; none by default. Decoding image files takes about one per core.
         ood: Sets out of distribution that the test loaders append: folders of images, or names of registered sets
             (``svhn``). Their images go through the transform of this set.
-        ood_root: Folder of the named ones.
+        ood_root: Folder of the named ones; that of torchvision's sets is their own root by default.
         corruptions: Kinds of corruption (`lightning_bayes.zoo.corruption_kinds`) of which the test loaders append copies of
             the test set, after the sets out of distribution.
         severities: Severities of each kind; 1 to 5 by default.
         predict_dir: A folder of images without labels, at any depth, to predict in the place of the test images.
     """
 
-    batch_size: int
-    num_workers: int
     ood: Sequence[str]
-    ood_root: str
+    ood_root: str | None
     corruptions: Sequence[str]
     severities: Sequence[int]
     predict_dir: str | None
+
+
+class ImageLoading(ShiftedSets, total=False):
+    """How images are loaded, and which sets the test loaders append.
+
+    Args:
+        batch_size: Examples per batch, in all loaders; 32 by default.
+        num_workers: Worker processes per loader; none by default. Decoding image files takes about one per core.
+        ood: See `ShiftedSets`.
+        ood_root: See there.
+        corruptions: See there.
+        severities: See there.
+        predict_dir: See there.
+    """
+
+    batch_size: int
+    num_workers: int
 
 
 class ImageDataModule(LightningDataModule, ABC):
@@ -73,7 +86,7 @@ class ImageDataModule(LightningDataModule, ABC):
         batch_size: int = 32,
         num_workers: int = 0,
         ood: Sequence[str] = (),
-        ood_root: str = "data",
+        ood_root: str | None = None,
         corruptions: Sequence[str] = (),
         severities: Sequence[int] = SEVERITIES,
         predict_dir: str | None = None,
@@ -82,7 +95,7 @@ class ImageDataModule(LightningDataModule, ABC):
         self.predict_dir = predict_dir
         self.batch_size = batch_size
         self.num_workers = num_workers
-        self.ood, self.ood_root = tuple(ood), ood_root
+        self.ood, self.ood_root = tuple(ood), ood_root or "data"
         self.ood_names = ood_names(self.ood, own=name)
         self.augmentation = augmentation
         self.shifts = [Corruption(kind, severity) for kind in corruptions for severity in severities]

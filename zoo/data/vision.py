@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Subset
+from typing_extensions import Unpack
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
 from lightning_bayes.zoo.data.agreement import check_classes, hand_over
-from lightning_bayes.zoo.data.base import ImageDataModule
-from lightning_bayes.zoo.data.corruptions import SEVERITIES
+from lightning_bayes.zoo.data.base import ImageDataModule, ShiftedSets
 from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages
 from lightning_bayes.zoo.data.splits import few_shots, split_indices
 from lightning_bayes.zoo.transforms import ImageTransform
@@ -45,13 +45,7 @@ class VisionDataModule(ImageDataModule):
         shots: How many of each class to train on, instead of `train_size`; the first of each in the same order.
         augment: Whether training images are cropped at random from a 4-pixel black frame and, where a mirrored image
             still shows its class, mirrored at random. The callbacks then take this module's ``data_augmentation_factor``.
-        ood: Sets out of distribution that the test loaders append: names of registered sets (``svhn``), or folders of
-            images. Their images are brought to the shape of this set, with a message, and normalised like it.
-        ood_root: Folder of the named ones; None takes `root`.
-        corruptions: Kinds of corruption (`lightning_bayes.zoo.corruption_kinds`) of which the test loaders append copies of
-            the test set, after the sets out of distribution.
-        severities: Severities of each kind, 1 to 5.
-        predict_dir: A folder of images without labels to predict in the place of the test images.
+        **shifts: See `ShiftedSets`. Images out of distribution are brought to the shape of this set, with a message.
 
     Raises:
         DatasetError: In ``setup``, if the files are not below ``root``.
@@ -80,19 +74,15 @@ class VisionDataModule(ImageDataModule):
         train_size: int | None = None,
         shots: int | None = None,
         augment: bool = False,
-        ood: tuple[str, ...] = (),
-        ood_root: str | None = None,
-        corruptions: tuple[str, ...] = (),
-        severities: tuple[int, ...] = SEVERITIES,
-        predict_dir: str | None = None,
+        **shifts: Unpack[ShiftedSets],
     ) -> None:
         if shots is not None and train_size is not None:
             raise HyperparameterError(
                 f"shots={shots} and train_size={train_size} exclude each other. Pass one of them."
             )
         augmentation = partial(crop_and_mirror, mirrors=self.mirrors) if augment else None
-        name, sets = _name_of(type(self)), (ood, ood_root or root, corruptions, severities)
-        super().__init__(name, augmentation, batch_size, num_workers, *sets, predict_dir)
+        shifts["ood_root"] = shifts.get("ood_root") or root
+        super().__init__(_name_of(type(self)), augmentation, batch_size, num_workers, **shifts)
         self.root = root
         self.download = download
         self.val_size = val_size
