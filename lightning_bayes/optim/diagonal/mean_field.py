@@ -22,7 +22,7 @@ from lightning_bayes.curvature.spread import local
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.noise_memory import room_for
-from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, start_state
+from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, start_state, take_sizes
 from lightning_bayes.optim.diagonal.sampling import CohortSampler
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
@@ -299,11 +299,15 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 self.step_of(group).apply(self._cohort(params, group, measurement))
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
-        self._count_update()
+        self._finish_update(measurement)
         self._check_batch_size(measurement, self.param_groups[0])
 
-    def _count_update(self) -> None:
+    def _finish_update(self, measurement: Measurement) -> None:
+        """Take the sizes that the noise has until the next measurement, and count the update."""
         for group, functions in zip(self.param_groups, self._functions, strict=True):
+            if measurement.has_curvature and group["relative_noise"] is not None:
+                for params in self._cohorts(group):
+                    take_sizes(params, [self.state[param] for param in params])
             before = effective(group)
             group["step"] += 1
             apply_functions(group, functions, self.hyperparameters)

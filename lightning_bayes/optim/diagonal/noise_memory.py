@@ -39,9 +39,10 @@ class CohortMemory:
         origin: What `counted`, `means` and `unit` were computed from.
         counted: s of every parameter; s + δ̃ where weights have priors of their own.
         means: mean 1/(s + γ_t) and γ_t, ``[params]`` each; None where the noise is that of the bound.
+        shape: Of the noise; None before the first one, or where it is that of the bound.
+        factors: 1/√(Ñ/τ_t) of every parameter; empty where reading it would wait for a device.
         unit: u = 1/√(max(s, 0) + γ_t) of the small parameters, flat.
         unit_parts: That of each, flat.
-        starts: Size of every parameter at the start, ``[params]``.
         last: What the last sample was drawn with: effective hyperparameters, shape of the noise, curvatures.
     """
 
@@ -64,7 +65,10 @@ class CohortMemory:
         self.origin: Any = None
         self.counted: list[Tensor] = []
         self.means: tuple[Tensor, Tensor] | None = None
-        self.unit, self.unit_parts, self.starts = self.flat, self.flat_parts, self.roots
+        self.shape: Shape | None = None
+        self.factors: list[float] = []
+        self._shaped_for: tuple[float, float, list[Tensor]]
+        self.unit, self.unit_parts = self.flat, self.flat_parts
         self.last: tuple[Effective, Shape | None, list[Tensor]]
 
     def fits(self, params: Sequence[nn.Parameter]) -> bool:
@@ -83,6 +87,16 @@ class CohortMemory:
     def set_unit(self, unit: Tensor) -> None:
         """Set u of the small parameters."""
         self.unit, self.unit_parts = unit, self.split(unit)
+
+    def has_shape_of(self, relative_noise: float, scale: float, sizes: Sequence[Tensor]) -> bool:
+        """Whether `shape` was computed for these κ, Ñ/τ and r_t, the very tensors."""
+        *numbers, known = self._shaped_for
+        return numbers == [relative_noise, scale] and all(a is b for a, b in zip(known, sizes, strict=True))
+
+    def set_shape(self, shape: Shape, relative_noise: float, scale: float, sizes: Sequence[Tensor]) -> None:
+        """Set the shape of the noise, which was computed for these κ, Ñ/τ and r_t."""
+        self.shape, self._shaped_for = shape, (relative_noise, scale, list(sizes))
+        self.factors = [scale**-0.5 for scale in shape.scale.tolist()] if shape.scale.is_cpu else []
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """The parts of a flat tensor that belong to each small parameter."""

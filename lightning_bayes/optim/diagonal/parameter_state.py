@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.spread import whole
-from lightning_bayes.posteriors import root_mean_squares
+from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
 
 def start_state(param: nn.Parameter, kept: Sequence[str], reference: Tensor, *, noisy: bool) -> dict[str, Any]:
@@ -60,3 +60,16 @@ def forget(state: dict[str, Any], names: Iterable[str]) -> None:
     """
     for name in names:
         state.pop(name, None)
+
+
+@torch.no_grad()
+def take_sizes(params: Sequence[nn.Parameter], states: Sequence[dict[str, Any]]) -> None:
+    """Keep the sizes of parameters, r_t, in their states.
+
+    Args:
+        params: Parameters of one device and dtype; their values are μ.
+        states: Their states, changed in place.
+    """
+    sizes = tensor_sizes(list(params), [state["scale"] for state in states])
+    for state, size in zip(states, sizes.unbind(), strict=True):
+        state["size"] = size

@@ -3,7 +3,7 @@
 Several updates take their ε from one pool (`optim.runtime.noise`), and the noise's shape u = 1/√(max(s, 0) + γ_t) changes
 with the curvature only. So the pool is kept from update to update, and what depends on the curvature from one measurement
 to the next: means for every tensor, u itself for the small ones. Neither is state: a resumed run computes both again, to
-the same bits.
+the same bits. A tensor's size r_t is that after the update that measured; it is state, because the mean moves on.
 
 A small model's step is hundreds of operations that each take as long to start as to run. Small tensors therefore share one
 flat buffer for their u and their samples, of which the layers see views. Large ones are taken in blocks that stay in the
@@ -13,13 +13,14 @@ processor's cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.diagonal.noise_memory import CohortMemory
 from lightning_bayes.optim.effective import Effective, effective
+from lightning_bayes.optim.readout.shape import sizes_of
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.shards import local_parts
@@ -93,7 +94,10 @@ class CohortSampler:
         if cohort.small:
             _write_small(cohort, params, draws[0], shape, noise.sign)
         for i, target, epsilon in zip(cohort.large, large, draws[1:], strict=True):
-            _write_large(target, epsilon, params[i], curvatures[i], now, _at(shape, i), noise.sign)
+            numbers, factor = _at(shape, i), float(noise.sign)
+            if cohort.factors and numbers is not None:  # one pass over the block less
+                numbers, factor = (None, numbers[1]), factor * cohort.factors[i]
+            _write_large(target, epsilon, params[i], curvatures[i], now, numbers, factor)
         return cohort.in_order(large)
 
     @torch.no_grad()
@@ -143,9 +147,8 @@ class CohortSampler:
         numbers = (is_shaped, *numbers, now.scale if has_own else 0.0)
         origin = _Origin(measured, [version_of(tensor) for tensor in measured], numbers)
         if cohort.origin is None or not cohort.origin.is_same(origin):
-            cohort.origin = origin
+            cohort.origin, cohort.shape = origin, None
             cohort.counted = curvatures = noise_terms(group, states)[1]
-            cohort.starts = torch.stack([state["scale"] for state in states])
             small = torch.cat([cohort.flat[:0], *(curvatures[i].reshape(-1) for i in cohort.small)])
             if is_shaped:
                 cohort.means = _moments(cohort, small, curvatures, now.stated_damping, now.noise_flatness)
@@ -154,13 +157,15 @@ class CohortSampler:
                 cohort.set_unit(precision(small, **now.precision_arguments).rsqrt_())
         if cohort.means is None or now.relative_noise is None:
             return None, now
-        inverse_means, strengths = cohort.means
-        norms = torch.stack(torch._foreach_norm(list[Tensor](cohort.params)))
-        sizes = torch.maximum(norms / cohort.roots, cohort.starts)  # as `posteriors.tensor_sizes`
-        return Shape(noise_scale(inverse_means, sizes, now.relative_noise, now.scale), strengths), now
+        sizes = sizes_of(states, cohort.params)
+        if cohort.shape is None or not cohort.has_shape_of(now.relative_noise, now.scale, sizes):
+            inverse_means, strengths = cohort.means
+            scale = noise_scale(inverse_means, torch.stack(sizes), now.relative_noise, now.scale)
+            cohort.set_shape(Shape(scale, strengths), now.relative_noise, now.scale, sizes)
+        return cohort.shape, now
 
 
-def _at(shape: Shape | None, i: int) -> tuple[Tensor, Tensor] | None:
+def _at(shape: Shape | None, i: int) -> tuple[Tensor | None, Tensor] | None:
     return None if shape is None else (shape.scale[i], shape.damping[i])
 
 
@@ -220,11 +225,9 @@ def _write_small(
         std = cohort.unit if shape is None else cohort.unit * cohort.spread(shape.scale.rsqrt())
         torch.addcmul(torch.cat([mean.view(-1) for mean in means]), epsilon, std, value=sign, out=cohort.flat)
         return
-    factors = [float(sign)] * len(params) if shape is None else shape.scale.rsqrt().mul_(sign).tolist()
+    factors = [float(sign) if shape is None else sign * cohort.factors[i] for i in cohort.small]
     torch._foreach_copy_(list(cohort.views.values()), means)
-    torch._foreach_addcmul_(
-        cohort.flat_parts, cohort.split(epsilon), cohort.unit_parts, [factors[i] for i in cohort.small]
-    )
+    torch._foreach_addcmul_(cohort.flat_parts, cohort.split(epsilon), cohort.unit_parts, factors)
 
 
 def _write_large(
@@ -233,14 +236,11 @@ def _write_large(
     mean: Tensor,
     curvature: Tensor,
     now: Effective,
-    shape: tuple[Tensor, Tensor] | None,
-    sign: int,
+    shape: tuple[Tensor | None, Tensor] | None,
+    factor: float,
 ) -> None:
-    factor, numbers = float(sign), cast(tuple[Tensor | None, Tensor] | None, shape)
-    if shape is not None and mean.is_cpu:  # where reading a number costs nothing: one pass over the block less
-        factor, numbers = float(shape[0]) ** -0.5 * sign, (None, shape[1])
     for block in blocks([mean]):
-        std = _precision(block.join([curvature]), now, numbers).rsqrt_()
+        std = _precision(block.join([curvature]), now, shape).rsqrt_()
         room = block.join([target])  # which may hold ε
         torch.addcmul(block.join([mean]), block.join([epsilon]), std, value=factor, out=room)
         block.write_([target], room)

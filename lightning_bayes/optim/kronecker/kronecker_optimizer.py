@@ -290,7 +290,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             self._step(layers, measurement)
         else:
             self._step_with(self.base_step, layers, measurement)
-        self._count_update()
+        self._finish_update(measurement)
 
     def _refresh(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
         """Average what was measured into the factors, and invert those of the layers whose turn it is."""

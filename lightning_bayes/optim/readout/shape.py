@@ -36,8 +36,29 @@ def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], mean
     now, curvatures = noise_terms(group, states)
     if now.relative_noise is None:
         return None
-    sizes = tensor_sizes(means, [state["scale"] for state in states])
-    return noise_shape(curvatures, sizes, now.relative_noise, now.scale, now.stated_damping, now.noise_flatness)
+    return noise_shape(
+        curvatures,
+        torch.stack(sizes_of(states, means)),
+        now.relative_noise,
+        now.scale,
+        now.stated_damping,
+        now.noise_flatness,
+    )
+
+
+def sizes_of(states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]) -> list[Tensor]:
+    """r_t of parameters outside of matrices: after the last measurement, or now where there was none.
+
+    Args:
+        states: Their optimizer states.
+        means: μ of each.
+
+    Returns:
+        A scalar each.
+    """
+    if all("size" in state for state in states):
+        return [state["size"] for state in states]
+    return list(tensor_sizes(means, [state["scale"] for state in states]).unbind())
 
 
 def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | float:

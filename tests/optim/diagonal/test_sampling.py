@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import pytest
@@ -156,6 +157,36 @@ def test_the_shape_follows_a_curvature_that_changes(generator):
             torch.testing.assert_close(sample[param], param.detach() + epsilon * precisions[name].rsqrt())
         opt.state[model[0].weight]["curvature"].mul_(3.0)
         opt.state[model[2].weight]["curvature"] = opt.state[model[2].weight]["curvature"].flip(0)
+
+
+def test_sizes_are_those_after_the_last_measurement(generator):
+    """The updates 1 to 10, 20, 30, … measure."""
+    model = network()
+    weight, opt, batch = model[0].weight, optimizer(model, lr=0.1, curvature_interval=10), data(generator)
+    for count in (10, 7):
+        updates(opt, model, batch, count)
+        size = weight.detach().square().mean().sqrt().clamp_min(opt.state[weight]["scale"])
+        updates(opt, model, batch, 3)
+        torch.testing.assert_close(opt.state[weight]["size"], size)
+        assert abs(weight.detach().square().mean().sqrt() - size) > 1e-4
+
+
+@pytest.mark.parametrize("done", range(9, 22))
+def test_a_run_goes_on_to_the_same_bits_after_any_update(done, generator):
+    batch, ends = data(generator), []
+    for resumes in (False, True):
+        model = network()
+        opt = optimizer(model, lr=0.1, curvature_interval=10)
+        updates(opt, model, batch, done)
+        if resumes:
+            saved, state = copy.deepcopy(opt.state_dict()), copy.deepcopy(model.state_dict())
+            model = network()
+            opt = optimizer(model, lr=0.1, curvature_interval=10)
+            model.load_state_dict(state)
+            opt.load_state_dict(saved)
+        updates(opt, model, batch, 4)
+        ends.append([*model.parameters(), *opt.posterior().precision.values()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
 def test_a_pair_measures_the_curvature_of_a_quadratic_without_its_gradient():
