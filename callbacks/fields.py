@@ -82,8 +82,9 @@ class KroneckerFields(CallbackFields, total=False):
     """Arguments of the callbacks of K-FAC and Noisy K-FAC.
 
     Attributes:
-        stats_interval: T_stats, updates between measurements of the curvature; default 10.
-        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns. Default 100.
+        stats_interval: T_stats, updates between measurements of the curvature; default 10, beside the user's step 20.
+        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns. Default 100, beside the
+            user's step 200.
         max_side: Layers with a longer side of their matrix are treated as mean-field; default 4096.
         fisher: ``"sampled"`` draws labels from the module's attribute ``likelihood``, for the Fisher; ``"empirical"`` uses
             the data's. None draws them where there is such an attribute.

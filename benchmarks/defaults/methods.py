@@ -7,6 +7,8 @@
 - ``vogn@0:0.1``: with a κ that grows linearly from nearly 0 to 0.1 over the fit
 - ``vogn@0.3~1``: with κ = 0.3 and the flatness ε = 1
 - ``vogn/1``: with ``curvature_interval=1``
+- ``noisy_kfac/20``: with ``stats_interval=20``, ten times as many updates between inversions, and a β₂ of the same memory
+  in updates as 0.95 at an interval of 10
 - ``vogn@0.1/1``: with both
 - ``vogn+scale``: trained on nine tenths, and evaluated at the width that `PosteriorScale` has chosen on the last tenth
 - ``vogn+mean``: the same training, evaluated at the posterior's mean
@@ -99,5 +101,12 @@ def make_callback(method: str, seed: int, updates: int) -> VariationalCallback |
     if parts["flatness"]:
         settings["noise_flatness"] = float(parts["flatness"])
     if parts["interval"]:
-        settings["curvature_interval"] = int(parts["interval"])
+        settings |= _intervals(parts["name"], int(parts["interval"]))
     return None if kind is None else kind(seed=seed, **settings)
+
+
+def _intervals(name: str, interval: int) -> dict[str, Any]:
+    if name != "noisy_kfac":
+        return {"curvature_interval": interval}
+    betas = (0.9, 0.95 ** (interval / 10))
+    return {"stats_interval": interval, "inverse_interval": 10 * interval, "betas": betas}

@@ -22,15 +22,28 @@ import torch
 from benchmarks.speed.models import Task
 from benchmarks.speed.rounds import MeanOfUpdates, Step, Times
 from benchmarks.speed.update import update_once
+from lightning_bayes import KFACCallback, NoisyKFACCallback
 from lightning_bayes.errors import NonFiniteError
 from lightning_bayes.optim import KroneckerOptimizer
 from lightning_bayes.optim.runtime.measuring import FIRST
 
-STATS_INTERVAL = 10  # T_stats
-INVERSE_INTERVAL = 100  # T_inv
 NEVER = 2**40
 SHARED = 10  # updates; antithetic pairs share draws
 SEPARATOR = ": "
+
+
+class Intervals(NamedTuple):
+    """Updates between measurements and between inversions."""
+
+    stats: int  # T_stats
+    inverse: int  # T_inv
+
+    @classmethod
+    def of(cls, method: str) -> Intervals:
+        """The defaults of the callback of a method, ``"kfac"``, ``"noisy_kfac-natural"``, or another one of Noisy K-FAC."""
+        lr = 1e-3 if method.endswith("-natural") else None
+        callback = NoisyKFACCallback(lr=lr) if method.startswith("noisy") else KFACCallback()
+        return cls(callback.optimizer_kwargs["stats_interval"], callback.optimizer_kwargs["inverse_interval"])
 
 
 class Cycle(NamedTuple):
@@ -127,13 +140,14 @@ def combine(times: Times, methods: list[str]) -> dict[str, dict[str, float]]:
 
 
 def _combine_rounds(times: Times, method: str, names: list[str]) -> dict[str, float]:
+    intervals = Intervals.of(method)
     of_each = [times.seconds[name] for name in names]
     times.seconds[method] = {}
     parts: dict[str, list[float]] = {"statistics": [], "inversion": [], "sampling": []}
     for r in sorted(set.intersection(*map(set, of_each))):
         plain, measuring, inverting, sampling = (seconds[r] for seconds in of_each)
-        measured = (measuring - plain) / STATS_INTERVAL
-        inverted = (inverting - plain) / INVERSE_INTERVAL
+        measured = (measuring - plain) / intervals.stats
+        inverted = (inverting - plain) / intervals.inverse
         total = plain + measured + inverted
         times.seconds[method][r] = total
         for part, seconds in zip(parts.values(), (measured, inverted, sampling), strict=True):

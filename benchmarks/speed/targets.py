@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.provenance import provenance
-from benchmarks.speed.cycle import INVERSE_INTERVAL, STATS_INTERVAL, Cycle
+from benchmarks.speed.cycle import Cycle, Intervals
 from benchmarks.speed.methods import CYCLE, METHODS, adam, silence_known_warnings
 from benchmarks.speed.models import MODELS, Task, make_task
 from benchmarks.speed.rounds import CLOCKS, Step, Times, interleave, stopwatch
@@ -123,7 +123,8 @@ def whole(name: str) -> Build:
         step = METHODS[name].build(make_task(MODELS[model], batch, setting))
         if not isinstance(step, Cycle):
             return Kinds({"step": step}, {"step": 1.0})
-        rare = {"statistics": 1 / STATS_INTERVAL, "inversion": 1 / INVERSE_INTERVAL}
+        intervals = Intervals.of(name)
+        rare = {"statistics": 1 / intervals.stats, "inversion": 1 / intervals.inverse}
         kinds = {kind: each for kind, each in step._asdict().items() if kind != "sampling"}
         return Kinds(kinds, {**rare, "plain": 1 - sum(rare.values())})
 

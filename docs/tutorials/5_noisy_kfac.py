@@ -73,6 +73,6 @@ figure.savefig("correlations.png", dpi=110)
 # The pixels of digits are correlated, so the data determine sums of neighbouring weights better than each weight alone. A diagonal
 # posterior cannot say that.
 #
-# The factors are measured every tenth update and inverted every hundredth (`stats_interval`, `inverse_interval`).
+# The factors are measured every twentieth update and inverted every two hundredth (`stats_interval`, `inverse_interval`).
 # [Kronecker factors](../kronecker.md) says what BackPACK's engine measures instead, and
 # [regression](../regression.md) has the comparison with Hamiltonian Monte Carlo.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.speed import cycle
-from benchmarks.speed.cycle import INVERSE_INTERVAL, STATS_INTERVAL, Cycle, combine, expand
+from benchmarks.speed.cycle import Cycle, Intervals, combine, expand
 from benchmarks.speed.methods import METHODS
 from benchmarks.speed.models import make_task
 from benchmarks.speed.rounds import MeanOfUpdates, Times
@@ -55,11 +55,12 @@ def test_the_mean_step_is_that_of_a_hundred_steps():
     names = [f"kfac{cycle.SEPARATOR}{kind}" for kind in Cycle._fields]
     times = Times(dict(zip(names, ({0: s, 1: s} for s in (plain, statistics, inversion, 0.13)), strict=True)))
     shares = combine(times, ["adam", "kfac"])
-    steps = [plain] * INVERSE_INTERVAL
-    for number in range(0, INVERSE_INTERVAL, STATS_INTERVAL):
+    assert Intervals.of("kfac") == Intervals.of("noisy_kfac-natural") == (10, 100)
+    steps = [plain] * 100
+    for number in range(0, 100, 10):
         steps[number] += statistics - plain
     steps[7] += inversion - plain
-    mean = sum(steps) / INVERSE_INTERVAL
+    mean = sum(steps) / 100
     assert times.seconds["kfac"] == pytest.approx({0: mean, 1: mean})
     assert shares["kfac"] == pytest.approx({"statistics": 0.2 / mean, "inversion": 0.5 / mean, "sampling": 0.13 / mean})
 

@@ -123,5 +123,8 @@ def test_a_method_is_spelled_with_its_noise_and_its_interval():
     assert noise(5) == pytest.approx(0.1, abs=1e-3)
     assert noise(10) == noise(99) == 0.2
     assert make_callback("flat@0.1", seed=0, updates=10).group_defaults["relative_noise"] == 0.1
+    kfac = make_callback("noisy_kfac/20", seed=0, updates=10)
+    assert (kfac.optimizer_kwargs["stats_interval"], kfac.optimizer_kwargs["inverse_interval"]) == (20, 200)
+    assert kfac.group_defaults["betas"][1] == pytest.approx(0.95**2)
     with pytest.raises(ValueError, match="'vogn@' is none of user, ogn, vogn"):
         make_callback("vogn@", seed=0, updates=10)

@@ -81,7 +81,8 @@ def test_a_value_of_another_type_is_named():
 
 def test_defaults_are_those_of_the_optimizer():
     for callback in FAMILY:
-        built, optimizer = callback(), callback().optimizer_class
+        paper = {"lr": 1e-2} if callback is NoisyKFACCallback else {}  # beside the user's step its β₂ is another one
+        built, optimizer = callback(**paper), callback().optimizer_class
         defaults = {**optimizer.hyperparameters.defaults(), **optimizer.own_defaults, **callback.field_defaults}
         for name in ("betas", "kl_weight", "kl_warmup_steps", "damping", "init_precision", "prior_mean"):
             assert built.group_defaults[name] == defaults[name], (callback, name)

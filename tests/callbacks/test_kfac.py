@@ -105,12 +105,26 @@ def test_noisy_kfac_leaves_the_step_to_the_users_optimizer_unless_there_is_a_lea
     assert settings(KFACCallback())[::2] == ("trust_region", True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, (20, 200, 0.9)),
+        ({"stats_interval": 5, "betas": (0.9, 0.8)}, (5, 200, 0.8)),
+        ({"lr": 1e-2}, (10, 100, 0.95)),
+    ],
+)
+def test_the_curvature_is_measured_less_often_where_the_step_does_not_need_it(arguments, expected):
+    callback = NoisyKFACCallback(**arguments)
+    own = callback.optimizer_kwargs
+    assert (own["stats_interval"], own["inverse_interval"], callback.group_defaults["betas"][1]) == expected
+
+
 def test_the_log_says_what_is_measured_where(caplog):
     module = Classifier(net=residual_net())
     with caplog.at_level(logging.INFO):
         fit(module, NoisyKFACCallback(max_side=16))
     expected = (
-        "factors for 1 layers, labels those of the data (empirical Fisher), measured every 10 and inverted every 100"
+        "factors for 1 layers, labels those of the data (empirical Fisher), measured every 20 and inverted every 200"
     )
     assert expected in caplog.text
     rest = "mean-field: net.1.conv (side 36 > max_side=16), net.3 (side 17 > max_side=16), net.0.2, net.1.norm."
@@ -169,7 +183,7 @@ def test_resume_between_two_inversions_is_bit_equal(callback, tmp_path):
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(HyperparameterError, match="inverse_interval=5 is below stats_interval=10"):
+    with pytest.raises(HyperparameterError, match="inverse_interval=5 is below stats_interval=20"):
         NoisyKFACCallback(inverse_interval=5)
     with pytest.raises(HyperparameterError, match="fisher='exact' is unknown"):
         KFACCallback(fisher="exact")
