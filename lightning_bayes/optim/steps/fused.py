@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 _WITH_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-_CHOICES = ("fused", "foreach", "capturable", "differentiable")
 
 
 @contextmanager
@@ -43,16 +42,16 @@ def fused_on_cpu(base: torch.optim.Optimizer) -> Iterator[None]:
 
 def _is_open(base: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
     """Whether torch would choose an implementation for the group, and the fused one can take its tensors."""
-    if type(base) not in _WITH_KERNELS or any(group.get(choice) for choice in _CHOICES):
+    is_chosen = group.get("fused") is not None or group.get("foreach") is not None
+    if type(base) not in _WITH_KERNELS or is_chosen or group.get("capturable") or group.get("differentiable"):
         return False
-    is_chosen = group.get("foreach") is not None or group.get("fused") is not None
     params = [param for param in group["params"] if param.grad is not None]
+    states = [base.state.get(param, {}) for param in params]
+    has_started = {state.get("momentum_buffer") is not None for state in states}
     return (
-        not is_chosen
+        len(has_started) < 2  # SGD's kernel starts the momentum of all at once
         and not isinstance(group["lr"], Tensor)
-        and all(_is_plain(param, base.state.get(param, {})) for param in params)
-        and len({base.state.get(param, {}).get("momentum_buffer") is None for param in params})
-        < 2  # SGD starts all at once
+        and all(map(_is_plain, params, states))
     )
 
 
