@@ -47,10 +47,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Updates between two measurements of the factors, and between two inversions, as in `NoisyKFACCallback`."""
+    """Updates between two measurements of the factors, and between two inversions, as in `NoisyKFACCallback()`."""
 
-    stats: int = 10
-    inverse: int = 100
+    stats: int = 20
+    inverse: int = 200
 
 
 @dataclass(frozen=True)

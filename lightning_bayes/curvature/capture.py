@@ -43,6 +43,7 @@ class Capture(ABC):
         loss: The observed loss, detached; None if it was not observed.
         outputs: The calls of measured modules that no observed loss has reached.
         whole: The first call of the model as a whole, if it takes and returns equally many rows.
+        taken_beside: Parameters whose uses outside of layers were measured.
         is_following: Whether the running backward follows single examples.
         has_taken_examples: Whether the squares are those of losses that were given beside the observed one.
     """
@@ -60,6 +61,7 @@ class Capture(ABC):
         self.sizes: dict[str, set[int]] = {}
         self.calls_of: Counter[str] = Counter()
         self.uses: Counter[Tensor] = Counter()
+        self.taken_beside: set[nn.Parameter] = set()
         self.scale = LossScale()
         self.loss: Tensor | None = None
 
@@ -194,11 +196,6 @@ class Capture(ABC):
     def reached(self) -> set[nn.Parameter]:
         """The parameters that were measured."""
         return set(self.squares)
-
-    @property
-    def taken_beside(self) -> set[nn.Parameter]:
-        """Parameters whose uses outside of layers were measured."""
-        return set()
 
     def note_call(self, label: str, size: int) -> None:
         """Note that the module `label` was called with `size` examples."""

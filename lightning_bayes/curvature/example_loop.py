@@ -38,14 +38,10 @@ class ExampleLoop:
 
     Args:
         captured: The capture of the pass.
-
-    Attributes:
-        beside: The parameters whose uses outside of layers were taken.
     """
 
     def __init__(self, captured: FusedCapture) -> None:
         self.captured = captured
-        self.beside: set[nn.Parameter] = set()
         self._squares: dict[nn.Parameter, Tensor] = {}  # Σ_i c_i², in the scale of the observed loss
         self._shared: dict[nn.Parameter, Tensor] = {}  # c_i of parameters that have other uses, [n, *shape]
         self._scale: Tensor | float | None = None  # from the observed loss to the one that was differentiated
@@ -78,7 +74,7 @@ class ExampleLoop:
         late = _late(reader)
         with captured.following(), without_autocast(loss.device.type), torch.no_grad():
             self._follow(examples, outputs, leaves, late)
-        self.beside.update(leaves)
+        captured.taken_beside.update(leaves)
         for output in outputs:
             output.is_looped = True
         self._warn(outputs, [leaf for leaf in leaves if leaf not in late], examples.num_examples)
@@ -95,7 +91,7 @@ class ExampleLoop:
                 self.captured.calls[param] += 1
             else:
                 self._squares[param] = value.square()
-        self.beside.update(leaves)
+        self.captured.taken_beside.update(leaves)
         loss.grad_fn.register_prehook(self._note_scale)  # type: ignore[union-attr]
 
     def _follow(

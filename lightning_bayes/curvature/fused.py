@@ -46,7 +46,7 @@ class FusedCapture(WrappingCapture):
 
     def __init__(self, engine: FusedEngine) -> None:
         super().__init__(engine)
-        self.loop = ExampleLoop(self)
+        self._loop: ExampleLoop | None = None
         self._takes_examples = False
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
@@ -62,7 +62,8 @@ class FusedCapture(WrappingCapture):
         shared = [output for output in outputs if output.layout == SHARED]
         beside = [param for param in self.engine.measured_parameters(self.uses) if self.uses[param]]
         if shared or beside:
-            self.loop.run(loss, divided_by_host, shared, beside)
+            self._loop = self._loop or ExampleLoop(self)
+            self._loop.run(loss, divided_by_host, shared, beside)
 
     def take_examples(self, losses: Tensor) -> None:
         """Measure losses of examples; see `Capture.take_examples`."""
@@ -80,12 +81,9 @@ class FusedCapture(WrappingCapture):
         self.finish()
         self.has_taken_examples = True
 
-    @property
-    def taken_beside(self) -> set[nn.Parameter]:
-        """Parameters whose uses outside of layers were measured."""
-        return self.loop.beside
-
     def finish(self) -> None:
         """Square what several calls shared, and what the loop took."""
-        self.loop.finish()
+        if self._loop is not None:
+            self._loop.finish()
+            self._loop = None  # it refers to the capture: in a cycle the squares would wait for Python's collector
         super().finish()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,6 +109,7 @@ def test_the_workspace_limit_reaches_vogn(tiny, monkeypatch):
 
     def record(model, **arguments):
         seen.update(arguments)
+        return SimpleNamespace(param_groups=[])
 
     monkeypatch.setattr(methods, "VOGN", record)
     METHODS["vogn-fused"].build(make_task(tiny, 2, Setting(workspace_mib=8.0)))

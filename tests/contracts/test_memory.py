@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_bayes.curvature import Softmax
 from lightning_bayes.curvature.workspace import MIN_REUSED_ELEMENTS, Workspace
+from lightning_bayes.optim import VOGN
 
 SIDE = 160  # weights large enough for the workspace's store of results
 
@@ -49,6 +50,60 @@ def test_living_memory_is_the_same_after_more_updates(optimizer, fisher):
         if update % 6 == 0:
             living.append(living_bytes())
     assert living[2] == living[1] > 0
+
+
+@pytest.fixture
+def unreachable_tensors():
+    """Count what only the garbage collector can free: it holds on to it, and runs when the count is asked for."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+
+    def count():
+        gc.collect()
+        return sum(type(found) in {torch.Tensor, nn.Parameter} for found in gc.garbage)
+
+    yield count
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+
+
+class Scaled(nn.Module):
+    """A layer and a parameter beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+def train(optimizer, model):
+    opt = construct(optimizer, model, lr=1e-4, num_data=100, damping=1e-2, init_precision=1e4)
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    for _ in range(2):
+        with opt.sampled_params():
+            F.cross_entropy(model(x), y).backward()
+        opt.step()
+
+
+@pytest.mark.usefixtures("_new_objects_only")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
+def test_an_update_leaves_no_tensor_to_the_garbage_collector(optimizer, unreachable_tensors):
+    """A pass's squares in a cycle of references stay in memory for many updates."""
+    torch.manual_seed(0)
+    train(optimizer, nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
+    assert unreachable_tensors() == 0
+
+
+@pytest.mark.usefixtures("_new_objects_only")
+def test_parameters_beside_layers_leave_no_tensor_to_the_garbage_collector(unreachable_tensors):
+    torch.manual_seed(0)
+    train(VOGN, Scaled())
+    assert unreachable_tensors() == 0
 
 
 def test_workspace_keeps_no_more_results_than_it_lent():
