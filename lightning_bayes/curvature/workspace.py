@@ -98,3 +98,8 @@ class Workspace:
             if self._lent[key] and tensor.is_contiguous() and tensor.numel() >= MIN_REUSED_ELEMENTS:
                 self._results.setdefault(key, []).append(tensor)
                 self._lent[key] -= 1
+
+    def release(self) -> None:
+        """Free the buffers and the results that were given back."""
+        self._buffers.clear()
+        self._results.clear()

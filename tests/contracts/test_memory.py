@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -112,3 +113,23 @@ def test_workspace_keeps_no_more_results_than_it_lent():
     workspace.give_back([lent, torch.zeros_like(like), torch.zeros_like(like)])
     again = [workspace.result(like.shape, like) for _ in range(3)]
     assert [tensor.data_ptr() == lent.data_ptr() for tensor in again] == [True, False, False]
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_an_update_that_does_not_measure_frees_the_workspace(interval):
+    """A pool of draws takes its place until the next measurement."""
+    torch.manual_seed(0)
+    model = nn.Linear(SIDE, SIDE)
+    opt = VOGN(model, base=torch.optim.Adam(model.parameters()), num_data=100, curvature_interval=interval)
+    x, y = torch.randn(8, SIDE), torch.randint(SIDE, (8,))
+    workspace = opt.engine.workspace
+    for update in range(11):
+        with opt.sampled_params():
+            F.cross_entropy(model(x), y).backward()
+        opt.step()
+        if update == 9:  # the tenth always measures; the eleventh does under T = 1
+            lent = workspace.result(model.weight.shape, model.weight)
+            stored = weakref.ref(lent.untyped_storage())
+            workspace.give_back([lent])
+            del lent
+    assert (stored() is None) == (interval > 1)

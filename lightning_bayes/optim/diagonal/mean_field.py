@@ -33,12 +33,7 @@ from lightning_bayes.optim.readout.state import WeightPosterior
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.measuring import FIRST, require_interval, updates_since
 from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.parameters import (
-    points,
-    reference_weights,
-    require_sizes,
-    trainable,
-)
+from lightning_bayes.optim.runtime.parameters import points, reference_weights, require_sizes, trainable
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 from lightning_bayes.optim.runtime.shards import local_state, require_elementwise
 from lightning_bayes.optim.schedules import apply_functions, take_functions
@@ -257,6 +252,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 sample.update(zip(params, drawn, strict=True))
         if runs_engine:
             self._sampler.forget_draws()  # the engine needs the memory
+        elif self._open.measures is False:
+            self.engine.workspace.release()  # the pool of draws needs it
         return sample
 
     def _takes_pool(self, group: Mapping[str, Any]) -> bool:
