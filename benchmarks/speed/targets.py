@@ -62,30 +62,29 @@ class Kinds(NamedTuple):
     weights: dict[str, float]
 
 
-def amortised(method: type[MeanFieldOptimizer], interval: int) -> Build:
+def amortised(method: type[MeanFieldOptimizer], interval: int, grafts: bool = False) -> Build:
     """A method as its callback without arguments runs it.
 
     Args:
         method: Its optimizer.
         interval: T.
+        grafts: Whether the callback has ``step="natural"``.
 
     Returns:
         What builds nine plain steps of a cycle of ten, and the one that draws noise and measures what is measured.
     """
 
     def build(model: str, batch: int, setting: Setting) -> Kinds:
-        steps = {
-            "plain": _at(method, interval, make_task(MODELS[model], batch, setting), 0),
-            "tenth": _at(method, interval, make_task(MODELS[model], batch, setting), CYCLE),
-        }
+        tasks = [make_task(MODELS[model], batch, setting) for _ in range(2)]
+        plain, tenth = (as_swapped(method, task, grafts, curvature_interval=interval) for task in tasks)
+        steps = {"plain": _at(plain, tasks[0], 0), "tenth": _at(tenth, tasks[1], CYCLE)}
         return Kinds(steps, {"plain": 1 - 1 / CYCLE, "tenth": 1 / CYCLE})
 
     return build
 
 
-def _at(method: type[MeanFieldOptimizer], interval: int, task: Task, ahead: int) -> Step:
+def _at(optimizer: MeanFieldOptimizer, task: Task, ahead: int) -> Step:
     """Updates of one kind: the fourth of a cycle again and again, or the last of one cycle after the other."""
-    optimizer = as_swapped(method, task, curvature_interval=interval)
     number = [0, 2 * CYCLE + (CYCLE - 1 if ahead else 3)]  # of updates before this one: the first starts the curvature
 
     def step() -> None:
@@ -137,6 +136,7 @@ ROWS: dict[str, tuple[str, Build]] = {
     "floor": ("floor", floor),
     "vogn": ("VOGN", amortised(VOGN, CYCLE)),
     "vogn-t1": ("VOGN, T = 1", whole("vogn-fused")),
+    "natural": ('VOGN, step="natural"', amortised(VOGN, CYCLE, grafts=True)),
     "vadam": ("Vadam", amortised(Vadam, CYCLE)),
     "ivon": ("IVON", amortised(IVON, 1)),
     "ivon-opt": ("ivon-opt", whole("ivon")),
