@@ -43,6 +43,12 @@ class Block(NamedTuple):
         parts = torch.split(flat, [tensor.numel() for tensor in targets])
         torch._foreach_copy_(targets, [part.view(t.shape) for part, t in zip(parts, targets, strict=True)])
 
+    def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The block's elements of `tensors`, tensor by tensor: whole ones in their shape, or a flat piece of a large one."""
+        if self._is_one_tensor and self.stop - self.start < tensors[self.first].numel():
+            return [self.join(tensors)]
+        return [tensor.detach() for tensor in tensors[self.first : self.last]]
+
     def spread(self, values: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         """One value for each tensor, ``[tensors]``, repeated for each of the block's elements."""
         if self._is_one_tensor:

@@ -4,21 +4,31 @@
     Δμ_t = -d_t · RMS(Δ_t) / RMS(d_t)           Δ_t: the user's step
 
 m is the momentum of the user's optimizer (``exp_avg`` or ``momentum_buffer`` of its state), else the gradient. Its scale
-does not matter. Decoupled weight decay acts beside it, as in the user's training. After Agarwal et al. 2020
-(https://arxiv.org/abs/2002.11803). **A heuristic**: neither γ_t nor the length follows from the bound.
+does not matter. Without any curvature d_t is m_t, and a tensor with d_t = 0 rests. Decoupled weight decay acts beside it, as
+in the user's training. After Agarwal et al. 2020 (https://arxiv.org/abs/2002.11803). **A heuristic**: neither γ_t nor the
+length follows from the bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_bayes.posteriors import root_mean_squares
+from lightning_bayes.optim.runtime.blocks import Block, blocks
 
 _MOMENTA = ("exp_avg", "momentum_buffer")  # of torch's optimizers
+
+
+class Steps(NamedTuple):
+    """Steps of tensors of one device and dtype, one list each."""
+
+    ends: list[Tensor]  # where the user's optimizer has moved them; these are moved
+    starts: list[Tensor]  # less the decoupled decay
+    curvatures: list[Tensor]  # s
+    momenta: list[Tensor]  # m
 
 
 def graft_(
@@ -31,35 +41,48 @@ def graft_(
 
     Args:
         groups: The noisy optimizer's groups, with the ``weight_decay`` of a decoupled decay.
-        starts: Parameters before the step, by parameter; these are moved.
+        starts: Parameters before the step, by parameter; overwritten.
         states: The noisy optimizer's, with each tensor's ``curvature``; a tensor without keeps the user's step.
         base_states: The user's optimizer's, with its momentum.
     """
+    alike: dict[Any, Steps] = {}
     for group in groups:
-        kept = 1 - float(group["lr"]) * float(group["weight_decay"])
-        for param in group["params"]:
-            if param in starts and "curvature" in states[param]:
-                _turn_(param.detach(), starts[param] * kept, states[param]["curvature"], _momentum(param, base_states))
+        params = [param for param in group["params"] if param in starts and "curvature" in states[param]]
+        if decay := float(group["lr"]) * float(group["weight_decay"]):
+            torch._foreach_mul_([starts[param] for param in params], 1 - decay)
+        for param in params:
+            steps = alike.setdefault((param.device, param.dtype), Steps([], [], [], []))
+            each = param.detach(), starts[param], states[param]["curvature"], _momentum(param, base_states)
+            for kept, tensor in zip(steps, each, strict=True):
+                kept.append(tensor)
+    for steps in alike.values():
+        turn_(steps)
 
 
-def natural_direction(momentum: Tensor, curvature: Tensor) -> Tensor:
-    """Return d = m / (max(s, 0) + γ) of one tensor; m itself where there is no curvature.
+def turn_(steps: Steps) -> None:
+    """Give each step the natural direction, block by block.
 
     Args:
-        momentum: m.
-        curvature: s, shaped like it.
-
-    Returns:
-        Shaped like it.
+        steps: The steps, whose ends are moved.
 
     Example:
         >>> import torch
-        >>> natural_direction(torch.ones(2), torch.tensor([0.0, 2.0]))  # γ = 1
-        tensor([1.0000, 0.3333])
+        >>> end = torch.tensor([-0.1, -0.1])
+        >>> turn_(Steps([end], [torch.zeros(2)], [torch.tensor([0.0, 2.0])], [torch.ones(2)]))  # γ = 1
+        >>> end  # 3 to 1, as long as before
+        tensor([-0.1342, -0.0447])
     """
-    positive = curvature.clamp_min(0)
-    damping = positive.mean()
-    return momentum / torch.where(damping > 0, positive + damping, torch.ones_like(positive))
+    cover = list(blocks(steps.ends))
+    counts = torch.tensor([end.numel() for end in steps.ends], device=steps.ends[0].device)
+    means = _sums(cover, 1, lambda block: _positive(steps, block)) / counts
+    dampings = torch.where(means > 0, means, torch.ones_like(means)).unbind()
+    lengths = _sums(cover, 2, lambda block: torch._foreach_sub(block.parts(steps.ends), block.parts(steps.starts)))
+    sizes = _sums(cover, 2, lambda block: _directions(steps, dampings, block))
+    factors = torch.where(sizes > 0, (lengths / sizes).sqrt(), torch.zeros_like(sizes)).unbind()
+    for block in cover:
+        directions, ends = _directions(steps, dampings, block), block.parts(steps.ends)
+        torch._foreach_mul_(directions, list(factors[block.first : block.last]))
+        torch._foreach_copy_(ends, torch._foreach_sub(block.parts(steps.starts), directions))
 
 
 def _momentum(param: Tensor, base_states: Mapping[Tensor, Mapping[str, Any]]) -> Tensor:
@@ -69,7 +92,21 @@ def _momentum(param: Tensor, base_states: Mapping[Tensor, Mapping[str, Any]]) ->
     return momentum
 
 
-def _turn_(end: Tensor, start: Tensor, curvature: Tensor, momentum: Tensor) -> None:
-    direction = natural_direction(momentum, curvature)
-    length, size = root_mean_squares([end - start, direction]).unbind()
-    end.copy_(torch.where(size > 0, start - direction * (length / size), end))
+def _positive(steps: Steps, block: Block) -> list[Tensor]:
+    return list(torch._foreach_clamp_min(block.parts(steps.curvatures), 0))
+
+
+def _directions(steps: Steps, dampings: Sequence[Tensor], block: Block) -> list[Tensor]:
+    """Natural directions d of the block's tensors."""
+    strengths = _positive(steps, block)
+    torch._foreach_add_(strengths, list(dampings[block.first : block.last]))
+    return list(torch._foreach_div(block.parts(steps.momenta), strengths))
+
+
+def _sums(cover: Sequence[Block], power: int, numbers: Callable[[Block], Sequence[Tensor]]) -> Tensor:
+    """The sum of |numbers|^power over each tensor, ``[tensors]``."""
+    owners = [i for block in cover for i in range(block.first, block.last)]
+    sums = torch.stack([norm for block in cover for norm in torch._foreach_norm(list(numbers(block)), power)]).pow(
+        power
+    )
+    return sums.new_zeros(owners[-1] + 1).index_add_(0, torch.tensor(owners, device=sums.device), sums)

@@ -13,8 +13,9 @@ from torch import nn
 from lightning_bayes import NoisyKFACCallback, OGNCallback, VOGNCallback
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VOGN
+from lightning_bayes.optim.runtime import blocks
 from lightning_bayes.optim.steps import BaseOptimizerStep
-from lightning_bayes.optim.steps.graft import natural_direction
+from lightning_bayes.optim.steps.graft import Steps, turn_
 from lightning_bayes.posteriors import root_mean_squares
 
 EXAMPLES = 12
@@ -74,8 +75,25 @@ def test_a_step_is_as_long_as_the_users_and_has_the_natural_direction(name):
 
 
 def test_without_curvature_the_direction_is_the_momentum():
-    momentum = torch.tensor([1.0, -2.0])
-    assert torch.equal(natural_direction(momentum, torch.zeros(2)), momentum)
+    end, momentum = torch.tensor([-2.0, 1.0]), torch.tensor([1.0, -2.0])
+    turn_(Steps([end], [torch.zeros(2)], [torch.zeros(2)], [momentum]))
+    torch.testing.assert_close(end, -momentum)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_blocks_do_not_change_a_step(monkeypatch, layout):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 2, 2, 5), (7,), (2, 3, 4, 5), (1, 1), (6,)]
+    ends, starts, roots, momenta = ([torch.randn(shape, generator=generator) for shape in shapes] for _ in range(4))
+    if layout == "channels last":
+        ends[0], momenta[2] = (t.to(memory_format=torch.channels_last) for t in (ends[0], momenta[2]))
+    curvatures, expected = [root.square() for root in roots], []
+    for end, start, s, m in zip(ends, starts, curvatures, momenta, strict=True):
+        direction = m / (s + s.mean())
+        expected.append(start - direction * (end - start).norm() / direction.norm())
+    monkeypatch.setattr(blocks, "CACHED_ELEMENTS", 8)
+    turn_(Steps(ends, starts, curvatures, momenta))
+    torch.testing.assert_close(ends, expected)
 
 
 def test_a_fit_takes_it_without_a_learning_rate():
