@@ -68,7 +68,7 @@ def check_swappable(optimizers: list[Optimizer], module: nn.Module, explicit_lr:
     """Require one ordinary first-order optimizer of parameters of `module`.
 
     Args:
-        optimizers: What `configure_optimizers` returned.
+        optimizers: The result of `configure_optimizers`.
         module: The user's module.
         explicit_lr: Whether the callback has a learning rate of its own.
 

@@ -105,7 +105,7 @@ class MonteCarloClosure(Closure):
         reduce([*tensors, *self._buffers()], examples)
 
     def _reduce_buffers(self) -> None:
-        """What is left to average where FSDP2 has averaged the gradients."""
+        """The tensors left to average where FSDP2 has averaged the gradients."""
         if not self._optimizer.num_examples:
             self._optimizer.discard_passes()
             return

@@ -35,7 +35,7 @@ def default_interval(optimizer_class: type[MeanFieldOptimizer], step_rule: StepR
 
     Args:
         optimizer_class: The optimizer.
-        step_rule: What moves the mean.
+        step_rule: The rule that moves the mean.
 
     Returns:
         10 where another optimizer does and the curvature only shapes the noise; 1 where the curvature divides the gradient,
@@ -45,7 +45,7 @@ def default_interval(optimizer_class: type[MeanFieldOptimizer], step_rule: StepR
 
 
 class StepChoice(NamedTuple):
-    """What moves the mean."""
+    """The step that moves the mean."""
 
     rule: StepRule
     grafts: bool  # whether the user's optimizer gives the length of a step only, see `optim.steps.graft`

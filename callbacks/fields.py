@@ -90,7 +90,7 @@ class KroneckerFields(CallbackFields, total=False):
             the data's. None draws them where there is such an attribute.
         kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None for none.
         factors: ``"kfac"`` by either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``. Default ``"kfac"``.
-        unsupported_layers: What becomes of layers that ``engine="backpack"`` has no factors for: ``"refuse"`` names them,
+        unsupported_layers: The treatment of layers that ``engine="backpack"`` has no factors for: ``"refuse"`` names them,
             ``"mean_field"`` measures their squared gradients, ``"fused"`` takes our own rules. Default ``"refuse"``.
     """
 

@@ -70,7 +70,7 @@ def complete_checkpoint(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[st
 
     Args:
         trainer: The trainer, which evaluates.
-        checkpoint: What the strategy has left of it.
+        checkpoint: The checkpoint as the strategy returns it.
 
     Returns:
         The whole checkpoint, read again; as it was under other strategies.

@@ -1,4 +1,4 @@
-"""What joins predictions in a table: the file and the target of each example, the predicted class, and what is rejected."""
+"""The columns beside predictions in a table: file and target of each example, predicted class, rejection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNKNOWN = -1  # the target of an example without one, or out of distribution
 
 
 def origins(datasets: Sequence[Any], dataloader_idx: Tensor, index: Tensor) -> dict[str, Column]:
-    """Where each row comes from.
+    """The origin of each row.
 
     Args:
         datasets: The data set of each loader. Its attributes ``file_names`` and ``targets`` are read, through a ``Subset``

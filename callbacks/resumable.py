@@ -106,7 +106,7 @@ def _take_steps(optimizer: Optimizer, part: int) -> None:
 
 
 def _attributes(optimizer: Optimizer) -> dict[str, bytes]:
-    """What the attributes other than state and groups hold, as far as it can be compared."""
+    """The values of the attributes other than state and groups, as far as they can be compared."""
     found = {}
     for name, value in vars(optimizer).items():
         if name not in {"state", "param_groups", "defaults"} and not isinstance(value, Optimizer):

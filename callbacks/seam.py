@@ -1,4 +1,4 @@
-"""What a fit replaces in Lightning's trainer, and its undo."""
+"""A fit's replacements in Lightning's trainer, and their undo."""
 
 from __future__ import annotations
 

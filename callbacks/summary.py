@@ -1,4 +1,4 @@
-"""What a fit does and has done, in words: one line at the first update, and one at the end."""
+"""The summary of a fit in words: one line at the first update, and one at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, ev
 
     Args:
         optimizer: The optimizer, after an update.
-        name: What to call the method.
+        name: The method's name.
         link: How outputs become predictions.
         eval_samples: S.
 

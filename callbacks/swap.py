@@ -17,7 +17,7 @@ from lightning_bayes.optim import MeanFieldOptimizer, Schedule
 
 
 class SwapSettings(NamedTuple):
-    """What the new optimizer is built from, beside the user's."""
+    """The settings of the new optimizer, beside the user's own."""
 
     optimizer_class: type[MeanFieldOptimizer]
     lr: float | Schedule | None  # None: the user's optimizer updates the mean, or its rates bound the step
@@ -33,7 +33,7 @@ def swap_optimizer(trainer: Trainer, module: LightningModule, settings: SwapSett
     Args:
         trainer: A trainer whose strategy has set up the user's optimizer; its optimizer and schedulers are changed.
         module: The user's module.
-        settings: What to build.
+        settings: The optimizer to build.
 
     Returns:
         The new optimizer.

@@ -19,7 +19,7 @@ class ValidationSet:
 
     Args:
         callback: Name of the callback's class, for messages.
-        number: What the callback fits, for messages.
+        number: The quantity that the callback fits, for messages.
     """
 
     def __init__(self, callback: str, number: str) -> None:

@@ -146,7 +146,7 @@ def _part(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def nearest_names(name: str) -> str:
-    """What a misspelled name may have been, for messages.
+    """Names like a misspelled one, for messages.
 
     Args:
         name: A name that is not known.

@@ -1,4 +1,4 @@
-"""What a config need not say: the number of classes of the data, and pretrained weights that a checkpoint replaces."""
+"""Completion of configs: the number of classes of the data, and pretrained weights that a checkpoint replaces."""
 
 from __future__ import annotations
 

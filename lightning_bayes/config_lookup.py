@@ -1,4 +1,4 @@
-"""What follows ``--config`` on the command line: files, recipes, and parts that make one composition between them."""
+"""The values of ``--config`` on the command line: files, recipes, and parts that make one composition."""
 
 from __future__ import annotations
 

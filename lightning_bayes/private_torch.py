@@ -150,7 +150,7 @@ def is_alive(node: Any) -> bool:
 
 
 def saved_by(node: Any, name: str, default: Any = None) -> Any:
-    """What a node of autograd's graph saved as `name`, such as ``"dim"``; `default` if it saved none."""
+    """The value that a node of autograd's graph saved as `name`, such as ``"dim"``; `default` if it saved none."""
     return getattr(node, f"_saved_{name}", default)
 
 

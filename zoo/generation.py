@@ -17,7 +17,7 @@ class Generated(NamedTuple):
     """A text and how sure the model was of each character.
 
     Attributes:
-        text: What was written, without the prompt.
+        text: The generated text, without the prompt.
         entropy: Total uncertainty of every character, in nats, ``[len(text)]``.
         mutual_information: The part that is due to the weights, in nats, ``[len(text)]``.
         prob: Probability of the character that was drawn, ``[len(text)]``.

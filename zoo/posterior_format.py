@@ -39,7 +39,7 @@ def to_bytes(content: Mapping[str, Any]) -> bytes:
     """Serialise nested dictionaries, lists and tuples of tensors and plain values.
 
     Args:
-        content: What the file shall hold; keys become text.
+        content: The content of the file; keys become text.
 
     Returns:
         The file's bytes.

@@ -23,7 +23,7 @@ class Preset:
         callback: Name of the callback's class.
         arguments: Arguments of that callback. The augmentation factor ρ is 1 unless stated, whatever a data module says.
         source: Where they were published.
-        setting: What the run fixes beside the callback: network, data, batches, epochs, schedule.
+        setting: The rest of the run: network, data, batches, epochs, schedule.
         differs: Every known difference between the callback and the published run, and what the source leaves open.
     """
 

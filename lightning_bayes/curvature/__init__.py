@@ -1,4 +1,4 @@
-"""What a backward pass is asked to measure: per-example gradients by layer rules, under two engines.
+"""Measurements in a backward pass: per-example gradients by layer rules, under two engines.
 
 Examples lie in the first dimension of what layers take. Most of what breaks this is refused by name; what shapes and graphs
 do not show is not noticed:

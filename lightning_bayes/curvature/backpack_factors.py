@@ -68,7 +68,7 @@ def has_backpack_factors(layer: nn.Module) -> bool:
 
 
 class _Seen(NamedTuple):
-    """What BackPACK does not tell of a layer's call."""
+    """The part of a layer's call that BackPACK does not report."""
 
     positions: int  # T
     mean_input: Tensor  # m, [K]
@@ -80,7 +80,7 @@ class BackpackFactors(FactorRecords):
     """Factors by BackPACK where it has them, by our own rules for the other layers of the request.
 
     Args:
-        request: What to measure.
+        request: The layers and labels to measure.
         workspace: Memory for what is needed for a moment.
         quantity: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
     """

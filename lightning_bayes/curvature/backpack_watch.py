@@ -22,7 +22,7 @@ from lightning_bayes.errors import UnsupportedLayerError
 
 @final
 class BackpackCapture(Capture):
-    """What BackPACK measured in one pass."""
+    """BackPACK's measurement of one pass."""
 
     def take_examples(self, losses: Tensor) -> None:
         """Refuse losses of examples; see `Capture.take_examples`."""
@@ -46,7 +46,7 @@ def watched(
         extension: The extension of BackPACK.
         as_modules: Shows functions to it; not entered yet.
         captured: Learns what the layers saw.
-        otherwise: What a user can do instead, a clause for messages.
+        otherwise: The user's alternative, a clause for messages.
 
     Yields:
         Nothing.

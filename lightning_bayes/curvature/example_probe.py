@@ -1,4 +1,4 @@
-"""Where each call of a pass holds the examples, found by backward passes from the losses of two single examples.
+"""The place of the examples in each call of a pass, found by backward passes from the losses of two examples.
 
 What a layer's sizes say may be a coincidence: a table of as many positions as the batch has examples, a sequence-first
 block. So in the first pass of its kind the loss of one example is followed backwards, twice; the layers' output gradients
@@ -50,7 +50,7 @@ class Whole(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one kind of pass holds.
+    """The layout of one kind of pass.
 
     Attributes:
         place: Of the number of examples, or of a multiple, among the sizes of the pass.
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """Where the calls of one pass hold the examples.
+    """The places of the examples in the calls of one pass.
 
     Attributes:
         num_examples: n.
@@ -119,7 +119,7 @@ class ExampleProbe:
         by_host: bool,
         declared: int = 0,
     ) -> Found | None:
-        """Where the calls of a pass hold the examples.
+        """The places of the examples in the calls of a pass.
 
         Args:
             loss: Its loss, before backward.
@@ -329,7 +329,7 @@ def _is_first(output: LayerOutput) -> bool:
 
 
 def _one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
-    """What to say if each example goes through the layers by itself, and a stack brings them together; empty if not."""
+    """A message where each example goes through the layers by itself, and a stack brings them together; else empty."""
     label, calls = Counter(out.unit.label for out in outputs).most_common(1)[0]
     for node in graph.in_order(graph.root_of(loss), True) if calls > 1 else ():
         edges = [edge for edge in graph.edges_of(node) if edge is not None] if not graph.is_leaf(node) else []

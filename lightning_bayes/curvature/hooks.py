@@ -96,7 +96,7 @@ def calls_checked(units: Iterable[MeasuredModule], captured: Capture, advice: st
     Args:
         units: The modules to watch.
         captured: Learns what each unit saw.
-        advice: What to do instead, the last sentence of the messages.
+        advice: The next step, the last sentence of the messages.
 
     Yields:
         Nothing.
@@ -166,7 +166,7 @@ def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
     """Explain torch's error about a layer's output that is changed in place.
 
     Args:
-        advice: What to do instead, the last sentence of the message.
+        advice: The next step, the last sentence of the message.
         captured: Knows which layer was called last, for the message.
 
     Yields:

@@ -14,7 +14,7 @@ from lightning_bayes.curvature.workspace import Workspace
 
 
 class LayerRows(NamedTuple):
-    """What a layer with factors sees and gets back, at T positions of B examples; a second call adds positions.
+    """Inputs and output gradients of a layer with factors, at T positions of B examples; a second call adds positions.
 
     Attributes:
         inputs: ā, with a last 1 for the bias, ``[B, T, K]``.

@@ -63,7 +63,7 @@ class KroneckerEngine(WrappingEngine):
         """Measure the passes inside the context.
 
         Args:
-            request: What to measure; None for the gradient only.
+            request: The layers and labels to measure; None for the gradient only.
 
         Returns:
             A context manager that yields the capture: a `KroneckerCapture` if there is a request.
@@ -131,11 +131,11 @@ class KroneckerCapture(WrappingCapture):
 
     Args:
         engine: The engine.
-        request: What to measure.
+        request: The layers and labels to measure.
 
     Attributes:
         model_outputs: The model's differentiable outputs.
-        records: What is kept of the layers of the request.
+        records: The records of the layers of the request.
     """
 
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:

@@ -28,7 +28,7 @@ def capture_blocks(
     Args:
         engine: The engine.
         closure: Computes the loss.
-        source: What the factors come from, for messages; ``"BackPACK"`` draws labels itself.
+        source: The source of the factors, for messages; ``"BackPACK"`` draws labels itself.
         quantity: Name of the factors, for messages.
         mc_samples: Labels drawn per example.
         seed: Seed of the draws; None draws one from torch's global generator.

@@ -302,7 +302,7 @@ def in_full_precision(value: Any) -> Any:
 
 
 def plain_call(captured: WrappingCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-    """What measures one call of a unit: by its rule, or by the generic one.
+    """The measurement of one call of a unit: by its rule, or by the generic one.
 
     Args:
         captured: The capture.

@@ -1,4 +1,4 @@
-"""Where the output of a layer holds the examples of the batch, seen from the gradients of single examples' losses.
+"""The place of the batch's examples in a layer's output, found by the gradients of single examples' losses.
 
 rows     row i of the dimension in which the layer's rule has the examples
 groups   k rows for each example, one after the other: images of a video, positions that a reshape has made rows
@@ -27,7 +27,7 @@ _NOTHING = 1e-6  # of the largest gradient
 
 
 class Layout(NamedTuple):
-    """Where a call holds its examples.
+    """The place of the examples in a call.
 
     Attributes:
         kind: One of the words above.

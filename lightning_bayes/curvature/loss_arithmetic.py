@@ -30,11 +30,11 @@ class LossArithmetic:
         self.batch_size, self.terms = batch_size, terms
 
     def result(self, node: Any, inputs: list[Values]) -> Values:
-        """What a node makes of means, sums and parts.
+        """The content of a node whose arguments hold means, sums and parts.
 
         Args:
             node: The node.
-            inputs: What it is computed from.
+            inputs: The contents of its arguments.
 
         Returns:
             What it holds.

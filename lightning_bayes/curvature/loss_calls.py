@@ -65,7 +65,7 @@ def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: di
         function: One of `LIKELIHOODS`.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        reader: What needs the likelihood, for messages.
+        reader: The part that needs the likelihood, for messages.
 
     Returns:
         The call. Weighted or ignored examples, and a loss that is no scalar, are an `UnsupportedTrainingError`.
@@ -100,7 +100,7 @@ class LossCalls(TorchFunctionMode):
     """While on, notes the calls of loss functions on outputs with gradients.
 
     Args:
-        reader: What needs the likelihood, for messages.
+        reader: The part that needs the likelihood, for messages.
     """
 
     def __init__(self, reader: str) -> None:

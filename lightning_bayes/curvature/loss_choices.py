@@ -1,4 +1,4 @@
-"""What constants weigh, mask and choose among the values of single examples.
+"""Constants that weigh, mask and choose among the values of single examples.
 
     masked mean       Σ w v / Σ w          counts the examples with a weight that is not zero
     chosen rows       v[mask].mean()       counts the examples of the chosen rows
@@ -81,7 +81,7 @@ def summed(weights: Weights | None, dims: set[int], kind: str, after: Shape) -> 
 
 
 def counted_examples(marks: Tensor, layout: int, batch_size: int) -> Tensor:
-    """Which examples have a mark, ``[B]``.
+    """A mask of the examples that have a mark, ``[B]``.
 
     Args:
         marks: By value, in a shape with this layout.

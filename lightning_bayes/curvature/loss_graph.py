@@ -48,7 +48,7 @@ def root_of(loss: Tensor) -> Any:
 
 
 def behind(node: Any) -> Any:
-    """What the first argument of `node` was computed by; None for a constant."""
+    """The node that computed the first argument of `node`; None for a constant."""
     edge = edges_of(node)[0]
     return None if edge is None else edge[0]
 
@@ -70,7 +70,7 @@ def shape_of(edge: Edge) -> Shape:
 
 
 def edges_of(node: Any) -> list[Edge | None]:
-    """What `node` was computed from, in its arguments' order; None for constants."""
+    """The nodes that computed the arguments of `node`, in order; None for constants."""
     return [None if child is None else _behind_ddp((child, output)) for child, output in node.next_functions]
 
 
@@ -109,7 +109,7 @@ def is_number(edge: Edge) -> bool:
 
 
 def counted_targets(node: Any) -> Tensor | None:
-    """Which targets of a loss function count, in their shape; None if it knows no targets to ignore."""
+    """A mask of the targets of a loss function that count; None if it knows no targets to ignore."""
     if saved_by(node, "ignore_index") is None:
         return None
     counted: Tensor = saved_by(node, "target") != signed(saved_by(node, "ignore_index"))

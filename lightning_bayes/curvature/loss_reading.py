@@ -1,4 +1,4 @@
-"""What every node of a loss's graph holds: values of single examples, their mean, their sum, or something unclear.
+"""The content of every node of a loss's graph: values of single examples, their mean, their sum, or unclear.
 
 - PyTorch's loss functions record their reduction; ``mean`` and ``sum`` reduce the dimensions that they record.
 - A sum divided by the integer number of examples, or of their values, is a mean; so is a weighted or masked one divided by
@@ -49,7 +49,7 @@ class LossReader:
             with several rows for each example have every n-th, as in ``torch.cat([x1, x2])``.
 
     Attributes:
-        loss: What the root holds; None if no example enters it.
+        loss: The content of the root; None if no example enters it.
         mixing: The operation that mixes examples between layers and loss; empty if none does.
         has_lone_pieces: Whether a term has one piece of the rows alone, such as ``v[:n]``, without comparing it to another.
         terms: For each term that reduces examples, which of its targets count, examples first; None for all.
@@ -96,11 +96,11 @@ class LossReader:
         return self._mixed(node) if len(reduced) < len(inputs) else self._arithmetic.result(node, reduced)
 
     def values_of(self, edge: graph.Edge) -> Values | None:
-        """What one output of a node holds; None if no example enters it."""
+        """The content of one output of a node; None if no example enters it."""
         return self._output(edge)
 
     def _output(self, edge: graph.Edge) -> Values | None:
-        """What one output of a node holds; layers may return several, such as a recurrent layer's last state."""
+        """The content of one output of a node; layers may return several, such as a recurrent layer's last state."""
         node, number = edge
         known = self._found.get(node)
         if name_of(node) == "Split" and known is not None:

@@ -1,4 +1,4 @@
-"""What a node of a loss's graph holds."""
+"""The content of a node of a loss's graph."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lightning_bayes.curvature.loss_choices import Weights
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What a node holds.
+    """The content of a node.
 
     Attributes:
         kind: ``"examples"``, ``"mean"`` or ``"sum"`` of them, ``"part"`` for the sum of some examples' losses, or
             ``"unclear"``.
-        why: What the loss is, if it is unclear.
+        why: A description of an unclear loss.
         layout: Of the examples, see `loss_graph`; None if it is not known.
         is_choice: Whether rows of the examples were chosen.
         example: Number of the example, if all rows are of one.
@@ -52,7 +52,7 @@ class Values:
 
 
 def choice_of(values: Values) -> Values:
-    """What is known of the examples that were chosen, alone."""
+    """The content of the chosen examples alone."""
     return Values(
         values.kind,
         is_choice=values.is_choice,

@@ -46,7 +46,7 @@ def make_engine(
         model: The model whose passes will be measured.
         loss_reduction: ``"auto"`` reads from the loss's graph how it reduces its examples; or declare it.
         workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
-        quantity: What passes are asked for, see `measure`; ``"gradient"`` for no curvature, which needs no rules.
+        quantity: The quantity that passes measure, see `measure`; ``"gradient"``, no curvature, needs no rules.
             Passes of ``"kfac"``, ``"kflr"`` and ``"kfra"`` measure on request, see `KroneckerEngine.capture`.
         mc_samples: Labels that ``"diag_ggn_mc"`` draws per example.
         seed: Their seed, as in `measure`.
@@ -145,7 +145,7 @@ def measure(
     Args:
         model: Any module; parameters with ``requires_grad=False`` are left out.
         closure: Computes the loss, a scalar: the mean or the sum over examples of a negative log-likelihood in nats.
-        quantity: What to measure, with the equations in `lightning_bayes.curvature.measurement`:
+        quantity: The quantity to measure, with the equations in `lightning_bayes.curvature.measurement`:
             ``"squared_gradients"`` is the diagonal of the empirical Fisher, of any model and loss (with
             `Likelihood.sampled_loss`, of the Fisher itself). The others need a closure that returns what
             ``F.cross_entropy``, ``F.mse_loss`` or ``F.binary_cross_entropy_with_logits`` (or their modules) returns:

@@ -1,4 +1,4 @@
-"""Which modules of a model are measured.
+"""The choice of a model's measured modules.
 
 A measured module is one whose calls are measured as a whole: a layer with a rule, or any other module that holds trainable
 parameters directly, together with everything below it, by the generic rule. A module with BatchNorm below it is measured for
@@ -109,7 +109,7 @@ def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
 
     Args:
         reasons: Pairs of a reason and the labels of the modules it holds for.
-        advice: What to do instead, the last sentence of the message.
+        advice: The next step, the last sentence of the message.
 
     Raises:
         UnsupportedLayerError: If a reason holds for anything.

@@ -1,4 +1,4 @@
-"""What a pass measured: the mean gradient and the mean curvature, by parameter.
+"""The measurement of a pass: the mean gradient and the mean curvature, by parameter.
 
 The one scale convention of this package: every measurement is a **mean over examples of the per-example quantity**, for
 the loss without the prior. With ℓ_i example i's negative log-likelihood (nats), g_i its gradient, f_i the outputs that

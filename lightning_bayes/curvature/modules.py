@@ -57,11 +57,11 @@ class AsModules(TorchFunctionMode):
     """While on, known operations on tensors with gradients run as BackPACK modules.
 
     Args:
-        quantity: What is measured, for messages.
-        otherwise: What a user can do instead, a clause for messages.
+        quantity: The measured quantity, for messages.
+        otherwise: The user's alternative, a clause for messages.
 
     Attributes:
-        losses: What each call of a loss function returned.
+        losses: The result of each call of a loss function.
     """
 
     def __init__(self, quantity: str, otherwise: str = "measure 'squared_gradients'") -> None:

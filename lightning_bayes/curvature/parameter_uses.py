@@ -1,4 +1,4 @@
-"""Which parameters a loss uses, and how often, read from its autograd graph.
+"""The parameters that a loss uses, and how often, read from its autograd graph.
 
 An engine measures the calls of layers. A weight that is also used outside of them, as in
 ``F.linear(hidden, self.embed.weight)``, gets a gradient there that no rule squares example by example. Layers that the fused

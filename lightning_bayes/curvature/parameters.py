@@ -1,4 +1,4 @@
-"""Which parameters can be measured at all."""
+"""The parameters that can be measured."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class SecondOrderEngine(AbstractEngine):
 
     Args:
         model: The model.
-        quantity: What to measure.
+        quantity: The quantity to measure.
         loss_reduction: How losses reduce their examples.
         mc_samples: Draws per example of ``"diag_ggn_mc"``.
         seed: Seed of the draws; None draws one from torch's global generator.

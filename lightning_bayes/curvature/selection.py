@@ -1,4 +1,4 @@
-"""Which of a model's parameters are measured."""
+"""The choice of a model's measured parameters."""
 
 from __future__ import annotations
 

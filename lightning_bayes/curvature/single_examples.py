@@ -32,7 +32,7 @@ class SingleExamples:
 
     Args:
         loss: The loss, before its own backward, which stays possible.
-        reader: What its graph holds.
+        reader: The reader of its graph.
     """
 
     def __init__(self, loss: Tensor, reader: LossReader) -> None:

@@ -38,7 +38,7 @@ def whole(tensor: Any) -> Any:
 
 
 def rows_of(param: Tensor) -> Rows:
-    """Which elements of a parameter this process holds."""
+    """The elements of a parameter that this process holds."""
     if not is_spread(param):
         return Rows(param.numel(), 0, param.numel())
     mesh: Any = param.device_mesh  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def put_rows_(model: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
     Args:
         model: The model.
-        pairs: What to change, and the values of the part that this process holds.
+        pairs: Tensors to change, each with the values of the part that this process holds.
     """
     if any(is_spread(target) for target, _ in pairs):
         free_gathered(model)

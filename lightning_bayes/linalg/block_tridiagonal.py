@@ -42,7 +42,7 @@ class BlockTridiagonalInverse(NamedTuple):
         Args:
             diagonal: S_ii ⊗ A_ii of every layer, symmetric positive definite factors.
             off_diagonal: S_i,i+1 ⊗ A_i,i+1 of every pair of neighbours.
-            names: What error messages call the layers.
+            names: Names of the layers in error messages.
 
         Returns:
             F̂⁻¹.

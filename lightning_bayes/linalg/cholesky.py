@@ -21,7 +21,7 @@ def cholesky(matrix: Tensor, name: str = "matrix") -> Tensor:
 
     Args:
         matrix: Symmetric positive definite up to rounding, ``[..., n, n]``.
-        name: What error messages call it, such as ``"factor S of layer 'fc1'"``.
+        name: Its name in error messages, such as ``"factor S of layer 'fc1'"``.
 
     Returns:
         L, ``[..., n, n]``.
@@ -56,7 +56,7 @@ def inverse_root(matrix: Tensor, name: str = "matrix") -> Tensor:
 
     Args:
         matrix: Symmetric positive definite, ``[..., n, n]``.
-        name: What error messages call it.
+        name: Its name in error messages.
 
     Returns:
         R, upper triangular, ``[..., n, n]``.
@@ -84,7 +84,7 @@ def inverse(matrix: Tensor, name: str = "matrix") -> Tensor:
 
     Args:
         matrix: Symmetric positive definite, ``[..., n, n]``.
-        name: What error messages call it.
+        name: Its name in error messages.
 
     Returns:
         The inverse.

@@ -52,7 +52,7 @@ class DifferenceInverse(NamedTuple):
         Args:
             product: A ⊗ B, symmetric positive definite factors.
             subtracted: C ⊗ D, symmetric positive semi-definite and below A ⊗ B; None for nothing.
-            name: What error messages call A ⊗ B.
+            name: The name of A ⊗ B in error messages.
 
         Returns:
             The inverse of the difference.

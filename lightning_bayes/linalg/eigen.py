@@ -13,7 +13,7 @@ def symmetric_eigen(matrix: Tensor, name: str = "matrix") -> tuple[Tensor, Tenso
 
     Args:
         matrix: Symmetric positive semi-definite, ``[..., n, n]``.
-        name: What error messages call it.
+        name: Its name in error messages.
 
     Returns:
         λ ``[..., n]``, ascending, and U ``[..., n, n]``.

@@ -53,7 +53,7 @@ class KroneckerProduct(NamedTuple):
         """T = T_L ⊗ T_R with T Tᵀ = (L ⊗ R)⁻¹, for symmetric positive definite factors.
 
         Args:
-            name: What error messages call the product.
+            name: The product's name in error messages.
 
         Returns:
             Its two upper-triangular factors.

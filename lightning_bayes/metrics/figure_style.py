@@ -28,8 +28,8 @@ def check_not_empty(panels: Sized, needed: str) -> None:
     """Refuse to draw a figure without panels.
 
     Args:
-        panels: What would be drawn.
-        needed: What one entry has to be, in words.
+        panels: The panels to draw.
+        needed: The kind of one entry, in words.
 
     Raises:
         ShapeError: If there is nothing to draw.
@@ -49,9 +49,9 @@ def checked_values(values: Tensor, what: str, where: str) -> Tensor:
     """Require a vector of finite numbers.
 
     Args:
-        values: What would be drawn, ``[inputs]``.
-        what: What the values are, in words.
-        where: Whose they are, in words.
+        values: The values to draw, ``[inputs]``.
+        what: The name of the values, in words.
+        where: Their owner, in words.
 
     Returns:
         The values on the CPU in float64.

@@ -1,4 +1,4 @@
-"""What the most probable class tells: how sure a prediction is, and whether it is right.
+"""The most probable class: its confidence, and whether it is right.
 
 Calibration and selective prediction look at nothing else. This file checks probabilities once for all metrics of this
 room, and keeps the two numbers per example for those metrics that need them all at the end (they sort by confidence).
@@ -107,8 +107,8 @@ def mean_over_ties(keys: Tensor, values: Tensor) -> Tensor:
     all orders of the ties, so neither the order of the data nor its distribution over processes matters.
 
     Args:
-        keys: What is sorted by, ``[batch]``.
-        values: What is summed, floating point ``[batch]``.
+        keys: The sort keys, ``[batch]``.
+        values: The terms of the sums, floating point ``[batch]``.
 
     Returns:
         The values, averaged within ties, ``[batch]``.

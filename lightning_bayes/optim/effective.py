@@ -1,4 +1,4 @@
-"""What the hyperparameters of a parameter group amount to at its current step: Ñ, τ, δ̃ and γ. Nothing else computes them."""
+"""The effective hyperparameters of a parameter group at its current step: Ñ, τ, δ̃ and γ. Nothing else computes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_bayes.posteriors.shaped_noise import FLATNESS
 
 
 class Effective(NamedTuple):
-    """What a parameter group's hyperparameters amount to at its current step; see `effective`."""
+    """The effective hyperparameters of a parameter group at its current step; see `effective`."""
 
     num_data: float  # Ñ = ρN
     kl_weight: float  # τ, warm-up included
@@ -37,7 +37,7 @@ class Effective(NamedTuple):
 
     @property
     def noise_damping(self) -> float:
-        """What counts as damping in the noise: γ where it does, and (τ/Ñ)/σ_max²."""
+        """The damping in the noise: γ where it counts, and (τ/Ñ)/σ_max²."""
         return self.counted_damping + self.bound_precision / self.scale
 
     @property

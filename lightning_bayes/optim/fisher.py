@@ -1,4 +1,4 @@
-"""Whose labels make the Fisher: the data's, or labels that the model draws."""
+"""The labels of the Fisher: the data's, or draws from the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_fisher(fisher: str | None) -> None:
 
 
 def label_source(fisher: FisherName | None, given: Likelihood | None, model: nn.Module) -> Likelihood | None:
-    """What labels are drawn from.
+    """The likelihood that labels are drawn from.
 
     Args:
         fisher: ``"empirical"`` draws none, ``"sampled"`` must draw them, None draws them if it can.

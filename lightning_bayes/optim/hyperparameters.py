@@ -121,7 +121,7 @@ class OptimizerFields(HyperparameterFields, total=False):
         data_augmentation_factor: ρ; the posterior counts Ñ = ρN examples.
         weight_decay: Decoupled weight decay as in AdamW: μ ← (1 - α·wd) μ before the step. Not part of the posterior.
         step_rule: ``"natural"``, the papers'; ``"trust_region"``; ``"user"``, implied by `base`; see `optim.steps`.
-        radius: Whose step bounds the trust region: ``"adam"`` or ``"sgd"``.
+        radius: The optimizer whose step bounds the trust region: ``"adam"`` or ``"sgd"``.
         momentum: Momentum of the SGD whose step bounds the trust region.
         curvature_interval: T, updates between measurements of the curvature, after ten that all measure; see
             `optim.runtime.measuring`. Only for methods whose curvature is a running average. Default: 1.

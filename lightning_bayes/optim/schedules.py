@@ -160,7 +160,7 @@ def take_functions(group: dict[str, Any], record: type[Record]) -> dict[str, Cal
 
     Args:
         group: A parameter group, changed in place.
-        record: What its hyperparameters may be.
+        record: The schema of its hyperparameters.
 
     Returns:
         The functions by name.
@@ -177,7 +177,7 @@ def apply_functions(group: dict[str, Any], functions: Mapping[str, Callable[[int
     Args:
         group: A parameter group, changed in place unless a value is refused.
         functions: From `take_functions`.
-        record: What the group's hyperparameters may be.
+        record: The schema of the group's hyperparameters.
 
     Raises:
         HyperparameterError: Naming values out of their ranges, and the step.

@@ -25,9 +25,9 @@ class Range:
     """Allowed values.
 
     Attributes:
-        words: What error messages call it: "must be …".
+        words: The requirement in error messages: "must be …".
         contains: Whether a value of the types lies inside.
-        types: What values are.
+        types: The types of its values.
     """
 
     words: str
@@ -61,7 +61,7 @@ BETAS = Range(
 
 @dataclass(frozen=True)
 class Setting:
-    """What one hyperparameter may be.
+    """The range of one hyperparameter.
 
     Attributes:
         range: Its range; None for any value.
@@ -101,7 +101,7 @@ class Record(ABC):
     @classmethod
     @cache
     def settings(cls) -> Mapping[str, Setting]:
-        """What each hyperparameter may be, by name."""
+        """The range of each hyperparameter, by name."""
         return MappingProxyType({f.name: f.metadata["setting"] for f in fields(cls) if "setting" in f.metadata})
 
     @classmethod

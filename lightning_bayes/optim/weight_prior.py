@@ -43,7 +43,7 @@ class WeightPrior(NamedTuple):
 def prior_state(
     param: nn.Parameter, group: Mapping[str, Any], priors: Mapping[nn.Parameter, WeightPrior]
 ) -> dict[str, Tensor]:
-    """What the optimizer's state of a parameter says of its prior before the first update.
+    """The prior in the optimizer's state of a parameter before the first update.
 
     Args:
         param: The parameter.
@@ -123,7 +123,7 @@ def refuse_weight_prior(method: str, posterior: AbstractPosterior | None) -> Non
 
     Args:
         method: Its name.
-        posterior: What was passed.
+        posterior: The user's argument.
 
     Raises:
         HyperparameterError: If it is one.
@@ -152,7 +152,7 @@ def without_prior(now: Effective) -> Effective:
 
 
 def noise_terms(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> tuple[Effective, list[Tensor]]:
-    """What the noise of parameters outside of matrices depends on.
+    """The terms of the noise of parameters outside of matrices.
 
     Args:
         group: Their parameter group.

@@ -1,4 +1,4 @@
-"""What every Gaussian posterior over weights does, from five quantities that its family fills in.
+"""The base of every Gaussian posterior over weights, on five quantities that its family fills in.
 
     θ = μ + T ε,  T Tᵀ = Σ        log det Σ⁻¹        (θ-μ)ᵀ Σ⁻¹ (θ-μ)        diag Σ        its state as tensors
 

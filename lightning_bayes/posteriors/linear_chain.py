@@ -1,4 +1,4 @@
-"""Which models have a chain of linear layers, as the block-tridiagonal posterior needs."""
+"""Models with a chain of linear layers, as the block-tridiagonal posterior needs."""
 
 from __future__ import annotations
 

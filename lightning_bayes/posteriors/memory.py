@@ -1,4 +1,4 @@
-"""What a covariance would take, in words, before it is allocated."""
+"""The memory of a covariance, checked before it is allocated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def require_memory(what: str, elements: int, bytes_each: int, limit_mib: float, 
     """Refuse what does not fit.
 
     Args:
-        what: What the memory would hold.
+        what: The content of the memory, in words.
         elements: Numbers to store.
         bytes_each: Bytes of one.
         limit_mib: Limit in MiB.

@@ -78,7 +78,7 @@ def noise_shape(
 
 
 def noise_moments(curvatures: Sequence[Tensor], stated: float, flatness: float) -> tuple[Tensor, Tensor]:
-    """What the shape takes from the curvature, which changes only with it.
+    """The moments of the curvature that the shape needs.
 
     Args:
         curvatures: s of each tensor.

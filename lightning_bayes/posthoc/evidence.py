@@ -38,7 +38,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the log marginal likelihood is made of.
+    """The terms of the log marginal likelihood.
 
     Attributes:
         structure: The curvature.

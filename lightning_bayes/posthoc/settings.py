@@ -27,8 +27,8 @@ def check_settings(structure: str, prior_precision: float | str, prior_structure
 
     Args:
         structure: Of the curvature.
-        prior_precision: A number, or how it is chosen.
-        prior_structure: Who shares one.
+        prior_precision: A number, or the rule that chooses it.
+        prior_structure: The parameters that share one.
 
     Raises:
         HyperparameterError: If one does not exist, or the number is not positive.

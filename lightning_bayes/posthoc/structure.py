@@ -61,7 +61,7 @@ class AbstractStructure(ABC):
             prior: δ by parameter name.
             factor: c.
             num_data: N.
-            constants: What else a prediction needs.
+            constants: Other tensors that a prediction needs.
         """
 
     @property

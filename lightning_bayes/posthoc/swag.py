@@ -77,7 +77,7 @@ class SWAG:
         Args:
             num_data: N.
             prior_precision: δ by parameter name, for the KL.
-            constants: What else a prediction needs.
+            constants: Other tensors that a prediction needs.
 
         Returns:
             The posterior.

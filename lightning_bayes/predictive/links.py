@@ -80,7 +80,7 @@ def combine(outputs: Tensor, link: Link) -> Tensor:
 
 
 def predicted(outputs: Tensor, link: Link) -> Tensor:
-    """What outputs predict: probabilities, or the values themselves.
+    """Predictions from outputs: probabilities, or the values themselves.
 
     Args:
         outputs: As in `combine`.

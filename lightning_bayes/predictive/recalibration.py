@@ -102,7 +102,7 @@ def recalibrate(
         model: The model, in evaluation mode.
         samples: Its S samples; each has to be the same network for every batch.
         batches: Each runs the model on one batch of training inputs.
-        of: Whose statistics: each ``"sample"``'s own, or those of the ``"mean"`` for all of them.
+        of: The owner of the statistics: each ``"sample"``, or the ``"mean"`` for all of them.
         reduce: Averages a statistic over processes that have run other batches.
 
     Returns:

@@ -94,7 +94,7 @@ class Rejector:
         )
 
     def accepts(self, prediction: Prediction | Tensor) -> Tensor:
-        """Which inputs are answered.
+        """The inputs that are answered.
 
         Args:
             prediction: From `mc_predict`, or its probabilities ``[B, C]``.

@@ -1,4 +1,4 @@
-"""What evaluation asks of a module that wants more of the posterior samples than their average."""
+"""The interface of a module that wants more of the posterior samples than their average."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def check_fits(model: nn.Module, posterior: AbstractPosterior) -> None:
 
 
 def misfits(model: nn.Module, weights: Mapping[str, Any]) -> str:
-    """What keeps `weights` from being those of `model`.
+    """The difference that keeps `weights` from being those of `model`.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""What a measure is called, how a value is shown, and which of several is the best."""
+"""The name of a measure, the format of its values, and the best of several."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ class BayesDDPStrategy(DDPStrategy):
         """Name the ranks that are gone, where another collective than the reduction has failed.
 
         Args:
-            exception: What ended the run.
+            exception: The exception that ended the run.
         """
         self._sigterm.stop()
         super().on_exception(exception)

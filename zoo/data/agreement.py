@@ -19,7 +19,7 @@ def check_classes(trainer: Any, num_classes: int, class_names: Sequence[str], so
         trainer: The data module's; None, or a module without ``num_classes``, passes.
         num_classes: Of the data.
         class_names: Of the data, for the message.
-        source: What the message calls the data.
+        source: The name of the data in the message.
 
     Raises:
         DataError: If the module's ``num_classes`` is another number.

@@ -17,7 +17,7 @@ from lightning_bayes.zoo.transforms import ImageTransform
 
 
 class ShiftedSets(TypedDict, total=False):
-    """What the test loaders append, and what is predicted: arguments of `ImageDataModule` and its subclasses.
+    """Additional test loaders and the data to predict: arguments of `ImageDataModule` and its subclasses.
 
     Args:
         ood: Sets out of distribution that the test loaders append: folders of images, or names of registered sets

@@ -187,7 +187,7 @@ class PoolDataModule(LightningDataModule):
         return self.source.test_dataloader()
 
     def state_dict(self) -> dict[str, Any]:
-        """Which rows are labelled, and the state of the random draws."""
+        """The labelled rows, and the state of the random draws."""
         return {"labelled": list(self.labelled), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

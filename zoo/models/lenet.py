@@ -40,7 +40,7 @@ class LeNet5(nn.Module):
         num_classes: Number of classes C; the output is ``[batch, C]``.
         in_channels: Channels of the images.
         image_size: Height and width of the images in pixels: 8, 28 or 32.
-        norm: What stands between each layer and its ReLU, see `lightning_bayes.zoo.models.norms`. Filter responses are
+        norm: The layer between each layer and its ReLU, see `lightning_bayes.zoo.models.norms`. Filter responses are
             averages over pixels, so they stand behind the convolutions alone.
 
     Example:

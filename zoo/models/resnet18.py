@@ -56,7 +56,7 @@ class ResNet18(nn.Module):
         num_classes: Number of classes C; the output is ``[batch, C]``.
         in_channels: Channels of the images.
         stem: ``"cifar"`` keeps the size of the image, ``"imagenet"`` divides it by four.
-        norm: What follows each convolution, see `lightning_bayes.zoo.models.norms`.
+        norm: The layer behind each convolution, see `lightning_bayes.zoo.models.norms`.
 
     Raises:
         HyperparameterError: If the stem is unknown.

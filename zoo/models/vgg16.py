@@ -67,7 +67,7 @@ class VGG16(nn.Module):
         num_classes: Number of classes C; the output is ``[batch, C]``.
         in_channels: Channels of the images.
         image_size: 32, with one linear layer, or 224, with three.
-        norm: What stands between each convolution and its ReLU, see `lightning_bayes.zoo.models.norms`.
+        norm: The layer between each convolution and its ReLU, see `lightning_bayes.zoo.models.norms`.
         width: Factor of the numbers of filters: 1 is the standard network, 0.5 that of Zhang et al.
         dropout: Probability of dropping an output of the two hidden linear layers, which only the 224 form has.
         train_norm: Whether scale and shift of the normalisation are trained; if not, they are frozen.

@@ -1,4 +1,4 @@
-"""Where `create_model` finds models: one module per source, chosen by the prefix of the name."""
+"""The sources of `create_model`: one module per source, chosen by the prefix of the name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pass keeps of its layers with factors: the moments of all examples together, or the rows of each example."""
+"""A pass's records of layers with factors: the moments of all examples together, or the rows of each example."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LayerRecords(ABC):
     """Collects the calls of layers with factors in one pass.
 
     Args:
-        request: What to measure.
+        request: The layers and labels to measure.
         workspace: Memory for what is needed for a moment.
     """
 
@@ -65,7 +65,7 @@ class LayerRecords(ABC):
         """The layers with a call."""
 
     def watching(self, model: nn.Module) -> AbstractContextManager[None]:
-        """What must be set up around the passes; entered before the engine wraps any forward."""
+        """A context around the passes, entered before the engine wraps any forward."""
         return nullcontext()
 
     def observe(self, loss: Tensor, divided_by_host: bool) -> None:
@@ -73,7 +73,7 @@ class LayerRecords(ABC):
         return
 
     def aside(self) -> AbstractContextManager[None]:
-        """What must be set up around a loss of drawn labels and its backward."""
+        """A context around a loss of drawn labels and its backward."""
         return nullcontext()
 
 

@@ -104,7 +104,7 @@ def attention_sums(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: An
 
 @torch.no_grad()
 def _terms(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) -> _Terms:
-    """What each linear map sees, and the gradient of its output."""
+    """The inputs of each linear map, and the gradient of its output."""
     call = _Call(*inputs)
     seen = [x if layer.batch_first else x.transpose(0, 1) for x in (call.query, call.key, call.value)]  # [B, T, ·]
     attended, delta_out, deltas = _replayed(layer, call, _projected(layer, seen), grad_output)

@@ -62,7 +62,7 @@ class ExampleInputs:
             self._take_apart(sizes.pop())
 
     def _sizes(self, values: list[Any]) -> Iterator[int]:
-        """What could be the number of examples, by each of the tensors."""
+        """The possible numbers of examples, by each of the tensors."""
         return (v.shape[self.batch_dim] for v in values if isinstance(v, Tensor) and v.dim() > self.batch_dim)
 
     def _take_apart(self, batch_size: int) -> None:
@@ -93,7 +93,7 @@ def refuse_packed(module: nn.Module, values: Iterable[Any]) -> None:
 
 
 def _known_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int | None]:
-    """Where torch's own layers hold the examples of an input in another dimension than the first input's, by its id."""
+    """The batch dimension of inputs of torch's own layers that differs from the first input's, by the input's id."""
     if not isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
         return {}
     given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments

@@ -151,7 +151,7 @@ class SingleExamples(ReplayedCall):
         Args:
             params: Detached parameters by name.
             grads: Gradients with respect to the outputs, as in `per_example`.
-            found: What `sums` returned.
+            found: The result of `sums`.
 
         Raises:
             ExampleDimensionError: If they differ: the module mixes examples, or keeps them in another dimension.

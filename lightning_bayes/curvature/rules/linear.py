@@ -60,7 +60,7 @@ def matrix_sums(x: Tensor, delta: Tensor, workspace: Workspace) -> tuple[Tensor,
     """Σ_i c_i and Σ_i c_i² of c_i = Σ_t δ_it x_itᵀ.
 
     Args:
-        x: What the matrix sees, ``[B, T, in]``.
+        x: Inputs of the matrix, ``[B, T, in]``.
         delta: Gradient of what it returns, ``[B, T, out]``.
         workspace: Says how many c_i are computed at once.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Steps(NamedTuple):
-    """What a cell has computed at every step, ``[T, B, ·]``."""
+    """The values of a cell at every step, ``[T, B, ·]``."""
 
     before: Tensor  # h_{t-1}
     after: Tensor  # h_t

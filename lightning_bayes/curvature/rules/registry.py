@@ -1,4 +1,4 @@
-"""Which layer type has which rule.
+"""The rule of each layer type.
 
 A rule is a small pure function: from a layer, the arguments of its forward and the gradient of its output to every
 example's contribution to the gradient of each parameter, by the parameter's name:
@@ -117,7 +117,7 @@ class LayerRule:
         return total
 
     def saved(self, layer: nn.Module, output: Any) -> Any:
-        """What `fast_sums` reuses of a forward; None if nothing."""
+        """The part of a forward that `fast_sums` reuses; None for nothing."""
         return None if self._saved is None else self._saved(layer, output)
 
     def bind(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
@@ -181,7 +181,7 @@ def layer_rule(
         by_hooks: Whether a backward hook sees all gradients.
         later_dims: The dimensions that hold the examples in outputs after the first.
         prepare: Turns the arguments of a call into the rule's inputs.
-        cases: What the contract tests build.
+        cases: Examples for the contract tests.
 
     Returns:
         The decorator, which returns the rule.

@@ -79,7 +79,7 @@ class ReplayedCall(ABC):
         Args:
             params: Detached parameters by name.
             grads: Gradients with respect to the outputs, as in `per_example`.
-            found: What `sums` returned.
+            found: The result of `sums`.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What a pass measures over all weights: the Hessian, outer products of examples' gradients, or the factors of a chain."""
+"""Measurements over all weights: the Hessian, outer products of examples' gradients, or the factors of a chain."""
 
 from __future__ import annotations
 

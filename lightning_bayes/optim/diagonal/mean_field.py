@@ -1,4 +1,4 @@
-"""What the mean-field optimizers share: hyperparameters, state (s, m), noise from the old s, the posterior.
+"""The base of the mean-field optimizers: hyperparameters, state (s, m), noise from the old s, the posterior.
 
 Every update is a pure function of one parameter's state and measurement: the paper's, `natural_update`, or the bounded
 one of `optim.steps.trust_region`.
@@ -49,7 +49,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     Class attributes:
         noisy: Whether gradients are taken at samples; False leaves a point, no posterior.
-        estimator: What its passes measure, ĥ.
+        estimator: The curvature that its passes measure, ĥ.
         state_type: Its state: mean, curvature, momentum, and what else the algorithm keeps.
         default_step: The step of its callback without a learning rate.
         hyperparameters: The record of its hyperparameters.
@@ -199,7 +199,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return state
 
     def _kept(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
-        """What the state of a parameter holds: nothing where it has no posterior and another optimizer moves it."""
+        """The entries of a parameter's state: none where it has no posterior and another optimizer moves it."""
         moves, averages = self.step_of(group).uses_update, self.averages_curvature or self.curvature_update is not None
         kept: Sequence[str] = self.state_type._fields[1:] if moves or not averages else ("curvature",)
         return () if param in self._points and not moves else kept

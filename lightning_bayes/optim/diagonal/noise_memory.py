@@ -36,14 +36,14 @@ class CohortMemory:
         views: Their samples, shaped like them, by number.
         roots: Square root of the number of elements of every parameter, ``[params]``.
         kept: The pool of the last draws; None for none.
-        origin: What `counted`, `means` and `unit` were computed from.
+        origin: The source of `counted`, `means` and `unit`.
         counted: s of every parameter; s + δ̃ where weights have priors of their own.
         means: mean 1/(s + γ_t) and γ_t, ``[params]`` each; None where the noise is that of the bound.
         shape: Of the noise; None before the first one, or where it is that of the bound.
         factors: 1/√(Ñ/τ_t) of every parameter; empty where reading it would wait for a device.
         unit: u = 1/√(max(s, 0) + γ_t) of the small parameters, flat.
         unit_parts: That of each, flat.
-        last: What the last sample was drawn with: effective hyperparameters, shape of the noise, curvatures.
+        last: The parts of the last sample's noise: effective hyperparameters, shape, curvatures.
     """
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
@@ -161,7 +161,7 @@ def room_for(param: nn.Parameter, known: dict[nn.Parameter, Tensor]) -> Tensor:
 
     Args:
         param: The parameter.
-        known: What earlier calls returned; changed in place.
+        known: The results of earlier calls; changed in place.
 
     Returns:
         The memory, with arbitrary content.

@@ -56,7 +56,7 @@ def forget(state: dict[str, Any], names: Iterable[str]) -> None:
 
     Args:
         state: Its state, changed in place.
-        names: What is dropped.
+        names: The entries to drop.
     """
     for name in names:
         state.pop(name, None)

@@ -1,4 +1,4 @@
-"""What a mean-field method keeps for each parameter, and the two averages that all of them use."""
+"""The state of a mean-field method for each parameter, and the two averages that all of them use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What K-FAC reads from its passes: factors of layers with matrices, squared gradients of all other parameters."""
+"""K-FAC's measurements: factors of layers with matrices, squared gradients of all other parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
 
 class FactorKey(NamedTuple):
-    """Where a measurement holds one factor of a layer."""
+    """The key of one factor of a layer in a measurement."""
 
     weight: nn.Parameter
     side: str  # "output" for S, "input" for A

@@ -1,4 +1,4 @@
-"""Where the factors of K-FAC come from: which engine, which of its factors, and the layers that it has none for.
+"""The source of K-FAC's factors: an engine, one of its kinds of factors, and the layers that it has none for.
 
 With ``engine="fused"`` this package measures KFAC's factors of every linear layer and convolution; everything else is
 mean-field, measured by its squared gradients. With ``engine="backpack"`` BackPACK measures those of linear layers and of

@@ -36,7 +36,7 @@ class KFACState(NamedTuple):
 
 
 class LayerStep(NamedTuple):
-    """What one update computes for a layer; its length α is common to all layers."""
+    """One update of a layer; its length α is common to all layers."""
 
     momentum: Tensor  # m
     corrected: Tensor  # m̂; vᵀ F v = vᵀ m̂

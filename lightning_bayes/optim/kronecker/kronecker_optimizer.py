@@ -1,4 +1,4 @@
-"""What K-FAC and Noisy K-FAC share: matrices in linear layers and convolutions, VOGN everywhere else.
+"""The base of K-FAC and Noisy K-FAC: matrices in linear layers and convolutions, VOGN everywhere else.
 
 Every T_stats updates the passes measure; in turns, every T_inv updates, a layer's factors are inverted
 (`optim.kronecker.intervals`).
@@ -48,7 +48,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     """A mean-field optimizer whose linear layers and convolutions have matrices; see the head of this module.
 
     Class attributes:
-        layer_state_type: What enters a layer's step.
+        layer_state_type: The state that enters a layer's step.
         layer_update: The paper's pure update of one layer.
         average_factors: The paper's pure average of a layer's factors.
 
@@ -66,7 +66,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             et al. take ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
         factors: ``"kfac"`` by either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``, which reads the labels'
             likelihood from the loss. See `optim.kronecker.factor_source`.
-        unsupported_layers: What becomes of layers that ``engine="backpack"`` has no factors for: ``"refuse"``,
+        unsupported_layers: The treatment of layers that ``engine="backpack"`` has no factors for: ``"refuse"``,
             ``"mean_field"``, or ``"fused"`` for our own rules.
         **fields: See there.
 
@@ -143,7 +143,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             )
 
     def division(self) -> Division:
-        """Which layers have matrices now."""
+        """The layers that have matrices now."""
         # Loading a state makes new groups.
         groups = [(id(group), [param.requires_grad for param in group["params"]]) for group in self.param_groups]
         if self._divided is None or self._divided[0] != groups:
@@ -163,7 +163,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         return (weight in self._points) == (bias in self._points)
 
     def summary(self) -> str:
-        """What is measured where, in one sentence for a log."""
+        """The curvature of every layer, in one sentence for a log."""
         division, labels = self.division(), self._labels_in_words()
         long = [f"{name} (side {side} > max_side={self.max_side})" for name, side in division.too_long.items()]
         others = ", ".join([*long, *division.others]) or "none"

@@ -1,1 +1,1 @@
-"""What every noisy optimizer runs on: sampled passes, noise, blocks of elementwise arithmetic."""
+"""The runtime of every noisy optimizer: sampled passes, noise, blocks of elementwise arithmetic."""

@@ -1,4 +1,4 @@
-"""What every noisy optimizer does: sampled passes and a guarded step.
+"""The base of every noisy optimizer: sampled passes and a guarded step.
 
 A pass is: weights ← a posterior sample; forward and backward under the curvature engine; weights ← the mean, bit for bit,
 also after an exception. A step is: average the passes, check that they are finite, update. Outside a pass the parameters
@@ -218,7 +218,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._open.add(finished, before, self._read_pass(finished))
 
     def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
-        """What the open update has measured, for hosts that average it over processes before `step`.
+        """The open update's measurement, for hosts that average it over processes before `step`.
 
         Args:
             add_ranks: Replaces tensors by their sums over the processes that share this one's weight samples, for what is

@@ -1,4 +1,4 @@
-"""What is said of numbers that are not finite."""
+"""Messages for numbers that are not finite."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class CounterNoise:
 
     Args:
         *key: The pass's counter.
-        sign: What the draws are multiplied by.
+        sign: 1 or -1, the factor of the draws.
         is_paired: Whether the noise is antithetic: the counter is then the seed, the pair and the sample.
 
     Attributes:
@@ -186,7 +186,7 @@ class CounterNoise:
         return [torch.cat(parts) for parts in drawn]
 
     def _jobs(self, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """What `draw_` draws, piece by piece: number of the tensor, first element, values."""
+        """The draws of `draw_`, piece by piece: number of the tensor, first element, values."""
         small, count = self._generator(like.device, 0), 0
         for tensor, size in enumerate(sizes):
             length = PART_ELEMENTS if like.is_cpu and size > PART_ELEMENTS else size

@@ -1,4 +1,4 @@
-"""Which of a model's parameters an optimizer takes, and how large they are meant to be."""
+"""The parameters that an optimizer takes from a model, and their reference sizes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class FinishedPass:
     """A pass that has just ended: the weights are still its sample, and ``.grad`` is its own gradient.
 
     Attributes:
-        captured: What the engine captured.
+        captured: The engine's capture of the pass.
         sample: Number of the weight sample.
         loss_scale: Factor on the loss, such as a GradScaler's.
         means: μ of the parameters under noise.
@@ -92,7 +92,7 @@ class FinishedPass:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the passes of one update measured, as means over their examples.
+    """The measurement of one update's passes, as means over their examples.
 
     The record does not change; a host that trains in several processes averages its tensors in place before the step.
 

@@ -74,7 +74,7 @@ def _is_in_rows(param: Any) -> bool:
 
 
 def values_of(params: Iterable[nn.Parameter], *, spread: bool) -> dict[nn.Parameter, Tensor]:
-    """What parameters hold, to be put back by `put_`: of spread ones copies of this process's parts."""
+    """The values of parameters, to be put back by `put_`; of spread ones copies of this process's parts."""
     return {param: local(param).detach().clone() if spread else param.data for param in params}
 
 

@@ -1,4 +1,4 @@
-"""What moves the posterior mean: the papers' natural step, a trust region around it, or the user's optimizer."""
+"""The steps of the posterior mean: the papers' natural step, a trust region around it, or the user's optimizer."""
 
 from __future__ import annotations
 

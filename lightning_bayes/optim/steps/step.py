@@ -1,4 +1,4 @@
-"""What a step is: how the posterior mean moves, once an algorithm has its measurement."""
+"""The interface of a step, which moves the posterior mean once an algorithm has its measurement."""
 
 from __future__ import annotations
 

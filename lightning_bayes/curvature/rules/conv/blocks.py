@@ -21,7 +21,7 @@ MIN_ELEMENTS = 2**13  # of one c_i(W)
 
 
 def suits(shape: ConvShape, device: torch.device) -> bool:
-    """Where a c_i(W) is large; an accelerator would wait for one small kernel after the other."""
+    """Whether c_i(W) is large; an accelerator would wait for one small kernel after the other."""
     return shape.groups == 1 and device.type == "cpu" and shape.weights > MIN_ELEMENTS
 
 

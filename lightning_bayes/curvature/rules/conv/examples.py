@@ -25,7 +25,7 @@ MIN_POSITIONS = 512  # and positions
 
 
 def suits(shape: ConvShape, device: torch.device) -> bool:
-    """Where one example is work enough for torch's own kernel on a processor."""
+    """Whether one example is work enough for torch's own kernel on a processor."""
     is_large = shape.operations >= MIN_OPERATIONS and shape.positions >= MIN_POSITIONS
     return shape.groups == 1 and device.type == "cpu" and is_large
 

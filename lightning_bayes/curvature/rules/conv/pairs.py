@@ -39,7 +39,7 @@ class Offsets(NamedTuple):
 
 
 def suits(shape: ConvShape, device: torch.device) -> bool:
-    """Where an offset of the kernel has few pairs of positions, each position's pair with itself included."""
+    """Whether an offset of the kernel has few pairs of positions, each position's pair with itself included."""
     return shape.groups == 1 and shape.pairs_per_offset <= MAX_PAIRS
 
 

@@ -1,4 +1,4 @@
-"""Which strategy computes the sums of a convolution, by its sizes and device. Measured on two cores with AVX-512."""
+"""The strategy for the sums of a convolution, by its sizes and device. Measured on two cores with AVX-512."""
 
 from __future__ import annotations
 

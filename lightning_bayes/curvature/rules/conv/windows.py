@@ -1,4 +1,4 @@
-"""What a convolution's kernel sees at every output position.
+"""The windows of a convolution: the inputs of its kernel at every output position.
 
 A copy of all patches is |kernel| times as large as the input. In two dimensions, where the kernel moves down row by row,
 it is enough to copy the input once for each *column* of the kernel: what a kernel row sees at all positions is then a
@@ -193,7 +193,7 @@ def _padded_into(workspace: Workspace, layer: Conv, x: Tensor, channels_last: bo
 
 
 def _windows(layer: ConvBase, x: Tensor, positions: torch.Size) -> Tensor:
-    """What the kernel sees of `x` as it lies in memory, ``[B, C, *kernel, *out]``."""
+    """The windows of `x` as a view of its memory, ``[B, C, *kernel, *out]``."""
     batch, channel, *axes = x.stride()
     within = [axis * step for axis, step in zip(axes, layer.dilation, strict=True)]
     between = [axis * step for axis, step in zip(axes, layer.stride, strict=True)]
@@ -201,7 +201,7 @@ def _windows(layer: ConvBase, x: Tensor, positions: torch.Size) -> Tensor:
 
 
 def _copied(layer: Conv, windows: Tensor, workspace: Workspace) -> Tensor:
-    """What the kernel sees, ``[B, Cin, *offsets, *pixels]``, as ``[B, groups, Cin / groups · offsets, pixels]``."""
+    """The windows, ``[B, Cin, *offsets, *pixels]``, as ``[B, groups, Cin / groups · offsets, pixels]``."""
     # Zeros are put behind where products with the rows of δ would otherwise have no whole vectors.
     by_group = torch.unflatten(windows, 1, (layer.groups, -1))
     pixels = windows.shape[-len(layer.kernel_size) :].numel()
@@ -215,7 +215,7 @@ def _copied(layer: Conv, windows: Tensor, workspace: Workspace) -> Tensor:
 
 
 def _column_windows(layer: Conv, x: Tensor, width: int) -> Tensor:
-    """What a row of the kernel sees of `x` as it lies in memory, ``[B, C, columns, height, width]``."""
+    """The windows of a row of the kernel as a view of the memory of `x`, ``[B, C, columns, height, width]``."""
     batch, channel, row, column = x.stride()
     shape = (*x.shape[:2], layer.kernel_size[1], x.shape[2], width)
     return x.as_strided(shape, (batch, channel, column * layer.dilation[1], row, column * layer.stride[1]))

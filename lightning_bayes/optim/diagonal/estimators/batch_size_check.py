@@ -27,7 +27,7 @@ class BatchSizeCheck:
         """Look at the batches of an update.
 
         Args:
-            measurement: What the update measured; one whose examples were not counted says nothing.
+            measurement: The update's measurement; one whose examples were not counted says nothing.
             group: A parameter group, which counts the update already.
         """
         is_dry_run = group["step"] == 1  # of one batch, which means nothing

@@ -1,4 +1,4 @@
-"""What a curvature estimator is."""
+"""The interface of a curvature estimator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CurvatureEstimator(ABC):
     turns these means into ĥ by parameter; an estimate that is linear in the passes is its own mean.
 
     Class attributes:
-        quantity: What the engine measures for it; ``"gradient"`` for nothing but the gradient.
+        quantity: The engine's quantity for it; ``"gradient"`` for the gradient alone.
     """
 
     quantity: ClassVar[EngineQuantity] = "gradient"
