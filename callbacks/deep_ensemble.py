@@ -36,7 +36,7 @@ class DeepEnsembleCallback(EvaluationCallback):
     Args:
         members: Paths of M Lightning checkpoints.
         samples: Weight samples of each member's posterior; 0 takes its mean.
-        seed: Of these samples.
+        seed: The seed of these samples.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what a member's
             training loss said, else ``"softmax"``.
 

@@ -57,9 +57,9 @@ class LaplaceCallback(PosthocCallback):
         mc_samples: Labels drawn per example for ``"fisher"``.
         online_every: Epochs between maximisations of the marginal likelihood during the fit, whose prior precision becomes
             the optimizer's weight decay δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975); None for none.
-        likelihood: Of the targets. None: the module's attribute ``likelihood``, else by its attribute ``link``, else
-            what the training loss says, else ``"classification"``.
-        seed: Of drawn labels and samples.
+        likelihood: The likelihood of the targets. None: the module's attribute ``likelihood``, else that of its attribute
+            ``link``, else that of the training loss, else ``"classification"``.
+        seed: The seed of drawn labels and samples.
         save_to: Where a checkpoint that got its posterior before an evaluation is written; None for nowhere.
 
     Attributes:

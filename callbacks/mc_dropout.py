@@ -160,7 +160,7 @@ class MCDropoutCallback(EvaluationCallback):
         """Restore the link of the training loss.
 
         Args:
-            state_dict: From `state_dict`.
+            state_dict: The result of `state_dict`.
         """
         self.evaluation.loss_link = state_dict["link"]
 

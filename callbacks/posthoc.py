@@ -25,7 +25,7 @@ class PosthocCallback(EvaluationCallback, ABC):
         link: How outputs become predictions; None asks the module, then the training loss.
         eval_samples: S; 0 evaluates the network.
         linearized: The predictive, see `seen_through`.
-        seed: Of the samples.
+        seed: The seed of the samples.
 
     Raises:
         HyperparameterError: If a number lies outside of its range.

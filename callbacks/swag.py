@@ -39,7 +39,7 @@ class SWAGCallback(PosthocCallback):
         linearized: The predictive; False samples networks, as in the paper. See `lightning_bayes.mc_predict`.
         link: How outputs become predictions. None: the module's attribute ``link``, else what the training loss says, else
             ``"softmax"``.
-        seed: Of the samples.
+        seed: The seed of the samples.
 
     Raises:
         HyperparameterError: If an argument lies outside of its range.
@@ -153,7 +153,7 @@ class SWAGCallback(PosthocCallback):
         """Restore the moments.
 
         Args:
-            state_dict: From `state_dict`.
+            state_dict: The result of `state_dict`.
         """
         if "moments" in state_dict:
             self.moments.load_state_dict(state_dict["moments"])

@@ -110,7 +110,7 @@ def on_device(trainer: Trainer, batch: Any) -> Any:
 
     Args:
         trainer: The trainer.
-        batch: From a loader.
+        batch: A batch of a loader.
 
     Returns:
         The batch, in the trainer's precision and on its device.

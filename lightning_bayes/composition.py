@@ -94,8 +94,8 @@ def compose(names: Sequence[str]) -> dict[str, Any]:
     """Lay parts over each other.
 
     Args:
-        names: Of the parts: a packaged file, a registered model or data set, ``MODULE:NAME`` for one that the module
-            registers, ``timm/NAME``, ``torchvision/NAME``, or the path of a YAML file.
+        names: The names of the parts: a packaged file, a registered model or data set, ``MODULE:NAME`` for one that the
+            module registers, ``timm/NAME``, ``torchvision/NAME``, or the path of a YAML file.
 
     Returns:
         A config of LightningCLI.

@@ -20,7 +20,7 @@ def fill_class_count(config: Namespace) -> None:
     the data module, or its attribute ``num_classes``.
 
     Args:
-        config: Of one subcommand, with ``model`` and ``data``.
+        config: The config of one subcommand, with ``model`` and ``data``.
 
     Raises:
         ConfigError: If it is needed and nothing tells it.
@@ -48,7 +48,7 @@ def drop_pretrained(config: Namespace) -> None:
     """Read no pretrained weights where those of a checkpoint follow: the file may be gone, and a download takes minutes.
 
     Args:
-        config: Of a subcommand that evaluates.
+        config: The config of a subcommand that evaluates.
 
     Example:
         >>> network = Namespace(class_path="lightning_bayes.zoo.create_model", init_args=Namespace(pretrained="gone.pth"))

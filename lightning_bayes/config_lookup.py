@@ -17,7 +17,7 @@ def with_configs(arguments: Sequence[str]) -> list[str]:
     """Replace the names of configs.
 
     Args:
-        arguments: Of the command line.
+        arguments: The arguments of the command line.
 
     Returns:
         The arguments with a path or a composed config after each ``--config`` or ``-c``. All parts among them are composed

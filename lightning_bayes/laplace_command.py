@@ -23,7 +23,7 @@ def as_test_under_laplace(arguments: Sequence[str]) -> list[str]:
     """Translate the command.
 
     Args:
-        arguments: Of the command line, with composed configs.
+        arguments: The arguments of the command line, with composed configs.
 
     Returns:
         Those of ``test``, with the callback behind the last config, so that later arguments can change it; any other command

@@ -19,7 +19,7 @@ def with_prediction_writer(arguments: Sequence[str]) -> list[str]:
     """Translate the options of ``predict``.
 
     Args:
-        arguments: Of the command line.
+        arguments: The arguments of the command line.
 
     Returns:
         Those of LightningCLI, with the writer at the end; any other command as it is.

@@ -44,14 +44,14 @@ def generate(
     """Write on after a prompt, each character drawn from the probabilities averaged over posterior samples.
 
     Args:
-        model: From characters ``[1, L]`` to logits ``[1, V, T]``; its own weights do not matter.
-        posterior: Of its weights.
+        model: A model from characters ``[1, L]`` to logits ``[1, V, T]``; its own weights do not matter.
+        posterior: The posterior of its weights.
         alphabet: The data module's.
         prompt: At least one character more than the model's ``context``.
         length: Characters to write.
         samples: S, weight samples; the same ones for all characters.
         window: Characters that the model sees at most.
-        seed: Of weights and characters.
+        seed: The seed of weights and characters.
 
     Returns:
         The text. A prompt with unknown characters is a `DataError`.

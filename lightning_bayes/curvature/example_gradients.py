@@ -124,7 +124,7 @@ def watched_examples(engine: WrappingEngine, receive: Receive) -> Iterator[Examp
     """Watch the forward inside the context; `ExampleCapture.backward` then hands out contributions.
 
     Args:
-        engine: Of the model, all of whose trainable parameters are measured.
+        engine: An engine of the model, all of whose trainable parameters are measured.
         receive: See `ExampleCapture`.
 
     Yields:

@@ -53,8 +53,8 @@ class Plan(NamedTuple):
     """The layout of one kind of pass.
 
     Attributes:
-        place: Of the number of examples, or of a multiple, among the sizes of the pass.
-        factor: Of that multiple.
+        place: The place of the number of examples, or of a multiple, among the sizes of the pass.
+        factor: The factor of the multiple.
         examples_second: See `LossReader`.
         layouts: Where each call holds the examples; None for a call that the loss does not reach.
     """
@@ -72,7 +72,7 @@ class Found:
     Attributes:
         num_examples: n.
         examples_second: See `LossReader`.
-        layouts: Of each call.
+        layouts: The layout of each call.
         is_settled: Whether the next pass of its kind may take them for its own.
         is_clear: Whether the loss tells under this number how it reduces its examples.
         is_joined: Whether every term compares the pieces of the rows that it takes.

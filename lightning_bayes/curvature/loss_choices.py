@@ -49,7 +49,7 @@ def weighted(node: Any, before: Weights | None, is_weighted: bool, shape: Shape)
         node: A node that reduces nothing.
         before: The factors of its input.
         is_weighted: Whether its input has any.
-        shape: Of its input.
+        shape: The shape of its input.
 
     Returns:
         The factors; None if they are not known.
@@ -85,7 +85,7 @@ def counted_examples(marks: Tensor, layout: int, batch_size: int) -> Tensor:
 
     Args:
         marks: By value, in a shape with this layout.
-        layout: Of the examples, see `loss_graph`.
+        layout: The layout of the examples, see `loss_graph`.
         batch_size: B.
 
     Returns:
@@ -99,8 +99,8 @@ def chosen_examples(node: Any, shape: Shape, layout: int, batch_size: int) -> Te
 
     Args:
         node: One that `graph.chooses_rows`.
-        shape: Of its input.
-        layout: Of its input.
+        shape: The shape of its input.
+        layout: The layout of its input.
         batch_size: B.
 
     Returns:
@@ -140,8 +140,8 @@ def single_example(node: Any, output: int, shape: Shape, layout: int, batch_size
     Args:
         node: The node.
         output: Number of its output.
-        shape: Of its input.
-        layout: Of its input.
+        shape: The shape of its input.
+        layout: The layout of its input.
         batch_size: B.
 
     Returns:

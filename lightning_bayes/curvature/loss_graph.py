@@ -183,7 +183,7 @@ def cut_layout(node: Any, shape: Shape, outer: int, batch_size: int) -> int | No
 
     Args:
         node: Any node.
-        shape: Of its input.
+        shape: The shape of its input.
         outer: Layout of its input.
         batch_size: B.
 
@@ -205,7 +205,7 @@ def moved(node: Any, shape: Shape, outer: int, batch_size: int) -> int | None:
 
     Args:
         node: Neither a reduction of all dimensions nor one that `chooses_rows`.
-        shape: Of its input.
+        shape: The shape of its input.
         outer: Layout of its input.
         batch_size: B.
 

@@ -19,7 +19,7 @@ class Values:
         kind: ``"examples"``, ``"mean"`` or ``"sum"`` of them, ``"part"`` for the sum of some examples' losses, or
             ``"unclear"``.
         why: A description of an unclear loss.
-        layout: Of the examples, see `loss_graph`; None if it is not known.
+        layout: The layout of the examples, see `loss_graph`; None if it is not known.
         is_choice: Whether rows of the examples were chosen.
         example: Number of the example, if all rows are of one.
         num_chosen: How many rows or values were chosen.

@@ -48,7 +48,7 @@ def root_columns(
 
     Args:
         curvature: See the top of this file.
-        likelihood: Of the targets.
+        likelihood: The likelihood of the targets.
         targets: Those of the batch, for ``"empirical_fisher"``.
         mc_samples: K, for ``"fisher"``.
         generator: Source of the labels.

@@ -101,7 +101,7 @@ def can_repeat_backward(loss: Tensor) -> bool:
 
 
 def _cuts(reader: LossReader, n: int) -> dict[Any, dict[int, int]]:
-    """By node and number of its output, the layout of the values of single examples; empty if it is not known."""
+    """The layout of the values of single examples, by node and number of its output; empty if it is not known."""
     found: dict[Any, dict[int, int]] = {}
     stack: list[tuple[Any, int]] = [(reader.root, 0)]
     seen = set(stack)
@@ -127,7 +127,7 @@ def _layout(values: Values | None, shape: graph.Shape, n: int) -> int | None:
 
 
 def _own_rows(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:
-    """Of the input's gradient of BatchNorm, the rows whose output has one."""
+    """The rows of the gradient of a BatchNorm's input whose output has a gradient."""
     grad = grad_outputs[0]
     if grad is None or grad_inputs[0] is None:
         return None

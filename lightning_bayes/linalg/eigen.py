@@ -45,7 +45,7 @@ def symmetric_eigen(matrix: Tensor, name: str = "matrix") -> tuple[Tensor, Tenso
 
 
 def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """By divide and conquer, which fails for some matrices of low rank; relatively robust representations do not."""
+    """Divide and conquer, which fails for some matrices of low rank; relatively robust representations do not."""
     for attempt in (matrix, matrix.double()):
         try:
             values, vectors = torch.linalg.eigh(attempt)

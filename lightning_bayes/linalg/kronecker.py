@@ -38,7 +38,7 @@ class KroneckerProduct(NamedTuple):
         return self.left @ x @ self.right.mT
 
     def upper_matvec(self, x: Tensor) -> Tensor:
-        """As `matvec`, for upper-triangular factors such as those of `inverse_root`: skips most of their zeros."""
+        """`matvec` for upper-triangular factors such as those of `inverse_root`; skips most of their zeros."""
         return upper_matmul(self.left, upper_matmul(self.right, x.mT).mT)
 
     def transpose(self) -> KroneckerProduct:

@@ -47,7 +47,7 @@ def _require_steps(name: str, value: int) -> None:
 @final
 @dataclass(frozen=True)
 class LinearSchedule(Schedule):
-    """From `start` to `end` in a straight line over `steps` updates, then `end`.
+    """A straight line from `start` to `end` over `steps` updates, then `end`.
 
     Example:
         >>> warmup = LinearSchedule(0.1, 1.0, steps=10)
@@ -72,7 +72,7 @@ class LinearSchedule(Schedule):
 @final
 @dataclass(frozen=True)
 class CosineSchedule(Schedule):
-    """From `start` to `end` along half a cosine over `steps` updates, then `end`.
+    """Half a cosine from `start` to `end` over `steps` updates, then `end`.
 
     Example:
         >>> round(CosineSchedule(1.0, 0.0, steps=10)(5), 4)
@@ -176,7 +176,7 @@ def apply_functions(group: dict[str, Any], functions: Mapping[str, Callable[[int
 
     Args:
         group: A parameter group, changed in place unless a value is refused.
-        functions: From `take_functions`.
+        functions: The result of `take_functions`.
         record: The schema of the group's hyperparameters.
 
     Raises:

@@ -48,7 +48,7 @@ def prior_state(
     Args:
         param: The parameter.
         group: Its parameter group.
-        priors: From `weight_priors`.
+        priors: The result of `weight_priors`.
 
     Returns:
         μ₀ and δ of its weights, or μ₀ alone where the group's prior is around the initial weights, or nothing.
@@ -64,7 +64,7 @@ def holds_priors(states: Mapping[Any, Mapping[str, Any]], priors: Mapping[nn.Par
 
     Args:
         states: The optimizer's states.
-        priors: From `weight_priors`.
+        priors: The result of `weight_priors`.
 
     Returns:
         The answer.

@@ -99,7 +99,7 @@ class AbstractPosterior(ABC):
         """dᵀ Σ d of directions d = vec(left rightᵀ) in a matrix that is a block of its own.
 
         Args:
-            name: Of the matrix, ``[out, in]``.
+            name: The name of the matrix, ``[out, in]``.
             left: ``[B, out]``.
             right: ``[B, in]``.
 

@@ -1,4 +1,4 @@
-"""From running curvature to posterior precision: the one place where N, δ and τ enter.
+"""Posterior precision from running curvature: the one place where N, δ and τ enter.
 
     1/Σ = (Ñ/τ) (s + δ̃ + γ) = (Ñ/τ) (s + γ) + δ        Ñ = ρN,  δ̃ = τδ/Ñ
 

@@ -17,7 +17,7 @@ def labelled(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any,
     """The batches of a loader on a device.
 
     Args:
-        loader: Of pairs (inputs, targets).
+        loader: A loader of pairs (inputs, targets).
         device: Where the model is.
 
     Yields:

@@ -74,7 +74,7 @@ class Full(AbstractStructure):
         return symmetric_eigen(self.matrix.double(), "curvature matrix")[0]
 
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
-        """By the eigenvalues in a search for one prior precision, which are dearer once; see `AbstractStructure.log_det`."""
+        """See `AbstractStructure.log_det`; a search for one prior precision takes the eigenvalues, which are dearer once."""
         is_shared = len({id(delta) for delta in prior.values()}) == 1
         if is_shared and (torch.is_grad_enabled() or "_eigenvalues" in vars(self)):
             return (factor * self._eigenvalues + next(iter(prior.values()))).log().sum()

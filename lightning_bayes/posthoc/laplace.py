@@ -53,7 +53,7 @@ class Laplace:
 
     Attributes:
         posterior: Around the weights, for `mc_predict`, `lightning_bayes.zoo.save_posterior` and every callback.
-        likelihood: Of the targets, with the noise that was chosen.
+        likelihood: The likelihood of the targets, with the noise that was chosen.
         log_marginal_likelihood: Laplace's approximation of log p(D) in nats, at the prior and noise of the posterior.
         prior_precision: δ by parameter name.
     """
@@ -99,7 +99,7 @@ def laplace(
         prior_structure: ``"scalar"``, one δ; or ``"layerwise"``, one for each layer.
         validation: Further data in pairs, for ``prior_precision="validation"``.
         mc_samples: Labels drawn per example for ``"fisher"``.
-        seed: Of these draws.
+        seed: The seed of these draws.
         require_trained: Whether a network that predicts no better than a constant is refused.
 
     Returns:

@@ -26,7 +26,7 @@ def check_settings(structure: str, prior_precision: float | str, prior_structure
     """Require words that exist.
 
     Args:
-        structure: Of the curvature.
+        structure: The structure of the curvature.
         prior_precision: A number, or the rule that chooses it.
         prior_structure: The parameters that share one.
 
@@ -78,7 +78,7 @@ def link_of(likelihood: Likelihood) -> Link:
     """How outputs become predictions.
 
     Args:
-        likelihood: Of the targets.
+        likelihood: The likelihood of the targets.
 
     Returns:
         The link.

@@ -36,7 +36,7 @@ class AbstractStructure(ABC):
 
         Args:
             forward: Computes the model's outputs, ``[B, …]``.
-            columns: Of a root of the curvature in the outputs.
+            columns: Columns of a root of the curvature in the outputs.
 
         Returns:
             The outputs, detached.

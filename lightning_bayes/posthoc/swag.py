@@ -114,7 +114,7 @@ class SWAG:
         """Restore the moments.
 
         Args:
-            state: From `state_dict`.
+            state: The result of `state_dict`.
         """
         self.count = state["count"]
         self._mean, self._square = dict(state["mean"]), dict(state["square"])

@@ -17,7 +17,7 @@ class TrainingFit:
     """Adds up how a network and the best constant prediction fit the training data.
 
     Args:
-        likelihood: Of the targets.
+        likelihood: The likelihood of the targets.
     """
 
     def __init__(self, likelihood: Likelihood) -> None:
@@ -32,7 +32,7 @@ class TrainingFit:
 
         Args:
             outputs: The network's.
-            targets: Of the same examples.
+            targets: The targets of the same examples.
         """
         self.nll += float(self.likelihood.nll(outputs, targets).double().sum())
         self.targets += targets.numel()
@@ -70,7 +70,7 @@ class TrainingFit:
             )
 
     def _compared(self) -> tuple[float, float, str]:
-        """Of the network and of the best constant, per target."""
+        """The error of the network, that of the best constant, and its name; each per target."""
         if isinstance(self.likelihood, Gaussian):
             total = torch.as_tensor(self.total)
             rows = self.targets / max(1, total.numel())

@@ -44,7 +44,7 @@ def choose_by_validation(
         model: The network.
         build: Makes the posterior of a prior precision and a noise.
         validation: Data in pairs.
-        likelihood: Of the targets.
+        likelihood: The likelihood of the targets.
         start: The prior precision and the noise of the highest marginal likelihood.
         chooses_noise: Whether the noise is chosen.
 

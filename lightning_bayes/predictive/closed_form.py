@@ -41,7 +41,7 @@ def output_moments(
 
     Args:
         model: The model, in evaluation mode; its own weights do not matter.
-        posterior: Of its weights, on its device.
+        posterior: The posterior of its weights, on its device.
         forward: Computes the model's output, ``[B, …]``; outside of ``torch.inference_mode``.
 
     Returns:
@@ -189,7 +189,7 @@ class ClosedFormSamples(Samples):
     link there are S points.
 
     Args:
-        samples: Of the posterior; S counts for the identity link only.
+        samples: The number of samples of the posterior; S counts for the identity link only.
         link: How outputs become predictions.
     """
 

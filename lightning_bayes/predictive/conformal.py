@@ -85,7 +85,7 @@ def conformal_quantile(scores: Tensor, coverage: float) -> float:
     """q: the ⌈(n + 1) c⌉-th smallest score, infinite if there are too few.
 
     Args:
-        scores: Of the calibration rows' true values, ``[n]``.
+        scores: The scores of the calibration rows' true values, ``[n]``.
         coverage: c, between 0 and 1.
 
     Returns:

@@ -61,9 +61,10 @@ def leave_one_out(
 
     Args:
         model: The trained architecture; its own weights do not matter.
-        posterior: Of any family.
+        posterior: A posterior of any family.
         loader: Batches ``(inputs, targets)`` of the training set, not shuffled and not augmented.
-        likelihood: Of the targets; `Softmax` by default. `Gaussian` and `Bernoulli` take targets shaped like the outputs.
+        likelihood: The likelihood of the targets, `Softmax` by default; `Gaussian` and `Bernoulli` take targets shaped
+            like the outputs.
         corrected: Whether the example's own curvature leaves Σ too: for linear models. Where I - V H is not positive, as no
             posterior that has seen the example has it, the first form is used.
         samples: Estimates V from as many linearised samples, for many outputs; None computes it by C (C + 1)/2 backwards.

@@ -17,7 +17,7 @@ def minimise_over_logarithm(
         smallest: First point of the grid, above 0.
         largest: Last point.
         steps: Number of points, equally spaced in the logarithm.
-        tolerance: Of the logarithm, in the search between the neighbours of the best point.
+        tolerance: The tolerance of the logarithm, in the search between the neighbours of the best point.
 
     Returns:
         The best number that was tried.

@@ -1,4 +1,4 @@
-"""From a model's outputs under S posterior samples to one prediction: probabilities are averaged, never logits."""
+"""One prediction from a model's outputs under S posterior samples: probabilities are averaged, never logits."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def predict_loader(
 
     Args:
         model: The trained architecture, which takes a batch's inputs; its own weights do not matter.
-        posterior: From `load_posterior` or an optimizer's `posterior()`.
+        posterior: A posterior, from `load_posterior` or an optimizer's `posterior()`.
         loader: Batches of inputs, or tuples or lists that begin with them; not shuffled.
         samples: S, at least 1.
         link: ``"softmax"`` for logits, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for values.

@@ -44,7 +44,7 @@ class MemberPosteriors(NetworkSamples):
     Args:
         posteriors: The posteriors, with the constants of their networks.
         count: S.
-        seed: Of the weight samples.
+        seed: The seed of the weight samples.
     """
 
     has_mean = False

@@ -38,7 +38,7 @@ def mc_predict(
 
     Args:
         model: The trained architecture; its own weights do not matter.
-        posterior: From `load_posterior` or an optimizer's `posterior()`.
+        posterior: A posterior, from `load_posterior` or an optimizer's `posterior()`.
         x: Input of the model, one batch; a NumPy array becomes a tensor, floats in the precision of the weights.
         samples: S, at least 1.
         link: ``"softmax"`` for logits ``[B, C]``, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for regression.

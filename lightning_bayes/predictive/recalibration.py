@@ -28,7 +28,7 @@ class SharedStatistics(Samples):
 
     Args:
         samples: The samples.
-        statistics: Of their mean.
+        statistics: The statistics at their mean.
     """
 
     def __init__(self, samples: Samples, statistics: Statistics) -> None:
@@ -59,8 +59,8 @@ class RecalibratedSamples(NetworkSamples):
 
     Args:
         samples: The samples.
-        statistics: Of each of them.
-        at_mean: Of the model as it is, or None to leave it.
+        statistics: The statistics of each of them.
+        at_mean: The statistics of the model as it is, or None to leave it.
     """
 
     def __init__(self, samples: NetworkSamples, statistics: Sequence[Statistics], at_mean: Statistics | None) -> None:

@@ -97,7 +97,7 @@ class Rejector:
         """The inputs that are answered.
 
         Args:
-            prediction: From `mc_predict`, or its probabilities ``[B, C]``.
+            prediction: A prediction of `mc_predict`, or its probabilities ``[B, C]``.
 
         Returns:
             Booleans, ``[B]``.

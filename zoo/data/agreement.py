@@ -17,8 +17,8 @@ def check_classes(trainer: Any, num_classes: int, class_names: Sequence[str], so
 
     Args:
         trainer: The data module's; None, or a module without ``num_classes``, passes.
-        num_classes: Of the data.
-        class_names: Of the data, for the message.
+        num_classes: The number of classes of the data.
+        class_names: The class names of the data, for the message.
         source: The name of the data in the message.
 
     Raises:
@@ -40,7 +40,7 @@ def hand_over(trainer: Any, transform: ImageTransform, class_names: Sequence[str
     Args:
         trainer: The data module's; without one nothing happens, as with models that `create_model` has not built.
         transform: That of the data.
-        class_names: Of the data.
+        class_names: The class names of the data.
     """
     module = getattr(trainer, "lightning_module", None)
     for model in module.modules() if module is not None else ():

@@ -61,7 +61,7 @@ class ImageDataModule(LightningDataModule, ABC):
 
     Args:
         name: Name of the set.
-        augmentation: Of the training images; None for none.
+        augmentation: The augmentation of the training images; None for none.
         batch_size: Examples per batch, in all loaders.
         num_workers: Worker processes per loader.
         ood: Sets out of distribution, see `ood_names`.

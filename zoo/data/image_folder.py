@@ -42,7 +42,7 @@ class ImageFolderDataModule(ImageDataModule):
         root: The folder, laid out as in the module's description.
         image_size: Height and width of the model's input in pixels.
         resize: Length of an image's shorter side before the central crop; None takes `image_size`.
-        mean: Of the pixels in [0, 1]: three numbers for colour, or one, which makes all images grey.
+        mean: The mean of the pixels in [0, 1]: three numbers for colour, or one, which makes all images grey.
         std: Standard deviations, likewise.
         val_size: Training images set aside for validation, the same share of each class: below 1 a share, else a number. Not
             used where there are folders for validation and test.
@@ -188,7 +188,7 @@ def _set_aside(samples: _Samples, size: float) -> tuple[_Samples, _Samples]:
 
 
 def _crop_and_mirror(image_size: int, channels: int) -> Augmentation:
-    """As in the training of torchvision's weights: a crop of 8 to 100 % of the area, resized; every other one mirrored."""
+    """The training images of torchvision's weights: a crop of 8 to 100 % of the area, resized; half are mirrored."""
     steps = [transforms.RandomResizedCrop(image_size, antialias=True), transforms.RandomHorizontalFlip()]
     augmentation: Augmentation = transforms.Compose([partial(with_channels, channels=channels), *steps])
     return augmentation

@@ -194,7 +194,7 @@ class PoolDataModule(LightningDataModule):
         """Inverse of `state_dict`.
 
         Args:
-            state_dict: Of a checkpoint.
+            state_dict: The pool's part of a checkpoint.
         """
         self.labelled = list(state_dict["labelled"])
         self.generator.set_state(state_dict["generator"])

@@ -48,7 +48,7 @@ class Alphabet:
         """Numbers of a text's characters.
 
         Args:
-            text: Of this alphabet.
+            text: A text of this alphabet.
 
         Returns:
             ``[len(text)]``.

@@ -66,7 +66,7 @@ class ClassifierEvaluation:
     """The metrics of one way to predict, over all loaders of a test.
 
     Args:
-        metrics: Of the test set.
+        metrics: The metrics of the test set.
         sets: The sets that follow it.
         suffix: Between the first word and the slash of the keys of the other sets: ``"_mean"`` gives ``ood_mean/AUROC``.
         scores: Names of the scores out of distribution, from `OOD_SCORES`; the first gives the keys without a score.

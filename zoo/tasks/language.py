@@ -127,7 +127,7 @@ class BayesLanguageModel(SupervisedTask):
         """Log metrics, and the NLL in other units.
 
         Args:
-            metrics: Of `SupervisedTask.log_metrics`, one of them the NLL.
+            metrics: As in `SupervisedTask.log_metrics`, one of them the NLL.
         """
         values = metrics.compute()
         prefix, nats = next((name.removesuffix("cls/NLL"), value) for name, value in values.items() if "NLL" in name)

@@ -141,7 +141,7 @@ class SingleExamples(ReplayedCall):
             visit({name: contribution.unsqueeze(0) for name, contribution in found.items()})
 
     def _output_dims(self, params: dict[str, Tensor], grads: list[Tensor], used: list[int]) -> list[int]:
-        """In which dimension each output holds the examples: where a batch of one differs from the batch."""
+        """The dimension of the examples in each output: the one where a batch of one differs from the batch."""
         outputs = with_rng(self._rng_state, self.replay, params, self.inputs.examples(0, 1))
         return [_differing_dim(self.module, outputs[i].shape, g.shape) for i, g in zip(used, grads, strict=True)]
 

@@ -35,7 +35,7 @@ class Cell(ABC):
 
     Args:
         layer: The layer.
-        suffix: Of its parameters' names.
+        suffix: The suffix of its parameters' names.
         dtype: In which everything is computed.
     """
 
@@ -66,7 +66,7 @@ class Cell(ABC):
         """Gradients of all gates' arguments.
 
         Args:
-            steps: From `steps`.
+            steps: The result of `steps`.
             grad: Gradient of the outputs, ``[T, B, ·]``.
             last: Gradients of the last states, ``[B, ·]``; None for zero.
 

@@ -28,7 +28,7 @@ class BlockTridiagonalKFAC(JointOptimizer[ChainCurvature, BlockTridiagonal]):
         model: A chain of linear layers with element-wise activations in between, all of them trainable.
         fisher: ``"sampled"`` draws labels from the likelihood, ``"empirical"`` takes the data's; None draws them where a
             likelihood is known.
-        likelihood: Of the model's outputs; None looks for the model's attribute ``likelihood``.
+        likelihood: The likelihood of the model's outputs; None looks for the model's attribute ``likelihood``.
         kl_clip: c of `optim.kronecker.kl_clip`, None for none.
         limit_mib: Memory in MiB that the factors may take.
         loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.

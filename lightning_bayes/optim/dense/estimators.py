@@ -84,7 +84,7 @@ class RowsEstimator(JointEstimator, ABC):
         optimizer: Name of the optimizer in error messages.
         fisher: ``"sampled"`` draws labels from the likelihood, ``"empirical"`` takes the data's; None draws them where a
             likelihood is known.
-        likelihood: Of the model's outputs; None looks for the model's attribute ``likelihood``.
+        likelihood: The likelihood of the model's outputs; None looks for the model's attribute ``likelihood``.
         loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
     """
 

@@ -171,8 +171,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """Restore a state.
 
         Args:
-            state_dict: From `state_dict`; its step rules count, so a `HyperparameterError` says where they need a base
-                optimizer that is not there.
+            state_dict: The result of `state_dict`. Its step rules count: a `HyperparameterError` names those that lack
+                their base optimizer.
         """
         super().load_state_dict(state_dict)
         for group in self.param_groups:

@@ -39,7 +39,7 @@ class CohortMemory:
         origin: The source of `counted`, `means` and `unit`.
         counted: s of every parameter; s + δ̃ where weights have priors of their own.
         means: mean 1/(s + γ_t) and γ_t, ``[params]`` each; None where the noise is that of the bound.
-        shape: Of the noise; None before the first one, or where it is that of the bound.
+        shape: The shape of the noise; None before the first one, or where it is that of the bound.
         factors: 1/√(Ñ/τ_t) of every parameter; empty where reading it would wait for a device.
         unit: u = 1/√(max(s, 0) + γ_t) of the small parameters, flat.
         unit_parts: That of each, flat.

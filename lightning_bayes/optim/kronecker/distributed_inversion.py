@@ -37,7 +37,7 @@ def assign(costs: Sequence[float], count: int) -> list[int]:
     """Distribute tasks.
 
     Args:
-        costs: Of each task.
+        costs: The cost of each task.
         count: Number of processes.
 
     Returns:

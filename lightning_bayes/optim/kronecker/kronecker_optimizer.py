@@ -61,7 +61,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         limit_mib: Memory in MiB that factors, inverses and roots may take together.
         fisher: ``"sampled"`` draws labels from the model's likelihood, for the Fisher; ``"empirical"`` takes the data's.
             None draws them where a likelihood is known. With ``engine="backpack"`` it counts for the other layers.
-        likelihood: Of the model's outputs; None looks for a `Likelihood` in the model's attribute ``likelihood``.
+        likelihood: The likelihood of the outputs; None looks for a `Likelihood` in the model's attribute ``likelihood``.
         kl_clip: c, bound of the squared Fisher norm of the whole step, see `optim.kronecker.kl_clip`; None for none. Zhang
             et al. take ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
         factors: ``"kfac"`` by either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``, which reads the labels'
@@ -192,7 +192,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             layer_state.drop_if_of_another_shape(self.state[layer.weight], layer)
 
     def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
-        """As in `MeanFieldOptimizer`, without the parameters of matrices."""
+        """The cohorts of `MeanFieldOptimizer` without the parameters of matrices."""
         inside = {param for layer in self._layers() for param in layer.params}
         cohorts = [[p for p in cohort if p not in inside] for cohort in super()._cohorts(group)]
         for param in (param for cohort in cohorts for param in cohort if "curvature" not in self.state[param]):

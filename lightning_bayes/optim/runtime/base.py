@@ -122,7 +122,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         watch_backward: bool = False,
         is_only_batch: bool = False,
     ) -> Iterator[Any]:
-        """As `sampled_params`, for hosts that show the loss to the capture themselves.
+        """`sampled_params` for hosts that show the loss to the capture themselves.
 
         The number of a pass's examples is its weight in the mean over passes and processes, and turns the gradient of a sum
         into that of a mean. A pass that measures no curvature neither counts them nor reads the loss if that number

@@ -148,7 +148,7 @@ class CounterNoise:
             torch._foreach_neg_(list(tensors))
 
     def draw_(self, tensors: Sequence[Tensor]) -> None:
-        """As `fill_`, without the sign.
+        """`fill_` without the sign.
 
         Large tensors are drawn in parts, each with a counter of its own: a generator draws one number after the other, so
         several of them use several cores, and the draws do not depend on how many.

@@ -34,7 +34,7 @@ def step_for(step_rule: str, steps: Mapping[str, Step]) -> Step:
 
     Args:
         step_rule: The rule.
-        steps: From `make_steps`.
+        steps: The result of `make_steps`.
 
     Returns:
         The step.

@@ -43,7 +43,7 @@ def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
         layer: The convolution.
         x: Its input, ``[B, Cin, *in]``.
         grad_output: Shaped like its output, ``[B, Cout, *out]``.
-        by_rows: From `goes_by_rows`.
+        by_rows: The result of `goes_by_rows`.
         workspace: Holds the copy.
 
     Returns:
@@ -73,7 +73,7 @@ def padded_pixels(layer: Conv, x: Tensor, workspace: Workspace) -> Tensor:
 
 
 def pixel_parts(layer: Conv, pixels: Tensor, positions: torch.Size, by_rows: bool, workspace: Workspace) -> Tensor:
-    """As `patch_parts`, for one group, with positions before channels, channels last, and all parts in one view.
+    """`patch_parts` for one group, with positions before channels, channels last, and all parts in one view.
 
     Whole pixels are copied, faster than single values where there are many channels, and a matrix product with rows that
     lie together in memory is faster too.
@@ -82,7 +82,7 @@ def pixel_parts(layer: Conv, pixels: Tensor, positions: torch.Size, by_rows: boo
         layer: The convolution.
         pixels: Examples of its input, from `padded_pixels`.
         positions: Where the kernel stops, ``[*out]``.
-        by_rows: From `goes_by_rows`.
+        by_rows: The result of `goes_by_rows`.
         workspace: Holds the copy.
 
     Returns:
@@ -173,7 +173,7 @@ def padding(layer: Conv, axis: int) -> tuple[int, int]:
 
 
 def _padded_into(workspace: Workspace, layer: Conv, x: Tensor, channels_last: bool = False) -> Tensor:
-    """As `padded`, in memory of the workspace; with `channels_last` the channels lie together in it."""
+    """`padded` in memory of the workspace; with `channels_last` the channels lie together in it."""
     borders = [padding(layer, axis) for axis in range(x.dim() - 2)]
     if layer.padding_mode != "zeros" and any(map(any, borders)):
         x, borders = padded(layer, x), [(0, 0)] * len(borders)
