@@ -77,12 +77,12 @@ def turn_(steps: Steps) -> None:
     means = _sums(cover, 1, lambda block: _positive(steps, block)) / counts
     dampings = torch.where(means > 0, means, torch.ones_like(means)).unbind()
     lengths = _sums(cover, 2, lambda block: torch._foreach_sub(block.parts(steps.ends), block.parts(steps.starts)))
-    sizes = _sums(cover, 2, lambda block: _directions(steps, dampings, block))
-    factors = torch.where(sizes > 0, (lengths / sizes).sqrt(), torch.zeros_like(sizes)).unbind()
+    sizes = _sums(cover, 2, lambda block: _put_directions_(steps, dampings, block))
+    factors = torch.where(sizes > 0, (lengths / sizes).sqrt().neg(), torch.zeros_like(sizes)).unbind()
     for block in cover:
-        directions, ends = _directions(steps, dampings, block), block.parts(steps.ends)
-        torch._foreach_mul_(directions, list(factors[block.first : block.last]))
-        torch._foreach_copy_(ends, torch._foreach_sub(block.parts(steps.starts), directions))
+        ends = block.parts(steps.ends)
+        torch._foreach_mul_(ends, list(factors[block.first : block.last]))
+        torch._foreach_add_(ends, block.parts(steps.starts))
 
 
 def _momentum(param: Tensor, base_states: Mapping[Tensor, Mapping[str, Any]]) -> Tensor:
@@ -96,17 +96,18 @@ def _positive(steps: Steps, block: Block) -> list[Tensor]:
     return list(torch._foreach_clamp_min(block.parts(steps.curvatures), 0))
 
 
-def _directions(steps: Steps, dampings: Sequence[Tensor], block: Block) -> list[Tensor]:
-    """Natural directions d of the block's tensors."""
-    strengths = _positive(steps, block)
+def _put_directions_(steps: Steps, dampings: Sequence[Tensor], block: Block) -> list[Tensor]:
+    """Write the natural directions of a block's tensors to their ends; return these."""
+    strengths, ends = _positive(steps, block), block.parts(steps.ends)
     torch._foreach_add_(strengths, list(dampings[block.first : block.last]))
-    return list(torch._foreach_div(block.parts(steps.momenta), strengths))
+    torch._foreach_copy_(ends, block.parts(steps.momenta))
+    torch._foreach_div_(ends, strengths)
+    return ends
 
 
 def _sums(cover: Sequence[Block], power: int, numbers: Callable[[Block], Sequence[Tensor]]) -> Tensor:
     """The sum of |numbers|^power over each tensor, ``[tensors]``."""
     owners = [i for block in cover for i in range(block.first, block.last)]
-    sums = torch.stack([norm for block in cover for norm in torch._foreach_norm(list(numbers(block)), power)]).pow(
-        power
-    )
+    norms = [norm for block in cover for norm in torch._foreach_norm(list(numbers(block)), power)]
+    sums = torch.stack(norms).pow(power)
     return sums.new_zeros(owners[-1] + 1).index_add_(0, torch.tensor(owners, device=sums.device), sums)
