@@ -176,7 +176,7 @@ def run_for_one_batch(name, *options):
 
 
 def light(names):
-    """Leaves the large networks to the slow tests, but for one recipe."""
+    """Leaves the large networks to the slow tests, except for one recipe."""
     heavy = re.compile(r"resnet18|imagenet|alexnet\+|\+vgg16|alexnet_k|alexnet_n")
     slow = [name for name in names if heavy.search(name) and name != "osawa2019_cifar10_resnet18_vogn"]
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]

@@ -117,7 +117,7 @@ def _errors(found: dict[str, Tensor], truth: dict[str, Tensor]) -> list[str]:
     largest = max((float(t.norm()) for t in truth.values()), default=0.0)
     missing = [name for name, t in truth.items() if name not in found and float(t.norm()) > TOLERANCE**2 * largest]
     pairs = ((name, float((found[name] - t).norm()), float(t.norm())) for name, t in truth.items() if name in found)
-    # A gradient may be zero but for rounding, such as that of a key's bias.
+    # A gradient may be zero except for rounding, such as that of a key's bias.
     off = [f"{name}: {error / norm:.0e}" for name, error, norm in pairs if error > TOLERANCE * norm + 1e-14 * largest]
     return [f"{name} is missing" for name in missing] + off
 

@@ -38,7 +38,7 @@ class CallRecorder:
         self.calls: set[tuple[str, str, int, str]] = set()  # file, function, first line, calling file
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Be called by ``sys.setprofile``.
+        """Record a call; ``sys.setprofile`` calls this.
 
         Args:
             frame: The frame that is entered or left.

@@ -221,7 +221,7 @@ class _PassThrough(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no 
 
 @final
 class _EitherWay(ModuleExtension):  # type: ignore[misc]
-    """BackPACK's own extension of a layer type, but for some of its modules, which only let curvature through."""
+    """BackPACK's own extension of a layer type, except for some of its modules, which only let curvature through."""
 
     def __init__(self, theirs: ModuleExtension, through: _PassThrough, passing: set[nn.Module]) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ class Capture(ABC):
 
     Args:
         loss_reduction: How the loss reduces its examples, see `read_loss_scale`.
-        finder: Finds out where layers hold the examples; None where nobody needs to know.
+        finder: Finds out where layers hold the examples; None where that is not needed.
 
     Attributes:
         squares: Σ_i c_i² by parameter, in the scale of the loss that was differentiated.

@@ -43,7 +43,7 @@ class AbstractEngine(ABC):
         self.model = model
         self.loss_reduction = loss_reduction
         self.workspace = Workspace(workspace_mib)
-        self.left_out: set[nn.Parameter] = set()  # parameters whose squares nobody asks for
+        self.left_out: set[nn.Parameter] = set()  # parameters whose squares are not needed
         self.probe = ExampleProbe(loss_reduction)
         self.has_warned_of_loop = False
         require_real_and_separate(model, takes_spread=self.takes_spread)
@@ -82,7 +82,7 @@ class AbstractEngine(ABC):
             )
 
     def measured_parameters(self, among: Iterable[Tensor]) -> list[nn.Parameter]:
-        """The model's trained parameters among some tensors, but for those that are left out."""
+        """The model's trained parameters among some tensors, except for those that are left out."""
         found = set(among)
         if not found:
             return []

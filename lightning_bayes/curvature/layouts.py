@@ -159,7 +159,7 @@ def retained_grads_kept(outputs: Iterable[LayerOutput]) -> Iterator[None]:
 
 
 def entries(grad: Tensor, dim: int) -> set[int]:
-    """The indices of a dimension at which a gradient is not zero, but for rounding."""
+    """The indices of a dimension at which a gradient is not zero, except for rounding."""
     if not grad.numel() or not bool(grad.any()):
         return set()
     sizes = grad.detach().abs().movedim(dim, 0).reshape(grad.shape[dim], -1).amax(1)

@@ -80,7 +80,7 @@ class Workspace:
             like: Gives dtype and device.
 
         Returns:
-            The tensor; nobody else holds it.
+            The tensor; there is no other reference to it.
         """
         key = (torch.Size(shape).numel(), like.dtype, like.device)
         known = self._results.get(key)
@@ -91,7 +91,7 @@ class Workspace:
         """Take results for reuse, no more than were lent: others would pile up from step to step.
 
         Args:
-            results: Tensors that nobody needs any more.
+            results: Tensors that are no longer needed.
         """
         for tensor in results:
             key = (tensor.numel(), tensor.dtype, tensor.device)

@@ -23,7 +23,7 @@ class Effective(NamedTuple):
     bound_precision: float  # 1/σ_max², or 0 without a bound
     relative_noise: float | None  # κ
     noise_flatness: float  # ε
-    stated_prior: float  # δ̃, or 0 where another optimizer moves the mean and nobody states a prior
+    stated_prior: float  # δ̃, or 0 where another optimizer moves the mean and no prior is stated
 
     @property
     def scale(self) -> float:

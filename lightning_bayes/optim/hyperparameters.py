@@ -75,7 +75,7 @@ class HyperparameterFields(TypedDict, total=False):
             and to that of the posterior that is read out and saved. Steps, priors and ``init_precision``, the precision
             without it, do not see it. None: no bound.
         bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
-            same step, without noise. None for all, but for normalisation layers where the step is not natural.
+            same step, without noise. None for all, except for normalisation layers where the step is not natural.
         antithetic: Whether the updates 2j and 2j+1 share their noise, with opposite signs, so that the first order of what
             it does to the gradient cancels, and each draw serves twice or more often (`optim.runtime.noise`). None: no for
             the papers' natural step, yes for others.

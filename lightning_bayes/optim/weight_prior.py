@@ -82,7 +82,7 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
 
     Args:
         model: The model.
-        posterior: `MeanField`, or such a one at another width, by the model's parameter names; None for no priors.
+        posterior: A `MeanField`, or a `ScaledPosterior` of one, by the model's parameter names; None for no priors.
 
     Returns:
         By parameter, those that the posterior names.
@@ -119,14 +119,14 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
 
 
 def refuse_weight_prior(method: str, posterior: AbstractPosterior | None) -> None:
-    """Require that nobody passes a posterior as prior to a method with matrices.
+    """Refuse a posterior as prior of a method with matrices.
 
     Args:
         method: Its name.
         posterior: The user's argument.
 
     Raises:
-        HyperparameterError: If it is one.
+        HyperparameterError: If there is one.
     """
     if posterior is not None:
         raise HyperparameterError(
@@ -142,7 +142,7 @@ def prior_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float | Tens
 
 
 def stated_prior_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float | Tensor:
-    """δ̃ of a parameter; 0 where another optimizer moves the mean and nobody states a prior."""
+    """δ̃ of a parameter; 0 where another optimizer moves the mean and no prior is stated."""
     return prior_of(group, state) if "prior_precision" in state else effective(group).stated_prior
 
 

@@ -1,6 +1,6 @@
 """Shaped noise: the curvature places the noise, and κ sets its energy, tensor by tensor.
 
-For each tensor t, with its curvatures s_i, its size r_t and the prior strength p = δ̃ + γ (0 where nobody states a prior):
+For each tensor t, with its curvatures s_i, its size r_t and the prior strength p = δ̃ + γ (0 where no prior is stated):
 
     γ_t = p + ε mean_j max(s_j, 0)
     1/τ_t = 1/τ + mean_j [1 / (s_j + γ_t)] / (Ñ κ² r_t²)

@@ -26,7 +26,7 @@ def of_torch():
 
 
 def of_timm():
-    """Names of timm's registry, but for those of packages of their own."""
+    """Names of timm's registry, except for those of packages of their own."""
     if not hasattr(timm.optim, "list_optimizers"):
         return [pytest.param("timm", marks=pytest.mark.skip(reason="this timm has no list of its optimizers"))]
     own = [name for name in timm.optim.list_optimizers() if not name.startswith(("bnb", "fused"))]

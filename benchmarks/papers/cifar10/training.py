@@ -19,7 +19,7 @@ from lightning_bayes.zoo import BayesClassifier, CIFAR10DataModule
 
 
 class Run(NamedTuple):
-    """What one run is, but for the machine."""
+    """What one run is, except for the machine."""
 
     model: str
     method: str

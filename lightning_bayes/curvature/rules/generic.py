@@ -161,7 +161,7 @@ class SingleExamples(ReplayedCall):
         used = [i for i, grad in enumerate(grads) if grad is not None]
         again, vjp, *_ = torch.func.vjp(lambda p: [self.replay(p, self.inputs.leaves)[i] for i in used], params)
         self.require_same(again, used)
-        # A gradient may be zero but for rounding (of a shift before a normalisation), so the largest terms set the scale.
+        # A gradient may be zero except for rounding (of a shift before a normalisation), so the largest terms set the scale.
         scale = max(float(square.max()) ** 0.5 for _, square in found.values())
         for name, grad in vjp([grads[i] for i in used])[0].items():
             if not torch.allclose(found[name][0], grad, rtol=1e-3, atol=1e-4 * float(grad.abs().max()) + 1e-5 * scale):

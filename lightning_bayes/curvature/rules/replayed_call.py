@@ -156,7 +156,7 @@ class ReplayedCall(ABC):
 
 
 def are_close(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors agree but for rounding of their largest elements."""
+    """Whether two tensors agree except for rounding of their largest elements."""
     scale = float(one.abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 

@@ -73,7 +73,7 @@ def without_trace(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _only_weight_hooks(module: nn.Module) -> Iterator[None]:
-    """Silence the module's own hooks, but for the work of its pre-hooks: old-style weight_norm computes the weight there."""
+    """Silence the module's own hooks, except for its pre-hooks' work: old-style weight_norm computes the weight there."""
     own = {name: hooks for name, hooks in vars(module).items() if name in CALL_HOOKS}
     try:
         vars(module).update({name: type(hooks)() for name, hooks in own.items()})

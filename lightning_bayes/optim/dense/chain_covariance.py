@@ -1,6 +1,6 @@
 """The block-tridiagonal family in an optimizer: layers' matrices between its state and `optim.dense.block_tridiagonal`.
 
-The state of each layer's weight has ``output_factor`` and ``input_factor``, the layer's own S and A, and, but for the last
+The state of each layer's weight has ``output_factor`` and ``input_factor``, the layer's own S and A, and, except in the last
 layer, ``output_link`` and ``input_link``, those of the pair that it forms with the next layer.
 """
 

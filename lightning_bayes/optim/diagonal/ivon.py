@@ -131,9 +131,7 @@ class IVON(MeanFieldOptimizer):
     curvature_update = staticmethod(corrected_curvature)  # s starts at ĥ = M ĝ² or at s₀, never below 0
     estimator = Reparameterised()
     hyperparameters = IVONHyperparameters
-    own_defaults: ClassVar[Mapping[str, Any]] = {
-        "betas": (0.9, 0.99999)
-    }  # the paper's β₂ is close to 1 because ĥ is noisy
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99999)}  # a β₂ close to 1 averages the noisy ĥ
 
     def __init__(
         self,
@@ -160,7 +158,7 @@ class IVON(MeanFieldOptimizer):
     def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         arguments = super()._update_arguments(group, step, precision)
         if group["rescale_lr"]:
-            if group.get("rate_factor") is None:  # decided once: a warm-up of the KL weight is none of the rate
+            if group.get("rate_factor") is None:  # fixed at the start, so a warm-up of the KL weight does not change it
                 start = effective(group)
                 group["rate_factor"] = group["init_precision"] * start.kl_weight / start.num_data
             arguments["lr"] *= group["rate_factor"]

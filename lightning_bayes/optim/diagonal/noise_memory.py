@@ -125,7 +125,7 @@ class CohortMemory:
         return [found[i] for i in range(len(self.params))]
 
     def draws(self, noise: CounterNoise, large: Sequence[Tensor], *, pooled: bool) -> list[Tensor]:
-        """ε but for its sign.
+        """ε except for its sign.
 
         Args:
             noise: The pass's noise.

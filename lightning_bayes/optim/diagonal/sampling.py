@@ -31,7 +31,7 @@ from lightning_bayes.private_torch import version_of
 
 
 class _Origin(NamedTuple):
-    """Everything that the noise of a cohort depends on, but for μ and ε."""
+    """Everything that the noise of a cohort depends on, except for μ and ε."""
 
     curvatures: list[Tensor]
     versions: list[int]

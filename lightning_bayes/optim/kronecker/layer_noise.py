@@ -57,7 +57,7 @@ class LayerNoise:
             pool: The pool of the pass's draws, and its pair.
 
         Returns:
-            U but for its sign, ``[..., m, n]``; the next call may return it again.
+            U except for its sign, ``[..., m, n]``; the next call may return it again.
         """
         if self._pair is None or self._pair[0] != pool:
             self._pair = None  # before memory for the next one is taken

@@ -132,7 +132,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Args:
             sample: Number of the noise.
             loss_scale: Factor that multiplied the loss.
-            watch_backward: Let the capture observe each loss whose ``backward`` is called, for loops that show it to nobody.
+            watch_backward: Let the capture observe each loss whose ``backward`` is called, for loops that do not show it.
             is_only_batch: Whether all passes of this update, in all processes, are over one batch.
 
         Yields:

@@ -119,7 +119,7 @@ class CounterNoise:
 
     @property
     def counter(self) -> tuple[int, ...]:
-        """The counter of the next draws, but for their sign."""
+        """The counter of the next draws, except for their sign."""
         return *self._key, self._filled
 
     def next_pool(self, pairs: int = PAIRS) -> Pool | None:

@@ -15,12 +15,12 @@ c_t. s is measured and averaged as the algorithm says, from the first batch on: 
 
     β₂(t) = min(β₂, (t-1)/t)   a running mean first, a running average later.
 
-Without noise and prior this **is** the user's training, but for a bound of SGD's steps (below) and for rounding: on a CPU
+Without noise and prior this **is** the user's training, except for a bound of SGD's steps (below) and for rounding: on a CPU
 torch's own optimizers step by their fused kernels (`optim.steps.fused`). Paths differ from those of
 natural gradients: pass a learning rate for the papers' step, and its objective.
 
-A prior is stated by its precision or mean, or by an L2 penalty. Without one the mean is unregularised. A prior that nobody
-has stated would not be weak: Adam divides by the gradient's size, so weights that few examples reach would go to μ₀ at full
+A prior is stated by its precision or mean, or by an L2 penalty. Without one the mean is unregularised. An implicit prior
+would not be weak: Adam divides by the gradient's size, so weights that few examples reach would go to μ₀ at full
 speed, however small δ̃ is. AdamW's decoupled decay moves the mean too, and is not part of the objective.
 
 **Heuristics**, chosen on some seeds of problems of ``python -m benchmarks.defaults`` and reported on others
@@ -45,14 +45,14 @@ from lightning_bayes.optim.steps.graft import graft_
 from lightning_bayes.optim.steps.step import Cohort, Step
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
-NOISE_OF_CLASSIFIERS = 0.1  # κ; an argmax stands more noise
-NOISE_OF_CONVOLUTIONS = 0.3  # of classifiers with convolutions, whose noise
-FLATNESS_OF_CONVOLUTIONS = 1.0  # ε, is flatter
-NOISE_OF_OTHERS = 0.02  # than a number, and normalisation layers keep statistics of networks with noise
-SHALLOW = 5  # layers, LeNet's; deeper networks have less noise
-PRIOR_PRECISION = 0.1  # δ of the posterior's width where nobody asks for a prior
-LONGEST_MOVE = 0.03  # of a tensor's size, by one step in proportion to the gradient
-GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # are such steps
+NOISE_OF_CLASSIFIERS = 0.1  # κ of classifiers without convolutions
+NOISE_OF_CONVOLUTIONS = 0.3  # κ of classifiers with convolutions
+FLATNESS_OF_CONVOLUTIONS = 1.0  # ε of classifiers with convolutions
+NOISE_OF_OTHERS = 0.02  # κ of regressions, which stand less noise, and of networks with normalisation layers
+SHALLOW = 5  # layers, as in LeNet; deeper networks have less noise
+PRIOR_PRECISION = 0.1  # δ of the posterior's width where no prior is stated
+LONGEST_MOVE = 0.03  # of a tensor's size, by one step of `GRADIENT_STEPS`
+GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # optimizers whose steps are in proportion to the gradient
 STATE_KEY = "base"  # of the base optimizer in the noisy optimizer's state_dict
 
 

@@ -1,4 +1,4 @@
-"""A trust region round the natural step: the default of algorithms without noise where nobody chose a learning rate.
+"""A trust region around the natural step: the default of algorithms without noise where no learning rate is given.
 
 **A heuristic**, measured on eleven small problems, not from a paper. A natural step has no fixed length, so a learning
 rate tuned for Adam means nothing to it. This rule takes the step d that the algorithm's own update would take at the
