@@ -4,8 +4,8 @@ Passes between two updates may be samples of the weights, micro-batches, or both
 
     ĝ = Σ_p n_p ĝ_p / Σ_p n_p        ĥ = Σ_p n_p ĥ_p / Σ_p n_p
 
-so micro-batches under the same noise equal one large batch. Passes over the same batch have the same weight, and its examples
-need not be counted (`NoisyOptimizer.measured_pass`). ĝ lives in ``param.grad``, where clipping finds it; under a
+so micro-batches under the same noise equal one large batch. Passes over the same batch have the same weight, and its
+examples need not be counted (`NoisyOptimizer.measured_pass`). ĝ lives in ``param.grad``, where clipping finds it; under a
 GradScaler it is scaled there until the scaler divides. ĥ is never scaled.
 """
 
