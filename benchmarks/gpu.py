@@ -95,7 +95,7 @@ def run(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """
     missing = missing_for(options.device)
     if missing is None and part.startswith("cifar10") and not options.tiny and not options.data.is_dir():
-        missing = f"--data {options.data} is no folder: it must hold cifar-10-batches-py."
+        missing = f"--data {options.data} is not a folder: it must hold cifar-10-batches-py."
     if missing:
         return {"status": "skipped", "reason": missing}
     words, start = [sys.executable, "-m", *command(part, options)], time.perf_counter()

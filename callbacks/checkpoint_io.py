@@ -49,7 +49,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         atomic_save(path, checkpoint, "checkpoint", advice)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint. A damaged file, or one that is no checkpoint of Lightning, is refused by name.
+        """Read a checkpoint. A damaged file, or one that is not a checkpoint of Lightning, is refused by name.
 
         Args:
             path: The file.

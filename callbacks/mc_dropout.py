@@ -169,4 +169,4 @@ def _require_pattern(layers: str) -> None:
     try:
         re.compile(layers)
     except (re.error, TypeError) as error:
-        raise HyperparameterError(f"layers={layers!r} is no regular expression: {error}.") from error
+        raise HyperparameterError(f"layers={layers!r} is not a regular expression: {error}.") from error

@@ -39,7 +39,7 @@ class PredictionWriter(BasePredictionWriter):
             such column.
 
     Raises:
-        HyperparameterError: If the ending is unknown or the threshold is no probability. Where Parquet needs a package that
+        HyperparameterError: If the ending is unknown, or the threshold is not a probability. If Parquet needs a package that
             is not installed, it is a ModuleNotFoundError.
     """
 

@@ -44,7 +44,7 @@ class SpreadSamples(Samples):
         """
         rank, world_size = dist.get_rank(), dist.get_world_size()
         turns = -(-self.count // world_size)
-        # Where S is no multiple of R, the last turn repeats samples, so that all ranks gather alike.
+        # Where S is not a multiple of R, the last turn repeats samples, so that all ranks gather alike.
         mine = self.chosen(model, forward, [(rank + turn * world_size) % self.count for turn in range(turns)])
         gathered = [torch.empty_like(mine) for _ in range(world_size)]
         dist.all_gather(gathered, mine.contiguous())

@@ -141,7 +141,7 @@ class SWAGCallback(PosthocCallback):
             pl_module: The module.
         """
         rank_zero_warn(
-            "SWAGCallback evaluates at the weights as they are, which are no mean of collected ones. Pass ckpt_path=... "
+            "SWAGCallback evaluates at the weights as they are, which are not a mean of collected ones. Pass ckpt_path=... "
             "of a fit that ended with SWAGCallback."
         )
 

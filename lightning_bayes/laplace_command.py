@@ -49,7 +49,7 @@ def as_test_under_laplace(arguments: Sequence[str]) -> list[str]:
         )
     if path in KINDS_OF_CHECKPOINT:
         raise ConfigError(
-            f"laplace writes its posterior beside the checkpoint, but {path} is no file. Pass --ckpt_path with its path."
+            f"laplace writes its posterior beside the checkpoint, but {path} is not a file. Pass --ckpt_path with its path."
         )
     behind = max((i + 2 if word in _CONFIGS else i + 1 for i, word in enumerate(words) if _is_config(word)), default=1)
     saved = Path(path).with_name(f"{Path(path).stem}-laplace{Path(path).suffix}")

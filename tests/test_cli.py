@@ -124,7 +124,7 @@ def test_the_best_checkpoint_is_not_known_afterwards(tmp_path, monkeypatch):
 
 
 def test_laplace_needs_a_file_to_write_beside():
-    with pytest.raises(ConfigError, match="beside the checkpoint, but last is no file"):
+    with pytest.raises(ConfigError, match="beside the checkpoint, but last is not a file"):
         as_test_under_laplace(["laplace", "--config=digits+lenet+adam", "--ckpt_path=last"])
 
 

@@ -172,8 +172,8 @@ def load(
     content = read_content(path, map_location)
     if content.get("format") != FORMAT:
         raise PosteriorError(
-            f"{path} is no posterior file. zoo.save_posterior writes one; a Lightning checkpoint is read by load_posterior, "
-            "weights alone by create_model(..., pretrained=path)."
+            f"{path} is not a posterior file. zoo.save_posterior writes one; load_posterior reads a Lightning checkpoint, "
+            "and create_model(..., pretrained=path) weights alone."
         )
     version, family = content.get("version"), str(content.get("family"))
     if version not in range(1, VERSION + 1):

@@ -74,7 +74,7 @@ def read_content(path: str | os.PathLike[str], device: str | torch.device) -> di
         return content if isinstance(content, dict) else {}
     with named_if_unreadable(path, POSTERIOR_FILE), safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dictionary
     version = metadata.get("version", "")
     if metadata.get("format") != FORMAT or version != str(VERSION):
         return {"format": metadata.get("format"), "version": int(version) if version.isdigit() else version}

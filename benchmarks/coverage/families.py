@@ -195,7 +195,7 @@ def _text_case(kind: str, changes: dict[str, Any], positions: int) -> Case:
     def loss(batch: Sequence[Tensor]) -> Tensor:
         return F.cross_entropy(model(input_ids=batch[0]).logits, batch[1])
 
-    loss(batch)  # a configuration that does not fit is no verdict on a model
+    loss(batch)  # a configuration that does not fit is not a verdict on a model
     return Case(model, batch, loss)
 
 

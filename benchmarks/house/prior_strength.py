@@ -66,7 +66,7 @@ def _is_product(node: ast.AST) -> bool:
 
 
 def _outermost_products(scope: ast.AST) -> list[ast.BinOp]:
-    """Products that are no factor of a larger product, so that each expression counts once."""
+    """Products that are not a factor of a larger product, so that each expression counts once."""
     inner = {
         id(side)
         for node in ast.walk(scope)
@@ -104,7 +104,7 @@ def _factors(node: ast.expr, assigned: dict[str, ast.expr], depth: int) -> Facto
         value = assigned.get(node.id)
         if value is not None and (_is_product(value) or isinstance(value, (ast.Subscript, ast.Attribute))):
             factors = _factors(value, assigned, depth + 1)
-            return Factors(frozenset(), frozenset()) if _is_strength(factors) else factors  # a use of δ̃ is no copy
+            return Factors(frozenset(), frozenset()) if _is_strength(factors) else factors  # a use of δ̃ is not a copy
     name = _name(node)
     if name == SCALE:
         return Factors(frozenset({NUM_DATA[0]}), frozenset({KL_WEIGHT[0]}))

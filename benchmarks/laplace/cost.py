@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
     with torch.no_grad():
         model(x[:1])
     if package != OURS:
-        import laplace  # noqa: F401  (its imports are no part of the cost)
+        import laplace  # noqa: F401  (its imports are not part of the cost)
     memory, start = PeakMemory("cpu"), (time.perf_counter(), time.process_time())
     try:
         evidence = approximate(

@@ -47,7 +47,7 @@ def without_rows() -> AbstractContextManager[Any]:
 
 
 def without_whole_vectors() -> AbstractContextManager[Any]:
-    """Multiply matrices as they come, also where their rows are no whole vectors."""
+    """Multiply matrices as they come, also where their rows are not whole vectors."""
     return _patched("VECTOR", 1)
 
 

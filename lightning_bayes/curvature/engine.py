@@ -118,7 +118,7 @@ class AbstractEngine(ABC):
             yield
 
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
-        """Whether calls of `unit` run on detached weights and so are no uses in the loss's graph."""
+        """Whether calls of `unit` run on detached weights and so are not uses in the loss's graph."""
         return False
 
     def used_beside_layers(self, captured: Capture) -> set[Tensor]:

@@ -68,7 +68,7 @@ def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: di
         reader: The part that needs the likelihood, for messages.
 
     Returns:
-        The call. Weighted or ignored examples, and a loss that is no scalar, are an `UnsupportedTrainingError`.
+        The call. Weighted or ignored examples, and a loss that is not a scalar, are an `UnsupportedTrainingError`.
     """
     options: dict[str, Any] = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     outputs, target = options.pop("input"), options.pop("target")

@@ -36,7 +36,7 @@ def require_real_and_separate(model: nn.Module, *, takes_spread: bool = False) -
     complex_ones = [name for name, p in trained if p.is_complex()]
     if complex_ones:
         raise UnsupportedLayerError(
-            f"These parameters are complex: {name_some(complex_ones)}. The square of a complex gradient is no curvature. "
+            f"These parameters are complex: {name_some(complex_ones)}. The square of a complex gradient is not a curvature. "
             "Hold the real and the imaginary part as two real parameters (see torch.view_as_complex), or freeze them."
         )
     shared = [] if spread else _views_of_the_same_memory(trained)

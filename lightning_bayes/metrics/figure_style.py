@@ -57,7 +57,7 @@ def checked_values(values: Tensor, what: str, where: str) -> Tensor:
         The values on the CPU in float64.
 
     Raises:
-        ShapeError: If it is no vector, or empty.
+        ShapeError: If it is not a vector, or is empty.
         NonFiniteError: If a value is not finite.
     """
     if values.ndim != 1 or len(values) == 0:

@@ -38,7 +38,7 @@ def checked_probs(probs: Tensor, targets: Tensor) -> Tensor:
         The probabilities, ``[batch, classes]``, in float32 or float64.
 
     Raises:
-        ShapeError: If the shapes do not fit, or the values are no probabilities or no class indices.
+        ShapeError: If the shapes do not fit, or the values are not probabilities or class indices.
         NonFiniteError: If a probability is nan.
 
     Example:
@@ -76,7 +76,7 @@ def _complaint(probs: Tensor, targets: Tensor, proper: Tensor) -> str:
     row = int((~proper).nonzero()[0])
     values = ", ".join(f"{p:.4g}" for p in probs[row, :4].tolist())
     return (
-        f"Row {row} of probs is no probability vector: it starts with [{values}] and sums to {probs[row].sum():.4g}. "
+        f"Row {row} of probs is not a probability vector: it starts with [{values}] and sums to {probs[row].sum():.4g}. "
         "These metrics take probabilities, not logits: pass logits.softmax(-1)."
     )
 

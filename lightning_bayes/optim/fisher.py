@@ -19,7 +19,7 @@ def check_fisher(fisher: str | None) -> None:
         fisher: ``"empirical"``, ``"sampled"``, or None for either.
 
     Raises:
-        HyperparameterError: If it is none of them.
+        HyperparameterError: If it is another value.
     """
     if fisher not in {None, "sampled", "empirical"}:
         raise HyperparameterError(f"fisher={fisher!r} is unknown; use 'sampled', 'empirical' or None.")

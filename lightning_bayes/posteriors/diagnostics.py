@@ -94,7 +94,7 @@ def data_shares(posterior: AbstractPosterior, without_data: Mapping[str, Tensor 
 
     Args:
         posterior: The posterior.
-        without_data: P₀ by name of the parameter: what the prior, and whatever else is no data, gives.
+        without_data: P₀ by name of the parameter: what the prior, and whatever else is not data, gives.
 
     Returns:
         1 - P₀ σ² by name: 0 where the data say nothing, 1 where they say all.

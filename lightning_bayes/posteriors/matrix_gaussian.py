@@ -1,7 +1,7 @@
 """The matrix-variate Gaussian posterior of Noisy K-FAC, Zhang et al. 2018, eq. 13, https://arxiv.org/abs/1712.02390.
 
 Each layer's matrix W (bias as last column, see `layer_matrix`) has a precision that is a Kronecker product; layers are
-independent of each other, and what is no such layer (norms, embeddings) is mean-field:
+independent of each other, and everything else (norms, embeddings) is mean-field:
 
     q(W) = N(vec W; vec M, (L ⊗ R)⁻¹)        L ⊗ R = (Ñ/τ) (S + √δ̃/π I) ⊗ (A + π√δ̃ I)        vec: row by row
 

@@ -28,7 +28,7 @@ def merge(posteriors: Sequence[MeanField | FullGaussian]) -> MeanField | FullGau
     Returns:
         A posterior of the family, which has seen the data of all. Constants such as BatchNorm statistics are averages,
         weighted by the number of examples. Other families, weights or priors than the first one's are a `PosteriorError`; so
-        is a product that is no density, because a posterior is wider than its prior.
+        is a product that is not a density, because a posterior is wider than its prior.
 
     Example:
         >>> one = MeanField({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 1.0}, num_data=10)

@@ -64,7 +64,7 @@ class MonteCarloNetwork(nn.Module):
         check_link(link)
         if isinstance(posterior, ScaledPosterior) and posterior.linearized:
             raise HyperparameterError(
-                "This posterior's width was chosen for the linearised predictive, which is no average over networks and "
+                "This posterior's width was chosen for the linearised predictive, which is not an average over networks and "
                 "cannot be exported. Fit a width with PosteriorScale(linearized=False)."
             )
         self.link, self.temperature = link, temperature

@@ -74,7 +74,7 @@ def mc_predict(
     """
     check_link(link)
     if not temperature > 0 or (link == "identity" and temperature != 1):
-        raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are no logits.")
+        raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are not logits.")
     x = as_input(torch.as_tensor(x), next(model.parameters())) if isinstance(x, np.ndarray) else x
     if linearized is None:
         linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized

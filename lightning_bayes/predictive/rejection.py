@@ -117,7 +117,7 @@ def check_threshold(reject_below: float | None) -> None:
         reject_below: The threshold; None for none.
 
     Raises:
-        HyperparameterError: If it is no probability.
+        HyperparameterError: If it is not a probability.
     """
     if reject_below is not None and not 0 <= reject_below <= 1:
         raise HyperparameterError(f"reject_below={reject_below} is compared with probabilities; take one from 0 to 1.")

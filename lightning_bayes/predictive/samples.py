@@ -255,7 +255,7 @@ def misfits(model: nn.Module, weights: Mapping[str, Any]) -> str:
 
     Args:
         model: The model.
-        weights: As in a ``state_dict``; what is no tensor does not count.
+        weights: As in a ``state_dict``; entries that are not tensors do not count.
 
     Returns:
         Names that are missing, unknown or of another shape, in words; empty if it fits.

@@ -17,7 +17,7 @@ from lightning_bayes.report.runs import Run
 from lightning_bayes.report.summary import joined, shared_settings, summary
 from lightning_bayes.report.tables import config_differences, metric_tables
 
-_TITLES = {"ood_scores": "OOD scores", "risk_coverage": "Risk and coverage"}  # where the file name is no good title
+_TITLES = {"ood_scores": "OOD scores", "risk_coverage": "Risk and coverage"}  # where the file name is not a good title
 
 
 _FIRST = ("reliability", "risk_coverage")  # the others follow

@@ -115,7 +115,7 @@ def _settings(text: str, path: Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:  # also for tags that would run code
-        raise RunError(f"{path} is no plain YAML: {error}. Repair or delete it.") from error
+        raise RunError(f"{path} is not plain YAML: {error}. Repair or delete it.") from error
     if not isinstance(settings, dict):
         raise RunError(f"{path} holds {settings!r} instead of settings by name. Repair or delete it.")
     return settings

@@ -181,7 +181,7 @@ def test_a_compiled_module_trains_as_the_plain_one(how, engine):
 
 
 class Outputs(nn.Module):
-    """Nested outputs from layers, beside what is no tensor."""
+    """Nested outputs from layers, beside what is not a tensor."""
 
     def __init__(self, kind) -> None:
         super().__init__()

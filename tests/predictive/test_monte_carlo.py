@@ -195,7 +195,7 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature):
     model = network()
     with pytest.raises(HyperparameterError, match=f"temperature={temperature} must be positive"):
         mc_predict(model, posterior_of(model), torch.ones(1, 3), temperature=temperature)
-    with pytest.raises(HyperparameterError, match=r"temperature=2\.0 .* 1 for outputs that are no logits"):
+    with pytest.raises(HyperparameterError, match=r"temperature=2\.0 .* 1 for outputs that are not logits"):
         mc_predict(model, posterior_of(model), torch.ones(1, 3), link="identity", temperature=2.0)
 
 

@@ -59,7 +59,7 @@ def test_config_is_flat_and_figures_and_checkpoints_are_found(tmp_path):
 def test_a_config_cannot_run_code(tmp_path):
     folder = write_run(tmp_path / "a", ROWS)
     (folder / "config.yaml").write_text("x: !!python/object/apply:os.getcwd []")
-    with pytest.raises(RunError, match=r"config\.yaml is no plain YAML: could not determine a constructor"):
+    with pytest.raises(RunError, match=r"config\.yaml is not plain YAML: could not determine a constructor"):
         read_run(folder, "a")
 
 
@@ -115,7 +115,7 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.yaml", b"a: [1\n", r"config\.yaml is no plain YAML: while parsing.*Repair or delete it"),
+        ("config.yaml", b"a: [1\n", r"config\.yaml is not plain YAML: while parsing.*Repair or delete it"),
         ("config.yaml", b"3\n", r"config\.yaml holds 3 instead of settings by name\. Repair"),
         ("config.yaml", b"- 1\n- b\n", r"config\.yaml holds \[1, 'b'\] instead of settings by name"),
         ("config.yaml", b"a: \xe4\n", r"config\.yaml cannot be read: 'utf-8' codec.*leave its run out of the report"),

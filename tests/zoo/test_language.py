@@ -149,7 +149,7 @@ def test_bad_text(tmp_path):
     with pytest.raises(DataError, match=r"has 9 characters; .* Give a text of more than 510 characters"):
         TextDataModule(str(tmp_path / "short.txt")).setup("fit")
     (tmp_path / "latin.txt").write_bytes(b"\xe9t\xe9" * 300)
-    with pytest.raises(DataError, match="no text in UTF-8"):
+    with pytest.raises(DataError, match="not UTF-8 text"):
         TextDataModule(str(tmp_path / "latin.txt")).setup("fit")
     with pytest.raises(HyperparameterError, match="length=0"):
         TextDataModule("text.txt", length=0)

@@ -426,7 +426,7 @@ def test_a_flipped_bit_in_the_numbers_beside_the_tensors_is_found(saved):
 def test_another_file_is_told_where_it_belongs(tmp_path, content):
     torch.save(content, tmp_path / "other.pt")
     with pytest.raises(
-        PosteriorError, match=r"other\.pt is no posterior file\. .*load_posterior, weights alone by create_model"
+        PosteriorError, match=r"other\.pt is not a posterior file\. .*load_posterior reads .*create_model"
     ):
         zoo.load(tmp_path / "other.pt")
 

@@ -79,7 +79,7 @@ class Corruption:
             Bytes of the same shape.
         """
         function, strengths = _KINDS[self.kind]
-        # The severity is no part of the seed: the same noise grows stronger.
+        # The severity is not part of the seed: the same noise grows stronger.
         seed = (zlib.crc32(self.kind.encode()) + 0x9E3779B1 * index) % 2**32
         corrupted = function(image / 255, strengths[self.severity - 1], Generator().manual_seed(seed))
         return corrupted.clamp(0, 1).mul(255).round().to(torch.uint8)

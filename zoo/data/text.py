@@ -194,4 +194,4 @@ def _read(path: str) -> str:
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8: {error}. Convert it, for example with iconv -t utf-8.") from error
+        raise DataError(f"{path} is not UTF-8 text: {error}. Convert it, for example with iconv -t utf-8.") from error

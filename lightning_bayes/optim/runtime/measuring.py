@@ -7,7 +7,7 @@ the last of them the t-th, the running average weights the old curvature by
     Π_{i = t-e+1}^{t} min(β₂, (i-1)/i)       other steps, whose average starts as a running mean
 
 and the new one by the rest. T = 1 is the average of every update. Both numbers are functions of the update's number, so a
-resumed run, the micro-batches of an update and all processes agree on who measures without a word.
+resumed run, the micro-batches of an update and all processes agree without communication.
 """
 
 from __future__ import annotations
@@ -70,6 +70,6 @@ def require_interval(optimizer: str, interval: int, *, amortises: bool) -> None:
     """
     if interval > 1 and not amortises:
         raise HyperparameterError(
-            f"{optimizer} takes no curvature_interval={interval}: its curvature is no running average of measurements that "
-            "cost anything, or it has an interval of its own (K-FAC: stats_interval). Leave curvature_interval=1."
+            f"{optimizer} takes no curvature_interval={interval}: its curvature is not a running average of costly "
+            "measurements, or it has an interval of its own (K-FAC: stats_interval). Leave curvature_interval=1."
         )

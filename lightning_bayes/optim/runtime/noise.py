@@ -138,7 +138,7 @@ class CounterNoise:
         return Pool((seed, pair // pairs, sample, pairs, self._filled - 1), pair % pairs)
 
     def fill_(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors with draws of ε ~ N(0, I), other ones at every call.
+        """Overwrite tensors with draws of ε ~ N(0, I), new ones at every call.
 
         Args:
             tensors: Tensors of one device, which share no memory.
@@ -200,7 +200,7 @@ class CounterNoise:
 
 
 def _draw_(tensors: Sequence[Tensor], generator: torch.Generator) -> None:
-    with torch.no_grad():  # which is off in a new thread
+    with torch.no_grad():  # a new thread does not inherit it
         for tensor in tensors:
             tensor.normal_(generator=generator)
 

@@ -87,18 +87,18 @@ def has_convolutions(model: nn.Module) -> bool:
 
 
 def points(model: nn.Module, bayesian: str | None, *, norms: bool = True) -> set[nn.Parameter]:
-    """The parameters that are to have no posterior.
+    """The parameters without a posterior.
 
     Args:
         model: Any module.
-        bayesian: Regular expression, searched for in the names of the parameters that are to have one; None for all.
+        bayesian: Regular expression, searched for in the names of the parameters that have one; None for all.
         norms: Whether None means those of normalisation layers too, if there are others.
 
     Returns:
         The others.
 
     Raises:
-        HyperparameterError: If it is no regular expression, or matches no trainable parameter.
+        HyperparameterError: If it is not a regular expression, or matches no trainable parameter.
     """
     if bayesian is None:
         return set() if norms else _of_norms(model)
@@ -106,7 +106,7 @@ def points(model: nn.Module, bayesian: str | None, *, norms: bool = True) -> set
     try:
         others = {param for name, param in named if not re.search(bayesian, name)}
     except (re.error, TypeError) as error:
-        raise HyperparameterError(f"bayesian={bayesian!r} is no regular expression: {error}.") from error
+        raise HyperparameterError(f"bayesian={bayesian!r} is not a regular expression: {error}.") from error
     if len(others) == len(named):
         names = ", ".join(name for name, _ in named)
         raise HyperparameterError(f"bayesian={bayesian!r} matches none of the trainable parameters {names}.")

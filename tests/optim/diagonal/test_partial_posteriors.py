@@ -81,9 +81,9 @@ def test_bad_arguments_are_named():
         HyperparameterError, match=r"bayesian='head' matches none of the trainable parameters weight, bias"
     ):
         VOGN(nn.Linear(1, 1), bayesian="head")
-    with pytest.raises(HyperparameterError, match=r"bayesian='\(' is no regular expression"):
+    with pytest.raises(HyperparameterError, match=r"bayesian='\(' is not a regular expression"):
         VOGN(nn.Linear(1, 1), bayesian="(")
-    with pytest.raises(HyperparameterError, match="bayesian=3 is no regular expression"):
+    with pytest.raises(HyperparameterError, match="bayesian=3 is not a regular expression"):
         VOGN(nn.Linear(1, 1), bayesian=3)
     with pytest.raises(HyperparameterError, match="prior_mean='origin' must be 'zero' or 'initial'"):
         VOGN(nn.Linear(1, 1), prior_mean="origin")

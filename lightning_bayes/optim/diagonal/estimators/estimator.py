@@ -90,7 +90,7 @@ class CurvatureEstimator(ABC):
         return measured
 
     def warning(self, batch_size: float, group: Mapping[str, Any], optimizer: str) -> str:
-        """Why ĥ is no curvature.
+        """Why ĥ is not a curvature.
 
         Args:
             batch_size: Examples under one weight sample.
