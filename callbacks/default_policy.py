@@ -17,7 +17,8 @@ from lightning_bayes.optim.steps.base_optimizer import (
     FLATNESS_OF_CONVOLUTIONS,
     NOISE_OF_CLASSIFIERS,
     NOISE_OF_CONVOLUTIONS,
-    NOISE_OF_OTHERS,
+    NOISE_OF_NORMALISED,
+    NOISE_OF_REGRESSIONS,
     PRIOR_PRECISION,
     noise_of_depth,
     noisy_layers,
@@ -93,7 +94,7 @@ class DefaultNoise:
         flatness: ε, if the user states it.
     """
 
-    first = NOISE_OF_OTHERS  # κ before the loss is known
+    first = NOISE_OF_REGRESSIONS  # κ before the loss is known
 
     def __init__(self, flatness: float | None) -> None:
         self.flatness = flatness
@@ -118,8 +119,10 @@ class DefaultNoise:
 
 def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
     """κ of up to five layers, and ε."""
-    if link not in {"softmax", "sigmoid"} or has_norms(model):
-        return NOISE_OF_OTHERS, FLATNESS
+    if link not in {"softmax", "sigmoid"}:
+        return NOISE_OF_REGRESSIONS, FLATNESS
+    if has_norms(model):
+        return NOISE_OF_NORMALISED, FLATNESS
     if has_convolutions(model):
         return NOISE_OF_CONVOLUTIONS, FLATNESS_OF_CONVOLUTIONS
     return NOISE_OF_CLASSIFIERS, FLATNESS

@@ -50,8 +50,8 @@ class CallbackFields(HyperparameterFields, total=False):
             curvature of the first batch.
         relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, which the curvature shapes
             (`posteriors.shaped_noise`); the data lower it where they allow less. None: the noise of the bound with an
-            explicit `lr`. With the default step: for classifiers without normalisation layers (known from `link` or
-            the loss) 0.3 with convolutions and 0.1 without; for other models 0.02; less for more than five layers
+            explicit `lr`. With the default step, for classifiers (known from `link` or the loss): 0.02 with normalisation
+            layers, else 0.3 with convolutions and 0.05 without; for other models 0.01; less for more than five layers
             (`optim.steps.base_optimizer.noise_of_depth`). These are heuristics.
         noise_flatness: ε, how flat the noise of size κ is (`posteriors.shaped_noise`). None: 0.03, and 1 where κ is 0.3 for
             convolutions by default.

@@ -88,6 +88,16 @@ def test_networks_with_normalisation_have_less_noise(norm):
     assert (group["relative_noise"], group["noise_flatness"]) == (0.02, 0.03)
 
 
+def test_regressions_have_the_least_noise():
+    class Curve(Images):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return F.mse_loss(self.net(x)[:, 0], y.float())
+
+    (group,) = fit(VOGNCallback(), Curve()).param_groups
+    assert (group["relative_noise"], group["noise_flatness"]) == (0.01, 0.03)
+
+
 def test_a_stated_scale_comes_with_the_shape_of_the_curvature():
     optimizer = fit(VOGNCallback(relative_noise=0.2))
     assert list(relative_widths(optimizer).values()) == pytest.approx([0.2, 0.2], rel=0.05)

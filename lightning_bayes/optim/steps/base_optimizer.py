@@ -45,10 +45,11 @@ from lightning_bayes.optim.steps.graft import graft_
 from lightning_bayes.optim.steps.step import Cohort, Step
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
-NOISE_OF_CLASSIFIERS = 0.1  # κ of classifiers without convolutions
+NOISE_OF_CLASSIFIERS = 0.05  # κ of classifiers without convolutions
 NOISE_OF_CONVOLUTIONS = 0.3  # κ of classifiers with convolutions
 FLATNESS_OF_CONVOLUTIONS = 1.0  # ε of classifiers with convolutions
-NOISE_OF_OTHERS = 0.02  # κ of regressions, which stand less noise, and of networks with normalisation layers
+NOISE_OF_NORMALISED = 0.02  # κ of classifiers with normalisation layers
+NOISE_OF_REGRESSIONS = 0.01  # κ of regressions and of unknown losses
 SHALLOW = 5  # layers, as in LeNet; deeper networks have less noise
 PRIOR_PRECISION = 0.1  # δ of the posterior's width where no prior is stated
 LONGEST_MOVE = 0.03  # of a tensor's size, by one step of `GRADIENT_STEPS`
