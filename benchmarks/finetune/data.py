@@ -115,7 +115,7 @@ def _read_idx(path: Path) -> Tensor:
     start = 4 + 4 * dimensions
     sizes = struct.unpack(f">{dimensions}I", found[4:start]) if len(found) >= start else ()
     if found[:3] != b"\0\0\x08" or len(found) != start + int(np.prod(sizes)):
-        raise DataError(f"{path} is no complete IDX file of bytes. Fetch it again.")
+        raise DataError(f"{path} is not a complete IDX file of bytes. Fetch it again.")
     return torch.from_numpy(np.frombuffer(found, np.uint8, offset=start).reshape(sizes).copy())
 
 

@@ -92,7 +92,7 @@ def test_missing_letters_are_named_with_the_way_out(tmp_path):
 def test_a_truncated_file_is_refused(root):
     file = root / "notMNIST" / "t10k-images-idx3-ubyte.gz"
     file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes())[:-1]))
-    with pytest.raises(DataError, match="is no complete IDX file"):
+    with pytest.raises(DataError, match="is not a complete IDX file"):
         target("notMNIST", root, seed=0)
 
 

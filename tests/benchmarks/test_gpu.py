@@ -71,4 +71,4 @@ def test_a_fit_goes_on_from_its_last_checkpoint(found, calls, tmp_path, monkeypa
 def test_data_that_is_not_there_is_named(found):
     row = found("--device", "cpu", "--parts", "cifar10-adam", "--data", "nowhere")["cifar10-adam"]
     assert row["status"] == "skipped"
-    assert "nowhere is no folder" in row["reason"]
+    assert "nowhere is not a folder" in row["reason"]

@@ -29,7 +29,7 @@ def test_the_default_says_what_it_does_and_what_it_found(caplog):
         f"VOGNCallback: AdamW moves the mean; {WEIGHTS} weights have noise, 0 are points",
         f"N = {EXAMPLES}",
         "no prior is stated, so the mean is unregularised",
-        "the curvature places noise of κ = 0.1 times each tensor's size",
+        "the curvature places noise of κ = 0.05 times each tensor's size",
         "predictions are the mean of 10 weight samples (softmax)",
     )
     assert start == "; ".join(parts) + "."
