@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -101,12 +102,18 @@ def require_tensor(model: nn.Module, output: object) -> Tensor:
 
 
 class PosteriorSamples(NetworkSamples):
-    """S weight samples, the same for every batch, from a seed of their own.
+    """S weight samples of a Gaussian posterior, the same for every batch, whose average is exactly the posterior mean.
+
+        θ_s = μ + √(S / (S-1)) (θ'_s - θ̄')        θ'_1, …, θ'_S ~ q independent, θ̄' their average
+
+    Every θ_s has the distribution q, so Monte-Carlo averages stay unbiased. Terms linear in θ - μ cancel in them, and these
+    are most of their error under a narrow posterior. This is moment matching (Boyle, Broadie & Glasserman 1997,
+    https://doi.org/10.1016/S0165-1889(97)00028-6). A single sample is drawn as it is.
 
     Args:
-        posterior: Where they come from.
+        posterior: The posterior to sample.
         count: S.
-        seed: Seed; the global random number generator is not used.
+        seed: Seed of the samples. The global random number generator is not used.
 
     Raises:
         HyperparameterError: If S is below 1.
@@ -117,7 +124,9 @@ class PosteriorSamples(NetworkSamples):
             raise HyperparameterError(f"samples={count} must be at least 1.")
         self.posterior, self.count, self.seed = posterior, count, seed
         size = sum(mean.numel() for mean in posterior.mean.values())
-        self._kept: dict[int, dict[str, Tensor]] | None = {} if size * count <= CACHED_ELEMENTS else None
+        self._is_cached = size * count <= CACHED_ELEMENTS
+        self._cache: list[dict[str, Tensor]] = []
+        self._average: dict[str, Tensor] | None = None  # θ̄'
 
     def scaled(self, scale: float) -> PosteriorSamples:
         """The same samples at another width of the posterior.
@@ -131,21 +140,41 @@ class PosteriorSamples(NetworkSamples):
         return PosteriorSamples(ScaledPosterior(self.posterior, scale), self.count if scale else 1, self.seed)
 
     def weights(self, index: int) -> dict[str, Tensor]:
-        """Return sample `index` by parameter name."""
-        if self._kept is None:
-            return self._draw(index)
-        if index not in self._kept:
-            self._kept[index] = self._draw(index)
-        return self._kept[index]
+        """θ_s for s = `index`, by parameter name."""
+        if not self._is_cached:
+            return self._matched(self._draw(index))
+        if not self._cache:
+            draws = [self._draw(index) for index in range(self.count)]
+            self._average = _average(draws, self.count)
+            self._cache = [self._matched(draw) for draw in draws]
+        return self._cache[index]
 
     def _draw(self, index: int) -> dict[str, Tensor]:
+        """θ'_s."""
         device = next(iter(self.posterior.mean.values())).device
         generator = torch.Generator(device).manual_seed(sample_seed(self.seed, index))
         return self.posterior.sample(generator)
 
+    def _matched(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
+        """θ_s from θ'_s."""
+        if self.count == 1:
+            return draw
+        if self._average is None:
+            self._average = _average((self._draw(index) for index in range(self.count)), self.count)
+        factor = math.sqrt(self.count / (self.count - 1))
+        mean = self.posterior.mean
+        return {name: mean[name] + factor * (value - self._average[name]) for name, value in draw.items()}
+
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Inside, `model` has the weights of sample `index`."""
         return placed(model, self.weights(index))
+
+
+def _average(draws: Iterable[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
+    total: dict[str, Tensor] = {}
+    for draw in draws:  # one draw in memory at a time
+        total = {name: total[name] + value if total else value for name, value in draw.items()}
+    return {name: value / count for name, value in total.items()}
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -46,6 +47,46 @@ def test_a_sample_is_the_posteriors_with_that_generator():
     posterior = posterior_of(model())
     first = PosteriorSamples(posterior, 1, seed=0).weights(0)
     assert equal(first, posterior.sample(torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+@pytest.mark.parametrize("count", [2, 10])
+def test_the_average_of_the_samples_is_the_posterior_mean(count, is_cached, monkeypatch):
+    monkeypatch.setattr(samples, "CACHED_ELEMENTS", 2**26 if is_cached else 0)
+    q = posterior_of(model())
+    draws = PosteriorSamples(q, count)
+    for name, mean in q.mean.items():
+        average = torch.stack([draws.weights(index)[name] for index in range(count)]).mean(0)
+        torch.testing.assert_close(average, mean, rtol=0, atol=1e-6)
+
+
+def test_every_sample_has_the_posteriors_distribution():
+    """Mean and variance of one weight in each of three samples over many seeds, in standard errors."""
+    q = MeanField({"w": torch.full((1,), 2.0)}, {"w": torch.full((1,), 4.0)}, {"w": 1.0}, num_data=1)
+    drawn = torch.tensor(
+        [[PosteriorSamples(q, 3, seed).weights(i)["w"].item() for i in range(3)] for seed in range(4000)]
+    )
+    z = (drawn - 2.0) * 2.0
+    assert (z.mean(0) * len(z) ** 0.5).abs().max() < 4
+    assert ((z.square().mean(0) - 1) / (2 / len(z)) ** 0.5).abs().max() < 4
+
+
+def test_predictions_of_few_samples_are_unbiased_and_much_closer_to_the_integral():
+    """Ten samples of a logistic model, against Gauss-Hermite quadrature and against ten independent draws."""
+    mean, std, count = 0.8, 0.5, 10
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    truth = float((weights / (1 + np.exp(-(mean + std * nodes)))).sum() / weights.sum())
+    q = MeanField({"w": torch.tensor([mean])}, {"w": torch.tensor([std**-2])}, {"w": 1.0}, num_data=1)
+    draws = [PosteriorSamples(q, count, seed) for seed in range(500)]
+    matched, independent = (
+        torch.stack([torch.stack([value["w"] for value in values]).sigmoid().mean() for values in sets]) - truth
+        for sets in (
+            [[each.weights(i) for i in range(count)] for each in draws],
+            [[each._draw(i) for i in range(count)] for each in draws],
+        )
+    )
+    assert abs(matched.mean() / matched.std()) * len(matched) ** 0.5 < 4
+    assert matched.square().mean() < 0.1 * independent.square().mean()
 
 
 def test_outputs_are_a_hand_loop():
