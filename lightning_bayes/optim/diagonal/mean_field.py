@@ -21,7 +21,6 @@ from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.curvature.spread import local
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
-from lightning_bayes.optim.diagonal.noise_memory import room_for
 from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, start_state, take_sizes
 from lightning_bayes.optim.diagonal.sampling import CohortSampler
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
@@ -110,7 +109,6 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         taken = signature(type(self).natural_update).parameters
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in taken]
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
-        self._scratch: dict[nn.Parameter, Tensor] = {}
         self._sampler = CohortSampler()
         self._check_batch_size = BatchSizeCheck(self.estimator, type(self).__name__)
         if params is None:
@@ -248,7 +246,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         for group in self.param_groups:
             for params in self._noisy_cohorts(group):
                 states = [self.state[param] for param in params]
-                drawn = self._sampler.sample(params, states, group, noise, self._buffer, pooled=self._takes_pool(group))
+                drawn = self._sampler.sample(params, states, group, noise, pooled=self._takes_pool(group))
                 sample.update(zip(params, drawn, strict=True))
         if runs_engine:
             self._sampler.forget_draws()  # the engine needs the memory
@@ -273,10 +271,6 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
         """The group's trainable parameters that are updated together."""
         return cohorts_of(group["params"], lambda param: self._state(param, group))
-
-    def _buffer(self, param: nn.Parameter) -> Tensor:
-        """Memory for one value of `param`: its sample during a pass, its step during an update."""
-        return room_for(param, self._scratch)
 
     def _start_curvature(self, params: list[nn.Parameter], group: dict[str, Any]) -> bool:
         """Put in the initial precision before the first update; whether there is a curvature."""
@@ -344,7 +338,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             arguments=lambda own: self._update_arguments(group, self.state[params[0]]["step"], own),
             curvature_update=type(self).curvature_update,
             only_averages=self.averages_curvature,
-            buffer=self._buffer,
+            buffer=self._sampler.scratch,
         )
 
     def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:

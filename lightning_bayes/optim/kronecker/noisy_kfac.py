@@ -136,7 +136,7 @@ class NoisyKFAC(KroneckerOptimizer):
         self._start_layers()
         drawn = super()._sample(noise)
         for layer in self._noisy_layers():
-            values = [self._buffer(param) for param in layer.params]
+            values = [self._sampler.scratch(param) for param in layer.params]
             self._write_sample(layer, noise, values)
             drawn.update(zip(layer.params, values, strict=True))
         return drawn

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from lightning_bayes.optim import IVON, VOGN
+from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.estimators.reparameterised import reparameterised
-from lightning_bayes.optim.diagonal.noise_memory import CohortMemory
 from lightning_bayes.optim.diagonal.sampling import CohortSampler
 from lightning_bayes.optim.runtime.noise import CounterNoise
 
@@ -95,25 +95,25 @@ def test_a_pool_that_was_kept_is_the_one_drawn_again(generator, monkeypatch):
 def test_no_weight_meets_a_number_twice_but_with_the_opposite_sign():
     """Windows of one pool: those of a pair are alike, the others uncorrelated in standard errors, and all have the law."""
     param = torch.nn.Parameter(torch.zeros(300, 300))
-    memory = CohortMemory([param])
+    cohort = CohortNoise([param])
     drawn = []
     for update in range(20):
         noise = CounterNoise.of_pass(0, update, 0, antithetic=True)
-        _, epsilon = memory.draws(noise, [torch.empty(300, 300)], pooled=True)
+        _, epsilon = cohort.draws(noise, [torch.empty(300, 300)], pooled=True)
         drawn.append(epsilon.double() * noise.sign)
     gram = torch.stack(drawn) @ torch.stack(drawn).T / param.numel()
     opposite = torch.eye(10).repeat_interleave(2, 0).repeat_interleave(2, 1)
     opposite[0::2, 1::2] *= -1
     opposite[1::2, 0::2] *= -1
     assert ((gram - opposite) * param.numel() ** 0.5).abs().max() < 5
-    starts = [memory.draws(CounterNoise.of_pass(0, u, 0, antithetic=True), [param], pooled=True) for u in (0, 10)]
+    starts = [cohort.draws(CounterNoise.of_pass(0, u, 0, antithetic=True), [param], pooled=True) for u in (0, 10)]
     assert not torch.equal(starts[0][1], starts[1][1])
 
 
 def test_small_tensors_share_no_number_between_windows():
-    memory = CohortMemory([torch.nn.Parameter(torch.zeros(1024))])
+    cohort = CohortNoise([torch.nn.Parameter(torch.zeros(1024))])
     windows = [
-        memory.draws(CounterNoise.of_pass(3, u, 0, antithetic=True), [], pooled=True)[0] for u in range(0, 10, 2)
+        cohort.draws(CounterNoise.of_pass(3, u, 0, antithetic=True), [], pooled=True)[0] for u in range(0, 10, 2)
     ]
     assert len(torch.cat(windows).unique()) > 5 * 1024 - 5  # two draws may round to the same number
 

@@ -1,0 +1,336 @@
+"""Posterior samples θ = μ ± σ ε of a cohort: parameters of one device, dtype and update count.
+
+Most updates change neither the curvature nor the draws, so a cohort caches what does not change:
+
+    ε                       one pool of draws serves several updates (`optim.runtime.noise`)
+    u = 1/√(max(s, 0) + γ)  changes with the curvature only; large tensors recompute it block by block
+    Ñ/τ_t, γ_t              the shape of the noise (`posteriors.shaped_noise`), which also depends on the tensor sizes r_t
+
+None of this is optimizer state: a resumed run recomputes it to the same bits.
+
+A step of a small model is hundreds of operations that take as long to launch as to run. Small tensors therefore share one
+flat buffer for u and for their samples, and the layers see views of it. Large tensors are processed in blocks that stay in
+the processor's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.spread import local, rows_of
+from lightning_bayes.optim.effective import Effective, effective
+from lightning_bayes.optim.readout.shape import sizes_of
+from lightning_bayes.optim.runtime.blocks import blocks
+from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
+from lightning_bayes.optim.runtime.shards import slices_of
+from lightning_bayes.optim.weight_prior import noise_terms, without_prior
+from lightning_bayes.posteriors import Shape, noise_scale, precision, shaped_precision
+from lightning_bayes.posteriors.shaped_noise import noise_damping
+from lightning_bayes.private_torch import version_of
+
+SMALL = 2**16  # elements; smaller tensors share the flat buffer
+
+State: TypeAlias = Mapping[str, Any]
+
+
+class _ShapeInputs(NamedTuple):
+    """Everything but μ and ε that determines the noise of a cohort."""
+
+    curvatures: list[Tensor]
+    versions: list[int]
+    numbers: tuple[float, ...]
+
+    def is_same(self, other: _ShapeInputs) -> bool:
+        return (
+            self.versions == other.versions
+            and self.numbers == other.numbers
+            and all(a is b for a, b in zip(self.curvatures, other.curvatures, strict=True))
+        )
+
+
+class _ShapeKey(NamedTuple):
+    """The numbers that a cached `Shape` was computed for: κ, Ñ/τ and r_t."""
+
+    relative_noise: float
+    scale: float
+    sizes: list[Tensor]
+
+    def is_same(self, other: _ShapeKey) -> bool:
+        return self[:2] == other[:2] and all(a is b for a, b in zip(self.sizes, other.sizes, strict=True))
+
+
+@final
+class CohortNoise:
+    """Draws posterior samples of a cohort.
+
+    Args:
+        params: The parameters. Under FSDP2 each process samples its own rows.
+
+    Attributes:
+        owners: The parameters.
+        flat: Samples of all small parameters, in one buffer.
+        kept: The pool of the last draws; None if released.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        self.owners = list(params)
+        self._params: list[Tensor] = [local(param) for param in params]
+        is_spread = any(owner is not param for owner, param in zip(self.owners, self._params, strict=True))
+        rows = [rows_of(param) for param in params]
+        self._rows = rows if is_spread else None  # None: every parameter is whole
+        is_small = [r.size <= SMALL and param.is_contiguous() for r, param in zip(rows, self._params, strict=True)]
+        self._small = [i for i, small in enumerate(is_small) if small]
+        self._large = [i for i, small in enumerate(is_small) if not small]
+        self._sizes = [self._params[i].numel() for i in self._small]
+        self.flat = self._params[0].new_empty(sum(self._sizes))
+        self._flat_parts = self._split(self.flat)
+        self._views = self._shaped_like(self.flat)
+        counts, indices = (
+            torch.tensor(n, dtype=torch.long, device=self.flat.device) for n in (self._sizes, self._small)
+        )
+        self._owner = indices.repeat_interleave(counts)  # index of the parameter of each flat element
+        self._numels = self.flat.new_tensor([param.numel() ** 0.5 for param in self._params]).square()
+        self.kept: tuple[Pool, Tensor] | None = None
+        self._inputs: _ShapeInputs | None = None
+        self._moments: tuple[Tensor, Tensor] | None = (
+            None  # mean 1/(s + γ_t) and γ_t, [params]; None: noise of the bound
+        )
+        self._key: _ShapeKey | None = None
+        self._factors: list[float] = []  # 1/√(Ñ/τ_t); empty if reading it would synchronise with a device
+        self._unit = self.flat  # u of the small parameters
+        self._unit_parts = self._flat_parts
+        # Of the last sample:
+        self._hyper: Effective
+        self._shape: Shape | None = None  # None: noise of the bound
+        self._curvatures: list[Tensor] = []  # s; s + δ̃ where every weight has its own prior
+
+    def matches(self, params: Sequence[nn.Parameter]) -> bool:
+        """Whether these are the cohort's parameters, at the same place and with the same shapes."""
+        return (
+            len(params) == len(self.owners)
+            and all(
+                a is b and (i not in self._views or (self._views[i].shape == local(b).shape and b.is_contiguous()))
+                for i, (a, b) in enumerate(zip(self.owners, params, strict=True))
+            )
+            and (self._rows is None or all(local(b) is a for a, b in zip(self._params, params, strict=True)))
+            and params[0].device == self.flat.device
+            and params[0].dtype == self.flat.dtype
+        )
+
+    def sample(
+        self,
+        states: Sequence[State],
+        group: Mapping[str, Any],
+        noise: CounterNoise,
+        buffer: Callable[[Tensor], Tensor],
+        *,
+        pooled: bool,
+    ) -> list[Tensor]:
+        """Draw a sample of every parameter, whose values are μ.
+
+        Args:
+            states: Optimizer states of the local parts.
+            group: Their parameter group.
+            noise: Noise of the pass.
+            buffer: Returns scratch memory for a large parameter.
+            pooled: Whether antithetic noise comes from a pool. The pool is kept, and takes the memory of one more sample.
+
+        Returns:
+            The samples in the parameters' order, in memory that the next sample overwrites.
+        """
+        self._update_shape(states, group)
+        large = [buffer(self._params[i]) for i in self._large]
+        draws = self.draws(noise, large, pooled=pooled)
+        if self._small:
+            self._write_small(draws[0], noise.sign)
+        for i, target, epsilon in zip(self._large, large, draws[1:], strict=True):
+            self._write_large(i, target, epsilon, float(noise.sign))
+        return self._in_order(large, [self._views[i] for i in self._small])
+
+    def scores(
+        self, wanted: Collection[nn.Parameter], means: Mapping[nn.Parameter, Tensor], empty: Callable[[Tensor], Tensor]
+    ) -> dict[nn.Parameter, Tensor]:
+        """(θ - μ) / Σ of the last sample, whose mean product with the gradient is the diagonal of the Hessian.
+
+        Args:
+            wanted: Parameters to compute it for; the parameters hold θ.
+            means: μ of the local parts.
+            empty: Returns memory for the result of a large parameter.
+
+        Returns:
+            A tensor per parameter, shaped like it.
+        """
+        scores: dict[nn.Parameter, Tensor] = {}
+        for i in (i for i in self._large if self.owners[i] in wanted):
+            param, score = self._params[i], empty(self._params[i])
+            for block in blocks([param]):
+                part = block.join([score])
+                torch.sub(block.join([param]), block.join([means[self.owners[i]]]), out=part)
+                block.write_([score], part.mul_(self._precision(i, block.join([self._curvatures[i]]))))
+            scores[self.owners[i]] = score
+        if small := [i for i in self._small if self.owners[i] in wanted]:
+            scores |= self._small_scores(small, means)
+        return scores
+
+    def draws(self, noise: CounterNoise, large: Sequence[Tensor], *, pooled: bool) -> list[Tensor]:
+        """Draw ε up to its sign.
+
+        Args:
+            noise: Noise of the pass.
+            large: Memory of the large parameters' samples, which receives their ε unless a pool is used.
+            pooled: Whether antithetic noise comes from a pool.
+
+        Returns:
+            ε of the small parameters, flat, followed by ε of each large one.
+        """
+        if self._rows is not None:
+            return self._draws_of_rows(noise)
+        pool = noise.next_pool() if pooled else None
+        if pool is None:
+            small = torch.empty_like(self.flat)
+            noise.draw_([small, *large] if self._small else large)
+            return [small, *large]
+        sizes = [len(self.flat), *(self._params[i].numel() for i in self._large)]
+        if self.kept is None or self.kept[0].counter != pool.counter:
+            self.kept = None  # free the old pool before the new one is allocated
+            self.kept = pool, pool.draw(sum(sizes), self.flat)
+        return list(torch.split(pool.window(self.kept[1], sum(sizes)), sizes))
+
+    def _draws_of_rows(self, noise: CounterNoise) -> list[Tensor]:
+        """This process's rows of the draws for whole parameters. A pool would have to be drawn whole, so none is used."""
+        assert self._rows is not None
+        joined = [slices_of([self._rows[i] for i in self._small]), *(slices_of([self._rows[i]]) for i in self._large)]
+        requests = [(size, list(slices)) for size, slices in (joined if self._small else joined[1:])]
+        drawn = noise.draw_slices([size for size, _ in requests], [slices for _, slices in requests], self.flat)
+        return drawn if self._small else [self.flat, *drawn]
+
+    # -- the shape of the noise ---------------------------------------------------------------------------------------
+
+    def _update_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> None:
+        """Recompute whatever depends on the curvature, the sizes or the hyperparameters if these have changed."""
+        measured, has_weight_prior = [state["curvature"] for state in states], "prior_precision" in states[0]
+        hyper = without_prior(effective(group)) if has_weight_prior else effective(group)
+        is_shaped = hyper.relative_noise is not None
+        numbers = (
+            (hyper.stated_damping, hyper.noise_flatness) if is_shaped else tuple(hyper.precision_arguments.values())
+        )
+        numbers = (is_shaped, *numbers, hyper.scale if has_weight_prior else 0.0)
+        inputs = _ShapeInputs(measured, [version_of(tensor) for tensor in measured], numbers)
+        self._hyper = hyper
+        if self._inputs is None or not self._inputs.is_same(inputs):
+            self._inputs, self._key = inputs, None
+            self._curvatures = noise_terms(group, states)[1] if has_weight_prior else measured
+            self._update_unit(is_shaped)
+        self._shape = self._current_shape(states) if is_shaped else None
+
+    def _update_unit(self, is_shaped: bool) -> None:
+        small = torch.cat([self.flat[:0], *(self._curvatures[i].reshape(-1) for i in self._small)])
+        if is_shaped:
+            self._moments = self._noise_moments(small)
+        else:
+            self._set_unit(precision(small, **self._hyper.precision_arguments).rsqrt_())
+
+    def _current_shape(self, states: Sequence[State]) -> Shape:
+        assert self._moments is not None
+        assert self._hyper.relative_noise is not None
+        key = _ShapeKey(self._hyper.relative_noise, self._hyper.scale, sizes_of(states, self._params))
+        if self._key is not None and self._shape is not None and self._key.is_same(key):
+            return self._shape
+        inverse_means, damping = self._moments
+        scale = noise_scale(inverse_means, torch.stack(key.sizes), key.relative_noise, key.scale)
+        self._key = key
+        self._factors = [number**-0.5 for number in scale.tolist()] if scale.is_cpu else []
+        return Shape(scale, damping)
+
+    def _noise_moments(self, small: Tensor) -> tuple[Tensor, Tensor]:
+        """`posteriors.noise_moments` of the cohort; also sets u of the small parameters."""
+        positive = small.clamp_min(0)
+        sums = self._in_order([_sum_of_blocks(self._curvatures[i], 0.0) for i in self._large], self._sums(positive))
+        damping = noise_damping(
+            torch.stack(sums) / self._numels, self._hyper.stated_damping, self._hyper.noise_flatness
+        )
+        inverse = positive.add_(self._spread(damping)).reciprocal_()
+        self._set_unit(inverse.sqrt())
+        sums = self._in_order(
+            [_sum_of_blocks(self._curvatures[i], damping[i]) for i in self._large], self._sums(inverse)
+        )
+        return torch.stack(sums) / self._numels, damping
+
+    def _precision(self, i: int, curvature: Tensor, *, without_scale: bool = False) -> Tensor:
+        """1/Σ of a block of parameter i, or τ_t/(Ñ Σ) without the scale."""
+        if self._shape is None:
+            return precision(curvature, **self._hyper.precision_arguments)
+        if without_scale:
+            return curvature.clamp_min(0).add_(self._shape.damping[i])
+        return shaped_precision(curvature, self._shape.scale[i], self._shape.damping[i])
+
+    # -- writing samples ----------------------------------------------------------------------------------------------
+
+    def _write_small(self, epsilon: Tensor, sign: int) -> None:
+        means = [self._params[i] for i in self._small]
+        if not epsilon.is_cpu:
+            std = self._unit if self._shape is None else self._unit * self._spread(self._shape.scale.rsqrt())
+            torch.addcmul(torch.cat([mean.view(-1) for mean in means]), epsilon, std, value=sign, out=self.flat)
+            return
+        factors = [float(sign) if self._shape is None else sign * self._factors[i] for i in self._small]
+        torch._foreach_copy_(list(self._views.values()), means)
+        torch._foreach_addcmul_(self._flat_parts, self._split(epsilon), self._unit_parts, factors)
+
+    def _write_large(self, i: int, target: Tensor, epsilon: Tensor, factor: float) -> None:
+        mean, curvature = self._params[i], self._curvatures[i]
+        has_factor = self._shape is not None and bool(self._factors)  # saves one pass over the block
+        if has_factor:
+            factor *= self._factors[i]
+        for block in blocks([mean]):
+            std = self._precision(i, block.join([curvature]), without_scale=has_factor).rsqrt_()
+            part = block.join([target])  # may already hold ε
+            torch.addcmul(block.join([mean]), block.join([epsilon]), std, value=factor, out=part)
+            block.write_([target], part)
+
+    def _small_scores(self, small: Sequence[int], means: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+        owners = [self.owners[i] for i in small]
+        scores = torch._foreach_sub([self._views[i] for i in small], [means[owner] for owner in owners])
+        precisions = self._unit.square().reciprocal_()  # 1/Σ = scale/u²
+        if self._shape is not None:
+            precisions.mul_(self._spread(self._shape.scale))
+        views = self._shaped_like(precisions)
+        torch._foreach_mul_(scores, [views[i] for i in small])
+        return dict(zip(owners, scores, strict=True))
+
+    # -- the flat buffer ----------------------------------------------------------------------------------------------
+
+    def _set_unit(self, unit: Tensor) -> None:
+        self._unit, self._unit_parts = unit, self._split(unit)
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        """The part of each small parameter."""
+        return list(torch.split(flat, self._sizes)) if self._small else []
+
+    def _shaped_like(self, flat: Tensor) -> dict[int, Tensor]:
+        """Views of a flat tensor, shaped like the small parameters, by index."""
+        return {i: part.view(self._params[i].shape) for part, i in zip(self._split(flat), self._small, strict=True)}
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """Repeat one value per parameter, ``[params]``, for each element of the small ones."""
+        return values.index_select(0, self._owner)  # several times as fast as values[self._owner]
+
+    def _sums(self, flat: Tensor) -> list[Tensor]:
+        """The sum of each small parameter's part of a non-negative flat tensor."""
+        return list(torch._foreach_norm(self._split(flat), 1)) if self._small else []
+
+    def _in_order(self, large: Sequence[Tensor], small: Sequence[Tensor]) -> list[Tensor]:
+        """Values of the large and of the small parameters, merged into the order of all."""
+        by_index = {**dict(zip(self._large, large, strict=True)), **dict(zip(self._small, small, strict=True))}
+        return [by_index[i] for i in range(len(self._params))]
+
+
+def _sum_of_blocks(curvature: Tensor, damping: Tensor | float) -> Tensor:
+    """Σ max(s, 0), or Σ 1/(max(s, 0) + γ) with a damping γ."""
+    parts = (block.join([curvature]).clamp_min(0) for block in blocks([curvature]))
+    if isinstance(damping, Tensor):
+        parts = (part.add_(damping).reciprocal_() for part in parts)
+    return torch.stack([part.sum() for part in parts]).sum()
