@@ -88,7 +88,7 @@ def kronecker_cycle(task: Task, make: Callable[[Task], KroneckerOptimizer]) -> C
             for group in optimizer.param_groups:
                 group["step"] = max(FIRST, group["step"])  # after which plain passes run the bare model
             if optimizer.skipped_in_a_row:  # which takes less time
-                raise NonFiniteError("A step was skipped for a gradient or curvature that is not finite.")
+                raise NonFiniteError("A step was skipped for a non-finite gradient or curvature.")
 
         return optimizer, run
 

@@ -55,7 +55,7 @@ def test_only_the_users_own_step_measures_less_often(callback, interval):
 
 
 def test_an_interval_is_refused_where_every_update_measures():
-    with pytest.raises(HyperparameterError, match="IVONCallback takes no curvature_interval=10"):
+    with pytest.raises(HyperparameterError, match="IVONCallback does not support curvature_interval=10"):
         IVONCallback(curvature_interval=10)
 
 

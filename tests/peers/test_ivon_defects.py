@@ -302,7 +302,7 @@ def test_squared_gradients_are_measured_and_synchronised_under_ddp(ranks):
 def test_loop_that_forgets_to_reduce_is_refused(ranks):
     """There: standard DDP with a seed per rank silently diverges."""
     for rank in ranks:
-        assert "2 processes train together, and nothing has averaged what they measured" in rank["forgot"]
+        assert "2 processes train together, but their measurements have not been averaged" in rank["forgot"]
 
 
 @pytest.mark.ddp

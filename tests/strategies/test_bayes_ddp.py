@@ -329,7 +329,7 @@ def test_buckets_change_nothing(ranks):
 def test_a_batch_that_is_not_finite_on_one_rank_is_skipped_on_all(ranks):
     for rank in ranks:
         assert rank["skipping"]["counts"] == [1, 5]
-        assert "Update 4 has a gradient or curvature that is not finite" in rank["skipping"]["said"][0]
+        assert "Update 4 has a non-finite gradient or curvature" in rank["skipping"]["said"][0]
         assert all(value.isfinite().all() for value in rank["skipping"]["state"].values())
     assert_same_bits(ranks[1]["skipping"]["state"], ranks[0]["skipping"]["state"])
 

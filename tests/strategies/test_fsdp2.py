@@ -207,7 +207,7 @@ def test_ranks_skip_an_update_together_and_refuse_different_numbers_of_examples(
     for found in run_on_ranks(fail_on_one_rank, RANKS, tmp_path):
         assert found["skipped"] == 1
         torch.testing.assert_close(found["after"], found["before"], rtol=0, atol=0)
-        assert found["message"].startswith("7 examples in the pass of one process and 8 in that of another")
+        assert found["message"].startswith("One process has 7 examples in this pass and another has 8")
 
 
 def train_under_fabric(rank):

@@ -1,4 +1,4 @@
-"""Cohorts of a mean-field method: many tensors, one elementwise update."""
+"""The elementwise update of a mean-field method, applied to many tensors at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lightning_bayes.optim.steps import Cohort
 
 
 def prior_means(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """μ₀ of each parameter from its optimizer state; empty for zero."""
+    """μ₀ of each parameter, from its optimizer state; empty if zero."""
     return [state["prior_mean"] for state in states if "prior_mean" in state]
 
 
 def prior_precisions(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """δ of the weights of each parameter from its optimizer state; empty for their group's."""
+    """δ of each weight, from the optimizer states; empty if the group's δ applies."""
     return [state["prior_precision"] for state in states if "prior_precision" in state]
 
 
@@ -33,20 +33,20 @@ def _arguments_of(update: Callable[..., Any]) -> frozenset[str]:
 
 @final
 class DiagonalCohort(Cohort):
-    """Parameters that one pure, elementwise update moves.
+    """Parameters that are moved by one pure, elementwise update.
 
     Args:
-        params: The parameters, alike in device, dtype and number of updates.
+        params: Parameters with the same device, dtype and number of updates.
         states: Their optimizer states, which count this update already.
         group: Their parameter group.
-        measured: ĥ of each parameter; s where nothing was measured.
-        since: e, updates for which ĥ stands; 0 where nothing was measured.
+        measured: ĥ of each parameter; s if nothing was measured.
+        since: e, the number of updates that ĥ accounts for; 0 if nothing was measured.
         update: The pure update.
-        state_type: Its state.
-        arguments: Its keyword arguments, of δ of the weights; of None for that of the group.
-        curvature_update: The pure update of the curvature alone; None where only `update` has it.
-        only_averages: Whether that is a running average of ĥ and nothing else.
-        buffer: Memory for a change of a parameter.
+        state_type: The state that it takes and returns.
+        arguments: Returns its keyword arguments, given δ of each weight, or None if the group's δ applies.
+        curvature_update: The pure update of the curvature alone; None if there is no separate one.
+        only_averages: Whether that update is the plain running average of ĥ.
+        buffer: Returns scratch memory for the change of a parameter.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class DiagonalCohort(Cohort):
         self._curvature_update, self._only_averages = curvature_update, only_averages
 
     def prior_weights(self) -> float | Sequence[Tensor]:
-        """δ̃ of each parameter where its weights have priors of their own; see `Cohort`."""
+        """δ̃, for each weight if every weight has its own prior; see `Cohort`."""
         return [self._arguments_of(part)["prior"] for part in self._precisions] or super().prior_weights()
 
     def move_(self) -> None:
-        """Take the algorithm's update; see `Cohort`."""
+        """Apply the algorithm's update; see `Cohort`."""
         momentum, curvature = self._arguments["betas"]
         self._run({"betas": (momentum, curvature**self.since)})
 
@@ -98,24 +98,24 @@ class DiagonalCohort(Cohort):
         elif self._curvature_update is None:
             self.propose_(self._arguments["lr"], weight_of_old)
         else:
-            taken = _arguments_of(self._curvature_update)
+            accepted = _arguments_of(self._curvature_update)
             for block in blocks(curvatures):
-                arguments = {name: value for name, value in self._arguments_at(block).items() if name in taken}
+                arguments = {name: value for name, value in self._arguments_at(block).items() if name in accepted}
                 old, measured = block.join(curvatures), block.join(self._measured)
                 new = self._curvature_update(old, measured, rate=1 - weight_of_old, **arguments)
                 block.write_(curvatures, new)
 
     def _arguments_at(self, block: Block) -> Mapping[str, Any]:
-        """The arguments, with δ̃ of the block's weights where they have priors of their own."""
+        """The keyword arguments for a block, with δ̃ of each weight if every weight has its own prior."""
         return self._arguments_of(block.join(self._precisions)) if self._precisions else self._arguments
 
     def _run(self, replaced: Mapping[str, Any], changes: list[Tensor] | None = None) -> None:
-        """Run the update block by block, some arguments `replaced`; with `changes` the means stay and these are written."""
+        """Run the update block by block with some arguments `replaced`. Writes `changes` instead of the means if given."""
         grads = [local(param.grad).contiguous() for param in self._owners if param.grad is not None]
         fields = {name: [state[name] for state in self.states] for name in self._state_type._fields[1:]}
         for block in blocks(self.params):
             mean = block.join(self.params)
-            # Updates know a prior at zero only: they see the distance from its mean.
+            # Updates assume a prior centred at zero, so they get the distance from its mean.
             centre = block.join(self.prior_means) if self.prior_means else None
             start = mean if centre is None else mean - centre
             old = self._state_type(start, *(block.join(field) for field in fields.values()))

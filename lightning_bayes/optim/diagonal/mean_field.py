@@ -1,7 +1,7 @@
-"""The base of the mean-field optimizers: hyperparameters, state (s, m), noise from the old s, the posterior.
+"""Base class of the mean-field optimizers: hyperparameters, state, sampling, the update and the posterior.
 
-Every update is a pure function of one parameter's state and measurement: the paper's, `natural_update`, or the bounded
-one of `optim.steps.trust_region`.
+A method of the family adds three things: a pure, elementwise update of its state (`natural_update`), a curvature estimator,
+and a few class attributes. `optim.diagonal.vogn` is the pattern.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing_extensions import Unpack
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.curvature.spread import local
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
-from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
-from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, start_state, take_sizes
+from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, BatchSquare, CurvatureEstimator, SquaredGradients
+from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, record_sizes, start_state, state_fields
 from lightning_bayes.optim.diagonal.sampling import CohortSampler
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
@@ -32,7 +33,7 @@ from lightning_bayes.optim.readout.state import WeightPosterior
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.measuring import FIRST, require_interval, updates_since
 from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.parameters import points, reference_weights, require_sizes, trainable
+from lightning_bayes.optim.runtime.parameters import deterministic_params, reference_weights, require_sizes, trainable
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 from lightning_bayes.optim.runtime.shards import local_state, require_elementwise
 from lightning_bayes.optim.schedules import apply_functions, take_functions
@@ -44,35 +45,35 @@ from lightning_bayes.posteriors import initial_curvature
 
 
 class MeanFieldOptimizer(NoisyOptimizer, ABC):
-    """A mean-field variational optimizer; subclasses fill in the class attributes.
+    """A mean-field variational optimizer. Subclasses set the class attributes.
 
     Class attributes:
-        noisy: Whether gradients are taken at samples; False leaves a point, no posterior.
-        estimator: The curvature that its passes measure, ĥ.
-        state_type: Its state: mean, curvature, momentum, and what else the algorithm keeps.
-        default_step: The step of its callback without a learning rate.
+        noisy: Whether gradients are computed at posterior samples. If False, there is no posterior, only a point estimate.
+        estimator: Estimates the curvature ĥ from passes.
+        state_type: The state of a parameter: mean, curvature, momentum, and anything else the algorithm needs.
+        default_step: The step of the method's callback if no learning rate is given.
         hyperparameters: The record of its hyperparameters.
         own_defaults: Its defaults, where they differ from the record's.
-        can_graft: Whether another optimizer's step may take its direction, see `optim.steps.graft`.
-        curvature_update: Its pure update of s alone, for other optimizers' steps: of s, ĥ, ``rate`` = 1-β₂, and keyword
-            arguments of `natural_update`. None where s needs more than ĥ.
-        averages_curvature: Whether that is the running average of what is measured, and nothing more.
-        amortises: Whether some updates may go without a measurement, see `optim.runtime.measuring`.
-        signed_curvature: Whether its curvature may be negative, above -δ̃.
-        prior_at_sample: Whether the prior's gradient is taken at the sample, not at the mean.
+        can_graft: Whether its direction can be combined with the length of another optimizer's step (`optim.steps.graft`).
+        curvature_update: Pure update of s alone, used when another optimizer moves the mean. It takes s, ĥ, ``rate`` = 1-β₂
+            and keyword arguments of `natural_update`. None if s needs more than ĥ.
+        averages_curvature: Whether this update is the plain running average of ĥ.
+        amortises: Whether updates may skip the measurement; see `optim.runtime.measuring`.
+        signed_curvature: Whether the curvature may be negative, down to -δ̃.
+        prior_at_sample: Whether the gradient of the prior is computed at the sample instead of the mean.
 
-    Numbers among the arguments may be functions of the number of updates, see `optim.schedules`.
+    Numeric arguments may be functions of the number of updates; see `optim.schedules`.
 
     Args:
-        model: The model whose passes are measured; its layers must be reached by a curvature rule.
-        params: Parameters or parameter groups, by default all trainable parameters of `model`.
-        base: The optimizer that moves the means, see `optim.steps.base_optimizer`: `params` and `lr` are then its own.
-        own: Hyperparameters of the algorithm alone, those that its `hyperparameters` add.
-        **fields: Hyperparameters, see `OptimizerFields`.
+        model: The model to train. A curvature rule must cover each of its layers.
+        params: Parameters or parameter groups. Default: all trainable parameters of `model`.
+        base: The optimizer that moves the means; see `optim.steps.base_optimizer`. It determines `params` and `lr`.
+        own: The hyperparameters that the algorithm's record adds to the shared ones.
+        **fields: Shared hyperparameters; see `OptimizerFields`.
 
     Raises:
-        HyperparameterError: If a value lies outside of its range, or no parameter is trainable.
-        UnsupportedLayerError: If a lazy layer has no size yet.
+        HyperparameterError: If a value is out of range, or no parameter is trainable.
+        UnsupportedLayerError: If a lazy layer is uninitialised.
         UnsupportedTrainingError: If parameters are stored in half precision.
     """
 
@@ -104,13 +105,15 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._reference = reference_weights(model)
         self.steps = make_steps(base)
         step = step_for(values["step_rule"], self.steps)
-        self._points = points(model, values["bayesian"], norms=step.is_published)
+        self._deterministic = deterministic_params(model, values["bayesian"], norms=step.is_published)
         self.weight_priors = weight_priors(model, values["prior"])
-        taken = signature(type(self).natural_update).parameters
-        self._own_arguments = [name for name in self.hyperparameters.own_names() if name in taken]
-        self._functions: list[dict[str, Callable[[int], Any]]] = []  # of each group
+        accepted = signature(type(self).natural_update).parameters
+        self._own_arguments = [name for name in self.hyperparameters.own_names() if name in accepted]
+        self._functions: list[dict[str, Callable[[int], Any]]] = []  # scheduled hyperparameters, per group
         self._sampler = CohortSampler()
-        self._check_batch_size = BatchSizeCheck(self.estimator, type(self).__name__)
+        self._check_batch_size = (
+            BatchSizeCheck(type(self).__name__) if isinstance(self.estimator, BatchSquare) else None
+        )
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
         engine, quantity = values["engine"], self.estimator.quantity
@@ -126,10 +129,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     @staticmethod
     @abstractmethod
     def natural_update(*arguments: Any, **hyperparameters: Any) -> Any:
-        """The algorithm's pure, elementwise update: of its state, ĝ and ĥ, with hyperparameters as keywords."""
+        """The algorithm's pure, elementwise update. It takes the state, ĝ, ĥ and hyperparameters as keywords."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as `torch.optim.Optimizer` does, and create its state, so that a posterior always exists.
+        """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`.
 
         Args:
             param_group: The group.
@@ -151,17 +154,17 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             self._state(param, group)
 
     def step_of(self, group: Mapping[str, Any]) -> Step:
-        """How the means of a group move."""
+        """The step that moves the means of a group."""
         return self.steps[group["step_rule"]]
 
     @property
     def base_step(self) -> BaseOptimizerStep | None:
-        """The step of the optimizer that moves the means; None where the algorithm's own update does."""
+        """The step that uses another optimizer; None if the algorithm's own update moves the means."""
         step = self.steps.get("user")
         return step if isinstance(step, BaseOptimizerStep) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, see `torch.optim.Optimizer`; under ``base`` that of the optimizer that moves the means."""
+        """The state, with that of another optimizer that moves the means under ``base``; see `torch.optim.Optimizer`."""
         found = super().state_dict()
         return found if self.base_step is None else {**found, STATE_KEY: self.base_step.base.state_dict()}
 
@@ -169,12 +172,12 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """Restore a state.
 
         Args:
-            state_dict: The result of `state_dict`. Its step rules count: a `HyperparameterError` names those that lack
-                their base optimizer.
+            state_dict: The result of `state_dict`. Its step rules replace those of this optimizer. A rule that needs a base
+                optimizer raises a `HyperparameterError` if there is none.
         """
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            # Files of version 0.1.0.dev0 lack these.
+            # Missing in files of version 0.1.0.dev0.
             group.update({"curvature_interval": 1, "antithetic": False, **group})
         rules = {group["step_rule"] for group in self.param_groups}
         if self.base_step is not None and "user" not in rules:
@@ -187,28 +190,36 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             forget(self.state[param], set(self.state_type._fields[1:]) - set(self._kept(param, group)))
 
     def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of a parameter, created if it does not exist."""
         state: dict[str, Any] = self.state[param]
         if not state:
             kept, reference = self._kept(param, group), self._reference.get(param, param)
-            state |= start_state(param, kept, reference, noisy=param not in self._points)
+            state |= start_state(param, kept, reference, noisy=param not in self._deterministic)
             state |= prior_state(param, group, self.weight_priors)
             if not kept and self.estimator.quantity == "squared_gradients":
                 self.engine.left_out.add(param)
         return state
 
     def _kept(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
-        """The entries of a parameter's state: none where it has no posterior and another optimizer moves it."""
-        moves, averages = self.step_of(group).uses_update, self.averages_curvature or self.curvature_update is not None
-        kept: Sequence[str] = self.state_type._fields[1:] if moves or not averages else ("curvature",)
-        return () if param in self._points and not moves else kept
+        """Names of the tensors in a parameter's state."""
+        return state_fields(
+            self.state_type,
+            updates_mean=self.step_of(group).uses_update,
+            is_deterministic=param in self._deterministic,
+            needs_momentum=not self.averages_curvature and self.curvature_update is None,
+        )
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        self.estimator.prepare(type(self).__name__, loss_scale)
+        if loss_scale != 1 and not self.estimator.allows_loss_scale:
+            raise UnsupportedTrainingError(
+                f"{type(self).__name__} measures {self.estimator.quantity} through BackPACK, which supports no scaled loss, "
+                "such as that of a torch.amp.GradScaler or of precision='16-mixed'. Train with precision='32-true'."
+            )
         needs_engine = self._measures_now() and self.estimator.quantity != "gradient"
         return super()._open_capture(sample, loss_scale) if needs_engine else self._unmeasured_capture()
 
     def _measures_now(self) -> bool:
-        """Whether the passes of the open update measure the curvature of any parameter, as the first of them decides."""
+        """Whether the passes of the open update measure any curvature. The first pass decides for all of them."""
         if self._open.measures is None:
             states = ((self._state(param, group), group) for group, param in self._trained())
             is_due = any(self._since(state, group) for state, group in states if "curvature" in state)
@@ -219,7 +230,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return [param for group, param in self._trained() if "curvature" in self._state(param, group)]
 
     def _since(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> int:
-        """For how many updates a measurement of this one stands; 0 where the parameter is not due."""
+        """The number of updates that a measurement now accounts for; 0 if the parameter is not due."""
         return updates_since(state["step"] + 1, self.num_updates + 1, group["curvature_interval"])
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
@@ -236,44 +247,43 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return super()._finalise_curvature(self.estimator.finalise(curvature)) if self._measures_now() else {}
 
     def _scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """(θ - μ) / Σ of the open pass, in the engine's memory."""
+        """(θ - μ) / Σ of the open pass, in the engine's workspace."""
         return self._sampler.scores(params, self.sampled_mean(), lambda p: self.engine.workspace.result(p.shape, p))
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         self._sampler.start()
         sample: dict[nn.Parameter, Tensor] = {}
-        runs_engine = self._open.measures is not False and self.estimator.quantity != "gradient"
         for group in self.param_groups:
             for params in self._noisy_cohorts(group):
                 states = [self.state[param] for param in params]
                 drawn = self._sampler.sample(params, states, group, noise, pooled=self._takes_pool(group))
                 sample.update(zip(params, drawn, strict=True))
-        if runs_engine:
-            self._sampler.forget_draws()  # the engine needs the memory
+        if self._open.measures is not False and self.estimator.quantity != "gradient":
+            self._sampler.forget_draws()  # to make room for the engine's workspace
         elif self._open.measures is False:
-            self.engine.workspace.release()  # the pool of draws needs it
+            self.engine.workspace.release()  # to make room for the pool of draws
         return sample
 
     def _takes_pool(self, group: Mapping[str, Any]) -> bool:
-        """Whether passes share pools of draws: not where others between them would draw, or need the memory."""
+        """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
         is_amortised = group["curvature_interval"] > 1 and self.num_updates >= FIRST
         return self.mc_samples == 1 and (is_amortised or self.estimator.quantity == "gradient")
 
     def _noisy_cohorts(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
-        """Cohorts of the parameters that have noise now, their curvature started."""
+        """Cohorts of the parameters to sample, with an initialised curvature."""
         if group["noisy"]:
-            effective(group)  # N must be known
+            effective(group)  # raises if N is unknown
             for cohort in self._cohorts(group):
                 params = [param for param in cohort if self.state[param]["noisy"]]
                 if params and self._start_curvature(params, group):
                     yield params
 
     def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
-        """The group's trainable parameters that are updated together."""
+        """The trainable parameters of a group, split into cohorts that are updated together."""
         return cohorts_of(group["params"], lambda param: self._state(param, group))
 
     def _start_curvature(self, params: list[nn.Parameter], group: dict[str, Any]) -> bool:
-        """Put in the initial precision before the first update; whether there is a curvature."""
+        """Initialise the curvature from ``init_precision`` before the first update. Returns whether there is a curvature."""
         if self.state[params[0]]["step"]:
             return True
         if group["init_precision"] is None:
@@ -285,29 +295,30 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     def _update_all(self, measurement: Measurement) -> None:
         for group in self.param_groups:
-            effective(group)  # N must be known
+            effective(group)  # raises if N is unknown
             for params in self._cohorts(group):
                 self.step_of(group).apply(self._cohort(params, group, measurement))
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
         self._finish_update(measurement)
-        self._check_batch_size(measurement, self.param_groups[0])
+        if self._check_batch_size is not None:
+            self._check_batch_size(measurement, self.param_groups[0])
 
     def _finish_update(self, measurement: Measurement) -> None:
-        """Take the sizes that the noise has until the next measurement, and count the update."""
+        """Record the tensor sizes after a measurement, count the update, and evaluate the schedules."""
         for group, functions in zip(self.param_groups, self._functions, strict=True):
             if measurement.has_curvature and group["relative_noise"] is not None:
                 for params in self._cohorts(group):
-                    take_sizes(params, [self.state[param] for param in params])
+                    record_sizes(params, [self.state[param] for param in params])
             before = effective(group)
             group["step"] += 1
             apply_functions(group, functions, self.hyperparameters)
-            now = effective(group)
-            if self.signed_curvature and (now.prior < before.prior or now.scale > before.scale):
+            after = effective(group)
+            if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
                 keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)
 
     def _cohort(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> DiagonalCohort:
-        """Parameters that are updated together, this update counted."""
+        """The cohort of `params` at this update, which it counts."""
         states = [self.state[param] for param in params]
         curvatures = [local(state["curvature"]) for state in states if "curvature" in state]
         since = self._since(states[0], group) if measurement.has_curvature and curvatures else 0
@@ -321,7 +332,6 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _measured_curvature(
         self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement
     ) -> list[Tensor]:
-        """ĥ of `params`, contiguous."""
         return self.estimator.scaled([measurement.curvature[param].contiguous() for param in params], group)
 
     def _diagonal_cohort(
@@ -342,47 +352,47 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         )
 
     def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Keyword arguments of `natural_update`, of weights with δ of their own if given; subclasses may add some."""
-        now = effective(group)
+        """Keyword arguments of `natural_update`; `precision` is δ of each weight, if it differs from the group's."""
+        hyper = effective(group)
         return {
             "lr": float(group["lr"]),
             "betas": group["betas"],
-            "prior": now.prior if precision is None else now.prior_of(precision),
-            "damping": now.damping,
+            "prior": hyper.prior if precision is None else hyper.prior_of(precision),
+            "damping": hyper.damping,
             "step": step,
             **{name: group[name] for name in self._own_arguments},
         }
 
     def _start_noise(self) -> None:
-        """Start the curvature where `init_precision` says it."""
+        """Initialise the curvature of all groups that have an ``init_precision``."""
         for group in self.param_groups:
             list(self._noisy_cohorts(group))
 
     @torch.no_grad()
     def posterior(self) -> WeightPosterior:
-        """The posterior by the model's parameter names; under FSDP2 all processes have to call it together.
+        """Build the posterior, by the model's parameter names. Under FSDP2 all processes must call it together.
 
         Returns:
-            Copies of mean and precision; parameters without noise are among the constants.
+            Copies of mean and precision, with parameters that have no noise among the constants.
         """
         self._start_noise()
         return posterior_of_model(self.model, self._trained(), self.state)
 
     @torch.no_grad()
     def effective_parameters(self) -> Tensor:
-        """The number of parameters that the data determine, Σ_i s_i / (s_i + γ_t), as in MacKay 1992.
+        """The effective number of parameters, Σ_i s_i / (s_i + γ_t), that the data determine (MacKay 1992).
 
-        γ_t is what the prior adds to the curvature (`posteriors.shaped_noise`), or δ̃. Negative curvatures count as 0, and
-        of a matrix with Kronecker factors the diagonal counts.
+        γ_t is the prior's part of the curvature (`posteriors.shaped_noise`), or δ̃. Negative curvatures count as 0. A matrix
+        with Kronecker factors contributes the diagonal of their product.
 
         Returns:
             A scalar between 0 and the number of weights with noise.
         """
-        found = list(self._determined())
-        return torch.stack(found).sum() if found else torch.zeros(())
+        counts = list(self._determined())
+        return torch.stack(counts).sum() if counts else torch.zeros(())
 
     def _determined(self) -> Iterator[Tensor]:
-        """The number of parameters that the data determine, tensor by tensor."""
+        """The effective number of parameters of each tensor."""
         for group in (group for group in self.param_groups if group["noisy"]):
             for param in (param for params in self._cohorts(group) for param in params):
                 state = self.state[param]

@@ -1,4 +1,4 @@
-"""The optimizer state of single parameters: how it starts, and which of them are updated together."""
+"""Optimizer state of single parameters, and the split of parameters into cohorts."""
 
 from __future__ import annotations
 
@@ -12,50 +12,73 @@ from lightning_bayes.curvature.spread import whole
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
 
-def start_state(param: nn.Parameter, kept: Sequence[str], reference: Tensor, *, noisy: bool) -> dict[str, Any]:
+def state_fields(state_type: Any, *, updates_mean: bool, is_deterministic: bool, needs_momentum: bool) -> Sequence[str]:
+    """Names of the tensors that a parameter's state needs.
+
+    Args:
+        state_type: The algorithm's state, a NamedTuple that begins with the mean.
+        updates_mean: Whether the algorithm's own update moves the mean, not another optimizer.
+        is_deterministic: Whether the parameter has no posterior.
+        needs_momentum: Whether the algorithm cannot update its curvature alone.
+
+    Returns:
+        The names.
+    """
+    fields: Sequence[str] = state_type._fields[1:]
+    if updates_mean:
+        return fields
+    if is_deterministic:
+        return ()
+    return fields if needs_momentum else ("curvature",)
+
+
+def start_state(param: nn.Parameter, fields: Sequence[str], reference: Tensor, *, noisy: bool) -> dict[str, Any]:
     """The state before the first update.
 
     Args:
         param: The parameter.
-        kept: Names of the tensors that are shaped like it; they start at zero.
-        reference: The tensor that tells its size; 1 where that is zero.
-        noisy: Whether it has a posterior.
+        fields: Names of the tensors that are shaped like it. They start at zero.
+        reference: The tensor whose root mean square is the parameter's initial size; 1 if that is zero.
+        noisy: Whether the parameter has a posterior.
 
     Returns:
         The state by name.
     """
     size = root_mean_squares([whole(reference.detach())])[0]
     state: dict[str, Any] = {"step": 0, "noisy": noisy, "scale": torch.where(size > 0, size, torch.ones_like(size))}
-    state |= {name: torch.zeros_like(param, memory_format=torch.preserve_format) for name in kept}
+    state |= {name: torch.zeros_like(param, memory_format=torch.preserve_format) for name in fields}
     return state
 
 
 def cohorts_of(
     params: Iterable[nn.Parameter], state_of: Callable[[nn.Parameter], Mapping[str, Any]]
 ) -> list[list[nn.Parameter]]:
-    """Trainable parameters, alike in device, dtype, number of updates, having a curvature, and having priors of weights.
+    """Split trainable parameters into cohorts that can be updated together.
+
+    The parameters of a cohort share device, dtype and number of updates. All or none of them have a curvature, and all or
+    none have a prior for each weight.
 
     Args:
         params: The parameters.
-        state_of: The state of each.
+        state_of: Returns the state of a parameter.
 
     Returns:
         The cohorts.
     """
-    alike: dict[Any, list[nn.Parameter]] = {}
+    cohorts: dict[Any, list[nn.Parameter]] = {}
     for param in params:
         if param.requires_grad:
             state = state_of(param)
-            kept = ("curvature" in state, "prior_precision" in state)
-            alike.setdefault((param.device, param.dtype, state["step"], *kept), []).append(param)
-    return list(alike.values())
+            key = (param.device, param.dtype, state["step"], "curvature" in state, "prior_precision" in state)
+            cohorts.setdefault(key, []).append(param)
+    return list(cohorts.values())
 
 
 def forget(state: dict[str, Any], names: Iterable[str]) -> None:
-    """Drop what older files hold of a parameter and its step does not need.
+    """Drop entries that older checkpoints contain and the current step does not need.
 
     Args:
-        state: Its state, changed in place.
+        state: The state of a parameter, changed in place.
         names: The entries to drop.
     """
     for name in names:
@@ -63,11 +86,11 @@ def forget(state: dict[str, Any], names: Iterable[str]) -> None:
 
 
 @torch.no_grad()
-def take_sizes(params: Sequence[nn.Parameter], states: Sequence[dict[str, Any]]) -> None:
-    """Keep the sizes of parameters, r_t, in their states.
+def record_sizes(params: Sequence[nn.Parameter], states: Sequence[dict[str, Any]]) -> None:
+    """Store the tensor sizes r_t in the states.
 
     Args:
-        params: Parameters of one device and dtype; their values are μ.
+        params: Parameters of one device and dtype, whose values are μ.
         states: Their states, changed in place.
     """
     sizes = tensor_sizes(list(params), [state["scale"] for state in states])

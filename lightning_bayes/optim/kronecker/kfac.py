@@ -1,16 +1,16 @@
 """K-FAC, Martens & Grosse 2015, https://arxiv.org/abs/1503.05671.
 
-With W a layer's matrix (its bias is the last column), ĝ its mean gradient, S ⊗ A its curvature and δ̃ = τδ/Ñ the prior
-precision per example:
+For a layer with matrix W (the bias is its last column), mean gradient ĝ, curvature S ⊗ A and prior precision per example
+δ̃ = τδ/Ñ:
 
-    every T_stats    S ← β₂ S + (1-β₂) Ŝ        A ← β₂ A + (1-β₂) Â        each on its own
+    every T_stats    S ← β₂ S + (1-β₂) Ŝ        A ← β₂ A + (1-β₂) Â        averaged separately
     every T_inv      S⁻ = (S + √(δ̃+γ)/π I)⁻¹    A⁻ = (A + π√(δ̃+γ) I)⁻¹     π-split of intrinsic and extrinsic damping
     every step       m ← β₁ m + (1-β₁)(ĝ + δ̃ W)
                      v = S⁻ m̂ A⁻                 m̂ = m / (1-β₁ᵗ)
                      W ← W - α v                 α = min(lr, √(c / Σ_layers vᵀ m̂)), see `optim.kronecker.kl_clip`
 
-Averages start from the first measurement, not from zero or the identity, so they need no correction. Matrices may have
-leading dimensions: the groups of a convolution.
+The averages start from the first measurement instead of zero or the identity, so they need no bias correction. Matrices may
+have leading dimensions for the groups of a convolution.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 
 
 class KFACState(NamedTuple):
-    """State of one layer that enters its step."""
+    """The state of a layer that its step needs."""
 
     mean: Tensor  # W, [..., out, K], relative to the prior's mean
     momentum: Tensor  # m, [..., out, K]
@@ -36,7 +36,7 @@ class KFACState(NamedTuple):
 
 
 class LayerStep(NamedTuple):
-    """One update of a layer; its length α is common to all layers."""
+    """The update of a layer up to its length α, which all layers share."""
 
     momentum: Tensor  # m
     corrected: Tensor  # m̂; vᵀ F v = vᵀ m̂
@@ -44,10 +44,10 @@ class LayerStep(NamedTuple):
 
 
 def average_factors(curvature: KroneckerProduct, measured: KroneckerProduct, *, beta: float) -> KroneckerProduct:
-    """Average new factors in, each on its own.
+    """Update the running averages of the two factors.
 
     Args:
-        curvature: S ⊗ A of the mean negative log-likelihood, prior not included.
+        curvature: S ⊗ A of the mean negative log-likelihood, without the prior.
         measured: Ŝ ⊗ Â.
         beta: β₂, weight of the old factors.
 
@@ -66,7 +66,7 @@ def damped_inverse(
         curvature: S ⊗ A.
         prior: δ̃.
         damping: γ.
-        name: The layer's name in error messages.
+        name: Name of the layer for error messages.
 
     Returns:
         (S + √(δ̃+γ)/π I)⁻¹ ⊗ (A + π√(δ̃+γ) I)⁻¹.
@@ -78,11 +78,11 @@ def update(state: KFACState, grad: Tensor, *, beta: float = 0.0, prior: float = 
     """One K-FAC update of one layer, up to its length; pure.
 
     Args:
-        state: State with the inverse to use.
+        state: State of the layer.
         grad: ĝ, mean gradient of the negative log-likelihood, ``[..., out, K]``.
         beta: β₁.
         prior: δ̃.
-        step: Number of this update, from 1.
+        step: Index of this update, from 1.
 
     Returns:
         m, m̂ and v = S⁻ m̂ A⁻.
@@ -94,13 +94,13 @@ def update(state: KFACState, grad: Tensor, *, beta: float = 0.0, prior: float = 
 
 @final
 class KFAC(KroneckerOptimizer):
-    """K-FAC as a `torch.optim.Optimizer`, without noise; arguments as in `KroneckerOptimizer`.
+    """K-FAC as a `torch.optim.Optimizer`, without noise and without a posterior; arguments as in `KroneckerOptimizer`.
 
-    It has no posterior. It is the baseline of Zhang et al. 2018, and what to tune before noise is switched on.
+    It is the baseline of Zhang et al. 2018. Tune it before switching to `NoisyKFAC`.
     """
 
     noisy = False
-    default_step = "trust_region"  # with the user's own step there would be nothing left of K-FAC
+    default_step = "trust_region"  # with the user's step nothing of K-FAC would be left
     natural_update = staticmethod(vogn_update)
     layer_state_type = KFACState
     layer_update = staticmethod(update)

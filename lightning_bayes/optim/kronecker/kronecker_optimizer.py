@@ -1,10 +1,10 @@
-"""The base of K-FAC and Noisy K-FAC: matrices in linear layers and convolutions, VOGN everywhere else.
+"""Base class of K-FAC and Noisy K-FAC: Kronecker factors for linear layers and convolutions, VOGN for everything else.
 
-Every T_stats updates the passes measure; in turns, every T_inv updates, a layer's factors are inverted
-(`optim.kronecker.intervals`).
+Passes measure the factors every T_stats updates. Each layer's factors are inverted every T_inv updates, and the layers take
+turns (`optim.kronecker.intervals`).
 
-The matrices take the paper's step (`layer_update`), or the bounded one of `optim.steps.trust_region`, tensor by tensor, or
-that of the user's optimizer (`optim.steps.base_optimizer`), for which only the posterior is K-FAC's.
+The matrices move by the step of the paper (`layer_update`), by the bounded step of `optim.steps.trust_region`, or by the
+step of the user's optimizer (`optim.steps.base_optimizer`). With the latter, K-FAC only shapes the posterior.
 """
 
 from __future__ import annotations
@@ -45,40 +45,40 @@ from lightning_bayes.posteriors import require_memory
 
 
 class KroneckerOptimizer(MeanFieldOptimizer, ABC):
-    """A mean-field optimizer whose linear layers and convolutions have matrices; see the head of this module.
+    """A mean-field optimizer with Kronecker factors for linear layers and convolutions; see the module docstring.
 
     Class attributes:
-        layer_state_type: The state that enters a layer's step.
-        layer_update: The paper's pure update of one layer.
-        average_factors: The paper's pure average of a layer's factors.
+        layer_state_type: The state that a layer's step needs.
+        layer_update: The pure update of one layer.
+        average_factors: The pure running average of a layer's factors.
 
     Args:
         model: See `MeanFieldOptimizer`.
-        params: See there.
+        params: See `MeanFieldOptimizer`.
         stats_interval: T_stats, updates between measurements of the curvature.
-        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns.
-        max_side: Layers with a longer side of their matrix are treated as mean-field.
-        limit_mib: Memory in MiB that factors, inverses and roots may take together.
-        fisher: ``"sampled"`` draws labels from the model's likelihood, for the Fisher; ``"empirical"`` takes the data's.
-            None draws them where a likelihood is known. With ``engine="backpack"`` it counts for the other layers.
-        likelihood: The likelihood of the outputs; None looks for a `Likelihood` in the model's attribute ``likelihood``.
-        kl_clip: c, bound of the squared Fisher norm of the whole step, see `optim.kronecker.kl_clip`; None for none. Zhang
-            et al. take ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
-        factors: ``"kfac"`` by either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``, which reads the labels'
+        inverse_interval: T_inv, updates between inversions of a layer's factors.
+        max_side: Layers whose matrix has a longer side use mean-field updates.
+        limit_mib: Limit in MiB on the memory of factors, inverses and roots.
+        fisher: ``"sampled"`` samples labels from the model's likelihood (the Fisher); ``"empirical"`` uses the data's.
+            None samples if the likelihood is known. With ``engine="backpack"`` it applies to the other layers only.
+        likelihood: The likelihood of the outputs. None looks for a `Likelihood` in the model's attribute ``likelihood``.
+        kl_clip: c, the bound on the squared Fisher norm of the whole step; see `optim.kronecker.kl_clip`. None: no bound.
+            Zhang et al. use ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
+        factors: ``"kfac"`` with either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``, which reads the
             likelihood from the loss. See `optim.kronecker.factor_source`.
-        unsupported_layers: The treatment of layers that ``engine="backpack"`` has no factors for: ``"refuse"``,
-            ``"mean_field"``, or ``"fused"`` for our own rules.
-        **fields: See there.
+        unsupported_layers: How to treat layers for which ``engine="backpack"`` has no factors: ``"refuse"``,
+            ``"mean_field"``, or ``"fused"`` to use this package's rules.
+        **fields: See `MeanFieldOptimizer`.
 
     Raises:
-        HyperparameterError: If a value lies outside of its range.
+        HyperparameterError: If a value is out of range.
     """
 
     averages_curvature = True
     can_graft = False
     estimator = KroneckerFactorsEstimator()
     hyperparameters: ClassVar[type[Hyperparameters]] = KroneckerHyperparameters
-    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ counts measurements, not updates
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ is per measurement, not per update
     layer_state_type: ClassVar[Callable[..., Any]]
     layer_update: ClassVar[Callable[..., Any]]
     average_factors: ClassVar[Callable[..., KroneckerProduct]]
@@ -103,25 +103,25 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         check_fisher(fisher)
         refuse_weight_prior(type(self).__name__, fields.get("prior"))
         check_factors(fields.get("engine", "fused"), factors, unsupported_layers)
-        self._divided: tuple[Any, Division] | None = None  # and what it depends on
+        self._divided: tuple[Any, Division] | None = None  # cache, with its key
         self._workers: WorkerGroup | None = None
         self.stats_interval, self.inverse_interval = stats_interval, inverse_interval
         self.max_side, self.limit_mib, self.fisher, self._likelihood = max_side, limit_mib, fisher, likelihood
         self.factors, self.unsupported_layers = factors, unsupported_layers
         self.estimator = KroneckerFactorsEstimator(factors)  # type: ignore[misc]
         super().__init__(model, params, own={"kl_clip": kl_clip, "max_side": max_side}, **fields)
-        label_source(fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
+        label_source(fisher, likelihood, model)  # raises if the likelihood cannot be sampled
 
     @abstractmethod
     def _inverted(self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, now: Effective) -> KroneckerProduct:
-        """Invert a layer's curvature into the product `kind` of `_kinds`."""
+        """Invert a layer's curvature; `kind` is one of `_kinds`."""
 
     def _kinds(self, layer: MatrixLayer) -> list[str]:
-        """The products that an inversion of the layer yields: ``"inverse"`` for the step, ``"root"`` for the noise."""
+        """The products that inverting the layer yields: ``"inverse"`` for the step, ``"root"`` for the noise."""
         return ["inverse"] if self.base_step is None else []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; see `MeanFieldOptimizer.add_param_group`. Refuses factors that do not fit into memory.
+        """Add a group; see `MeanFieldOptimizer.add_param_group`. Raises if the factors exceed the memory limit.
 
         Args:
             param_group: The group.
@@ -132,8 +132,8 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         layers = self.division().layers
         sizes = [groups * (rows**2 + columns**2) for groups, rows, columns in (layer.shape for layer in layers)]
         if layers:
-            kept = {"factors": True, "inverses": self.base_step is None, "roots": self.noisy}
-            kinds = [kind for kind, is_kept in kept.items() if is_kept]
+            stored = {"factors": True, "inverses": self.base_step is None, "roots": self.noisy}
+            kinds = [kind for kind, is_stored in stored.items() if is_stored]
             require_memory(
                 f"The Kronecker {', '.join(kinds)} of {len(layers)} layers",
                 len(kinds) * sum(sizes),
@@ -143,8 +143,8 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             )
 
     def division(self) -> Division:
-        """The layers that have matrices now."""
-        # Loading a state makes new groups.
+        """The current layers with Kronecker factors."""
+        # The key contains ids, because loading a state creates new groups.
         groups = [(id(group), [param.requires_grad for param in group["params"]]) for group in self.param_groups]
         if self._divided is None or self._divided[0] != groups:
             self._divided = (
@@ -160,10 +160,10 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         return self._divided[1]
 
     def _are_alike(self, weight: nn.Parameter, bias: nn.Parameter) -> bool:
-        return (weight in self._points) == (bias in self._points)
+        return (weight in self._deterministic) == (bias in self._deterministic)
 
     def summary(self) -> str:
-        """The curvature of every layer, in one sentence for a log."""
+        """Describe the curvature of every layer, for a log."""
         division, labels = self.division(), self._labels_in_words()
         long = [f"{name} (side {side} > max_side={self.max_side})" for name, side in division.too_long.items()]
         others = ", ".join([*long, *division.others]) or "none"
@@ -187,16 +187,16 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         return self.division().layers
 
     def _forget_other_shapes(self) -> None:
-        """Let layers whose bias was frozen or unfrozen start again."""
+        """Reset layers whose bias was frozen or unfrozen."""
         for layer in self._layers():
             layer_state.drop_if_of_another_shape(self.state[layer.weight], layer)
 
     def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
-        """The cohorts of `MeanFieldOptimizer` without the parameters of matrices."""
-        inside = {param for layer in self._layers() for param in layer.params}
-        cohorts = [[p for p in cohort if p not in inside] for cohort in super()._cohorts(group)]
+        """Cohorts of the parameters without Kronecker factors."""
+        in_matrices = {param for layer in self._layers() for param in layer.params}
+        cohorts = [[p for p in cohort if p not in in_matrices] for cohort in super()._cohorts(group)]
         for param in (param for cohort in cohorts for param in cohort if "curvature" not in self.state[param]):
-            self.state[param]["curvature"] = torch.zeros_like(param)  # it was part of a matrix before
+            self.state[param]["curvature"] = torch.zeros_like(param)  # previously part of a matrix
         return [cohort for cohort in cohorts if cohort]
 
     def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         return self.state_type._fields[1:] if uses_update else ("curvature",)
 
     def _measures_now(self) -> bool:
-        """Whether the passes of the open update measure the curvature."""
+        """Whether the passes of the open update measure curvature."""
         is_new = any(self._state(param, group)["measurements"] == 0 for group, param in self._trained())
         return self.measures_always or is_new or is_due(self.num_updates + 1, self.stats_interval)
 
@@ -227,17 +227,19 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         return self.engine
 
     def _draws_labels(self) -> bool:
-        """Whether this package's rules measure anything; BackPACK draws its labels itself."""
-        has_any = self._factor_engine.has_factors
-        theirs = {param for layer in self._layers() if has_any(layer.module) for param in layer.params}
-        return has_any is has_factors or any(param not in theirs for _, param in self._trained())
+        """Whether this package's rules measure any parameter. BackPACK samples its own labels."""
+        has_engine_factors = self._factor_engine.has_factors
+        if has_engine_factors is has_factors:
+            return True
+        by_backpack = {param for layer in self._layers() if has_engine_factors(layer.module) for param in layer.params}
+        return any(param not in by_backpack for _, param in self._trained())
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         if not self._measures_now():
             return {}
         layers = self._layers()
-        inside = {param for layer in layers for param in layer.params}
-        shapes: dict[Hashable, Tensor] = {param: param for _, param in self._trained() if param not in inside}
+        in_matrices = {param for layer in layers for param in layer.params}
+        shapes: dict[Hashable, Tensor] = {param: param for _, param in self._trained() if param not in in_matrices}
         for layer in layers:
             shapes |= factor_shapes(layer)
         return zeros_where_missing(curvature, shapes)
@@ -245,10 +247,10 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     # -- curvature ----------------------------------------------------------------------------------------------------
 
     def share_inversions(self, workers: WorkerGroup | None) -> None:
-        """Let the processes that train together invert some of the layers each, instead of every process all of them.
+        """Distribute the inversions over the processes that train together.
 
         Args:
-            workers: The processes, this one among them; None for this one alone.
+            workers: The processes, including this one; None to invert all layers here.
         """
         self._workers = workers
 
@@ -282,7 +284,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
 
     def _update_all(self, measurement: Measurement) -> None:
         for group in self.param_groups:
-            effective(group)  # N must be known
+            effective(group)  # raises if N is unknown
         layers = self._layers()
         with layer_state.kept_on_error(self.state[param] for layer in layers for param in layer.params):
             self._refresh(layers, measurement)
@@ -293,13 +295,13 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         self._finish_update(measurement)
 
     def _refresh(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
-        """Average what was measured into the factors, and invert those of the layers whose turn it is."""
+        """Update the factors from the measurement, and invert those that are due."""
         measures = bool(measurement.curvature)
         for layer in layers if measures else ():
             self._average_factors(layer, measurement)
         counts = [self.state[layer.weight]["measurements"] for layer in layers]
         due = [layers[i] for i in layers_due(counts, self.num_updates + 1, self.inverse_interval, measures=measures)]
-        kinds = {layer: wanted for layer in due if (wanted := self._kinds(layer))}
+        kinds = {layer: products for layer in due if (products := self._kinds(layer))}
         invert_all(kinds, self.state, self._invert_layer, self._workers)
 
     def _step(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
@@ -313,14 +315,14 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             self.step_of(move.group).apply(move)
 
     def _step_with(self, step: BaseOptimizerStep, layers: list[MatrixLayer], measurement: Measurement) -> None:
-        """The step of the user's optimizer, see `optim.steps`; the measurement shapes the posterior alone."""
-        every = [(list(layer.params), layer.group) for layer in layers]
+        """The step of the user's optimizer. The measurement only shapes the posterior."""
+        cohorts = [(list(layer.params), layer.group) for layer in layers]
         for group in self.param_groups:
             for params in self._cohorts(group):
-                every.append((params, group))
+                cohorts.append((params, group))
                 if measurement.curvature:
                     self._average_squares(params, group, measurement)
-        for params, group in every:
+        for params, group in cohorts:
             states = [self.state[param] for param in params]
             for state in states:
                 state["step"] += 1
@@ -337,25 +339,25 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
 
     def _layer_moves(self, layer: MatrixLayer) -> Iterator[Move]:
         states = [self.state[param] for param in layer.params]
-        centred, at = layer.matrix(layer.params).detach(), prior_means(states)
-        if at:
-            centred = centred - layer.matrix(at)
+        centred, centres = layer.matrix(layer.params).detach(), prior_means(states)
+        if centres:
+            centred = centred - layer.matrix(centres)
         for state in states:
             state["step"] += 1
         number = states[0]["step"]
         momentum = layer.matrix([state["momentum"] for state in states])
-        found = type(self).layer_update(
+        step = type(self).layer_update(
             type(self).layer_state_type(centred, momentum, layer_state.product(states[0], "inverse")),
             layer.matrix([param.grad for param in layer.params if param.grad is not None]),
             beta=layer.group["betas"][0],
             prior=effective(layer.group).prior,
             step=number,
         )
-        norms = layer.tensors(found.direction * found.corrected)
-        for state, new in zip(states, layer.tensors(found.momentum), strict=True):
-            state["momentum"] = new
+        norms = layer.tensors(step.direction * step.corrected)
+        for state, momentum in zip(states, layer.tensors(step.momentum), strict=True):
+            state["momentum"] = momentum
         for param, group, part, norm in zip(
-            layer.params, layer.groups, layer.tensors(found.direction), norms, strict=True
+            layer.params, layer.groups, layer.tensors(step.direction), norms, strict=True
         ):
             yield Move([param], [self.state[param]], group, [part.neg()], norm.sum())
 
@@ -372,14 +374,14 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             state["step"] += 1
             state["measurements"] += measures
         steps = self._diagonal_cohort(params, group, measured).propose_(1.0, weight)
-        now = effective(group)
+        hyper = effective(group)
         norms = [
-            (step.square() * (s + now.prior + now.damping)).sum() for step, s in zip(steps, curvatures, strict=True)
+            (step.square() * (s + hyper.prior + hyper.damping)).sum() for step, s in zip(steps, curvatures, strict=True)
         ]
         return Move(params, states, group, steps, torch.stack(norms).sum())
 
     def _share(self, moves: list[Move]) -> float:
-        """The share of the step that the bound of its Fisher norm leaves."""
+        """The factor of the step that keeps its Fisher norm below the bound."""
         bound = self.param_groups[0]["kl_clip"]
         if bound is None:
             return 1.0

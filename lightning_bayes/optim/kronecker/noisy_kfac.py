@@ -2,19 +2,19 @@
 
     W = M + √(τ/Ñ) R_S E R_Aᵀ        E standard normal, R_S R_Sᵀ = (S + √γ'/π I)⁻¹, R_A R_Aᵀ = (A + π√γ' I)⁻¹
 
-so that Cov(vec W) = (τ/Ñ) (S + √γ'/π I)⁻¹ ⊗ (A + π√γ' I)⁻¹. The gradient is taken at W; the rest is K-FAC
-(`optim.kronecker.kfac`) with the mean M. Intrinsic damping δ̃ = τδ/Ñ is the prior and always part of the noise. Extrinsic
-damping γ is not part of it in the paper (γ' = δ̃), and is in Osawa et al. 2019 (γ' = δ̃ + γ). The roots R are cached with
-the inverses, so a pass samples from factors that are at most T_inv updates old, and always from those before its own
-measurement.
+so that Cov(vec W) = (τ/Ñ) (S + √γ'/π I)⁻¹ ⊗ (A + π√γ' I)⁻¹. The gradient is computed at W; everything else is K-FAC
+(`optim.kronecker.kfac`) for the mean M. The noise always includes the intrinsic damping δ̃ = τδ/Ñ, the prior. The extrinsic
+damping γ is excluded in the paper (γ' = δ̃) and included in Osawa et al. 2019 (γ' = δ̃ + γ). The roots R are cached with the
+inverses, so a pass samples from factors that are at most T_inv updates old and never include its own measurement.
 
-The prior's gradient is δ̃ M by default. The paper has δ̃ W, ``prior_at="sample"``: the same expectation, more variance.
+The gradient of the prior is δ̃ M by default. The paper uses δ̃ W (``prior_at="sample"``), which has the same expectation and
+more variance.
 
-Noise in units of the layer's size κ r_l has the shape of the curvature (`posteriors.shaped_noise`), with
+With ``relative_noise`` κ, the noise has the shape of the curvature and a size of κ r_l (`posteriors.shaped_noise`):
 
     γ' = ε mean(diag S ⊗ A) + the prior's part        Ñ/τ_l = Ñ/τ + mean(diag (R_S R_Sᵀ ⊗ R_A R_Aᵀ)) / (κ r_l)²
 
-so that W = M + R_S E R_Aᵀ / √(Ñ/τ_l) has the mean variance κ² r_l² while the data allow more.
+so that W = M + R_S E R_Aᵀ / √(Ñ/τ_l) has the mean variance κ² r_l², unless the data require less.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PriorAt: TypeAlias = Literal["mean", "sample"]
 def noise_root(
     curvature: KroneckerProduct, *, prior: float, damping: float | Tensor = 0.0, name: str = ""
 ) -> KroneckerProduct:
-    """R_S ⊗ R_A; arguments as in `kfac.damped_inverse`, with γ where it is part of the noise, else 0."""
+    """R_S ⊗ R_A; arguments as in `kfac.damped_inverse`, with γ = 0 if the noise excludes it."""
     return pi_damped(curvature, prior + damping).inverse_root(f"layer {name!r}" if name else "a layer")
 
 
@@ -56,7 +56,7 @@ def sample(
 
     Args:
         mean: M, ``[..., out, K]``.
-        root: R_S ⊗ R_A before this update's measurement.
+        root: R_S ⊗ R_A from before the measurement of this update.
         noise: E, standard normal, ``[..., out, K]``.
         num_data: Ñ = ρN.
         kl_weight: τ.
@@ -68,7 +68,7 @@ def sample(
 
 
 def check_prior_at(prior_at: str) -> None:
-    """Require a place of the prior's gradient that exists.
+    """Validate `prior_at`.
 
     Args:
         prior_at: ``"mean"`` or ``"sample"``.
@@ -87,8 +87,8 @@ class NoisyKFAC(KroneckerOptimizer):
     Args:
         model: See `KroneckerOptimizer`.
         params: See there.
-        prior_at: Where the prior's gradient is taken: at the ``"mean"``, or at the ``"sample"`` as in the paper; the latter
-            is part of each pass's gradient, so gradient clipping sees it.
+        prior_at: Where to compute the gradient of the prior: at the ``"mean"``, or at the ``"sample"`` as in the paper. The
+            latter is part of the gradient of each pass, so gradient clipping includes it.
         **fields: See `KroneckerOptimizer`.
 
     Example:
@@ -142,37 +142,37 @@ class NoisyKFAC(KroneckerOptimizer):
         return drawn
 
     def _write_sample(self, layer: MatrixLayer, noise: CounterNoise, values: list[Tensor]) -> None:
-        """Write a sample of a layer's matrix, whose draws take that memory too unless they come from a pool."""
-        own, means = self._noise_of(layer), [param.detach() for param in layer.params]
-        scale = layer_scale(own.mean_variance, self.state[layer.weight], means[0], effective(layer.group))
-        # Several samples would take turns with the memory of one pool.
+        """Write a sample of a layer's matrix to `values`, which also hold its draws unless they come from a pool."""
+        layer_noise, means = self._noise_of(layer), [param.detach() for param in layer.params]
+        scale = layer_scale(layer_noise.mean_variance, self.state[layer.weight], means[0], effective(layer.group))
+        # Several samples would evict each other from the memory of the pool.
         pool = noise.next_pool(PAIRS) if self.mc_samples == 1 else None
         if pool is None:
             noise.fill_(values)
-            weights = sample(layer.matrix(means), own.root, layer.matrix(values), num_data=scale)
+            weights = sample(layer.matrix(means), layer_noise.root, layer.matrix(values), num_data=scale)
             torch._foreach_copy_(values, layer.tensors(weights))
             return
         factor = torch.as_tensor(scale, dtype=means[0].dtype, device=means[0].device).rsqrt() * noise.sign
-        for value, mean, part in zip(values, means, layer.tensors(own.draw(pool)), strict=True):
+        for value, mean, part in zip(values, means, layer.tensors(layer_noise.draw(pool)), strict=True):
             torch.addcmul(mean, part, factor, out=value)  # `sample`, in one pass over the weights
 
     def _noise_of(self, layer: MatrixLayer) -> LayerNoise:
-        root, known = layer_state.product(self.state[layer.weight], "root"), self._noises.get(layer.weight)
+        root, cached = layer_state.product(self.state[layer.weight], "root"), self._noises.get(layer.weight)
         assert root is not None
-        if known is None or not known.is_of(root):
-            known = self._noises[layer.weight] = LayerNoise(root)
-        return known
+        if cached is None or not cached.is_of(root):
+            cached = self._noises[layer.weight] = LayerNoise(root)
+        return cached
 
     def _noisy_layers(self) -> list[MatrixLayer]:
-        """Layers that have noise now."""
-        found = [layer for layer in self._layers() if self._is_noisy(layer)]
-        return [layer for layer in found if "input_root" in self.state[layer.weight]]
+        """The layers to sample: those with noise whose roots exist already."""
+        noisy = [layer for layer in self._layers() if self._is_noisy(layer)]
+        return [layer for layer in noisy if "input_root" in self.state[layer.weight]]
 
     def _is_noisy(self, layer: MatrixLayer) -> bool:
         return bool(layer.group["noisy"] and self.state[layer.weight]["noisy"])
 
     def _start_layers(self) -> None:
-        """Start the factors of new layers at their `init_precision`, where there is one."""
+        """Initialise the factors of new layers from ``init_precision``, if it is set."""
         self._forget_other_shapes()
         for layer in self._layers():
             is_new = "input_factor" not in self.state[layer.weight]

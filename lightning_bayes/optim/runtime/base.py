@@ -1,8 +1,8 @@
-"""The base of every noisy optimizer: sampled passes and a guarded step.
+"""Base class of all noisy optimizers: passes at sampled weights, and a step that is skipped if anything is not finite.
 
-A pass is: weights ← a posterior sample; forward and backward under the curvature engine; weights ← the mean, bit for bit,
-also after an exception. A step is: average the passes, check that they are finite, update. Outside a pass the parameters
-**are** the posterior mean.
+A pass replaces the weights by a posterior sample, runs forward and backward under the curvature engine, and restores the
+mean bit for bit, also after an exception. A step averages the passes, checks that the result is finite, and updates the
+posterior. Outside a pass the parameters **are** the posterior mean.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from lightning_bayes.private_torch import mark_as_scheduled
 
 
 class NoisyOptimizer(torch.optim.Optimizer, ABC):
-    """Base of the family; subclasses fill in `_sample` and `_update_all`.
+    """An optimizer over a weight posterior. Subclasses implement `_sample` and `_update_all`.
 
     Class attributes:
-        joins_weights: Whether the posterior joins all weights: there is one parameter group, which cannot change.
+        joins_weights: Whether the posterior correlates all weights. There is then one parameter group, which is fixed.
 
     Args:
-        model: The model whose passes are measured.
-        engine: Measures the passes.
+        model: The model to train.
+        engine: Measures the curvature of passes.
         params: Parameters or parameter groups.
-        defaults: Hyperparameters of the groups, among them ``noise_seed`` and ``step``.
+        defaults: Hyperparameters of the groups, including ``noise_seed`` and ``step``.
         mc_samples: K, weight samples per ``step(closure)``.
-        max_nonfinite_steps: Updates in a row that may be skipped for a measurement that is not finite.
+        max_nonfinite_steps: Number of consecutive updates that may be skipped because they are not finite.
     """
 
     joins_weights: ClassVar[bool] = False
@@ -58,30 +58,30 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.model, self.engine = model, engine
         self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
         self.skipped_steps = self.skipped_in_a_row = 0
-        self.measures_always = False  # True where a host tries how large a batch may be
-        self.samples_in_closure = False  # True where the host's closure opens the passes itself
+        self.measures_always = False  # set by hosts that search for the largest batch size
+        self.samples_in_closure = False  # set by hosts whose closure opens the passes
         self._mean: dict[nn.Parameter, Tensor] | None = None
         self._open = OpenUpdate()
         self._is_spread = require_rows(model)
         self._bare = GradientEngine(model, engine.loss_reduction)
         super().__init__(params, defaults)
-        # As the last loss that was read says. In the state, because a resumed run has to take the same kind of pass.
+        # Whether the last loss read was a mean. Part of the state, so that a resumed run opens the same kind of pass.
         self.param_groups[0]["loss_is_mean"] = False
 
     @abstractmethod
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        """A posterior sample of the parameters that have noise now, in memory of its own, strided like they are."""
+        """Draw a posterior sample of the parameters that have noise now, in separate memory with the same strides."""
 
     @abstractmethod
     def _update_all(self, measurement: Measurement) -> None:
-        """Update every parameter and count the update."""
+        """Update all parameters and count the update."""
 
     def _read_pass(self, finished: FinishedPass) -> dict[nn.Parameter, Tensor] | Curvature:
-        """ĥ of a pass, in the scale of the mean loss's curvature; passes are averaged key by key."""
+        """Read ĥ of a pass, for the mean loss. Passes are averaged key by key."""
         return finished.squares()
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        """ĥ of the update from the means over its passes, complete and in an order that all processes share."""
+        """Turn averages over passes into ĥ, for all measured parameters and in the same order in all processes."""
         return zeros_where_missing(curvature, {param: param for param in self._measured_params()})
 
     def _measured_params(self) -> list[nn.Parameter]:
@@ -90,26 +90,26 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     @property
     def num_updates(self) -> int:
-        """Updates so far: the counter of the noise."""
+        """Number of updates so far, the counter of the noise."""
         return max(int(group["step"]) for group in self.param_groups)
 
     def _trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
-        """Parameters that can be trained now, with their groups."""
+        """The parameters that are trainable now, with their groups."""
         return ((group, p) for group in self.param_groups for p in group["params"] if p.requires_grad)
 
     def sampled_params(self, sample: int | None = None, *, loss_scale: float = 1.0) -> AbstractContextManager[None]:
-        """Inside, the weights are a posterior sample, and a backward pass is measured; outside, they are the mean.
+        """Open a pass: inside the context the weights are a posterior sample, and backward is measured.
 
-        Forward and backward belong inside. Passes opened before one `step` are averaged. Without gradients (under
-        ``torch.no_grad()``) it only samples.
+        Run forward and backward inside. All passes before a `step` are averaged. Under ``torch.no_grad()`` the context only
+        samples.
 
         Args:
-            sample: Number of the noise to use; equal numbers give equal noise until the next `step`. By default the
-                count of passes opened since.
-            loss_scale: ``scaler.get_scale()`` if the loss is scaled by a `torch.amp.GradScaler`.
+            sample: Index of the noise; equal indices give equal noise until the next `step`. Default: the number of passes
+                opened since the last one.
+            loss_scale: ``scaler.get_scale()`` if a `torch.amp.GradScaler` scales the loss.
 
         Returns:
-            A context manager; the mean is back on exit, also after an exception.
+            A context manager. On exit the weights are the mean again, also after an exception.
         """
         return self.measured_pass(sample, loss_scale=loss_scale, watch_backward=True)
 
@@ -122,21 +122,21 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         watch_backward: bool = False,
         is_only_batch: bool = False,
     ) -> Iterator[Any]:
-        """`sampled_params` for hosts that show the loss to the capture themselves.
+        """Like `sampled_params`, for hosts that pass the loss to the capture themselves.
 
-        The number of a pass's examples is its weight in the mean over passes and processes, and turns the gradient of a sum
-        into that of a mean. A pass that measures no curvature neither counts them nor reads the loss if that number
-        cancels: its batch is the update's only one, the loss was a mean when it was last read, and the first ten updates
-        are over. The model then runs without any hook.
+        The number of examples weights a pass in the average over passes and processes, and converts the gradient of a summed
+        loss to that of the mean. A pass without curvature skips counting the examples and reading the loss if the number
+        cancels: the update has a single batch, the last loss read was a mean, and the first ten updates are done. The model
+        then runs without any hook.
 
         Args:
-            sample: Number of the noise.
-            loss_scale: Factor that multiplied the loss.
-            watch_backward: Let the capture observe each loss whose ``backward`` is called, for loops that do not show it.
-            is_only_batch: Whether all passes of this update, in all processes, are over one batch.
+            sample: Index of the noise.
+            loss_scale: Factor on the loss.
+            watch_backward: Observe every loss whose ``backward`` is called, for loops that do not call `observe`.
+            is_only_batch: Whether all passes of this update, in all processes, use the same batch.
 
         Yields:
-            The capture; call its `observe` with the loss before backward.
+            The capture. Call its `observe` with the loss before backward.
 
         Raises:
             UnsupportedTrainingError: If a pass is open already.
@@ -150,7 +150,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             with self._perturbed(index):
                 yield None
             return
-        if not self._open.examples:  # BatchNorm's statistics, which a batch that is not finite would ruin
+        if not self._open.examples:  # BatchNorm statistics, to be restored after a non-finite batch
             self._open.buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         before = {param: param.grad for _, param in self._trained()}
         try:
@@ -167,18 +167,18 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             raise
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """The engine's capture of one pass, with a request where passes are not all measured alike."""
+        """The capture of one pass. Subclasses may request something different for each pass."""
         return self.engine.capture()
 
     def _unmeasured_capture(self) -> AbstractContextManager[Capture]:
-        """The capture of a pass that yields no more than its gradient; see `measured_pass`."""
+        """The capture of a pass that measures its gradient only; see `measured_pass`."""
         is_mean = bool(self.param_groups[0].get("loss_is_mean"))
         needs_no_count = self._open.is_only_batch and is_mean and self.num_updates >= FIRST
-        needs_no_count &= not self._is_spread  # over processes that hold other batches
+        needs_no_count &= not self._is_spread  # other processes hold other batches
         return self._bare.bare() if needs_no_count else self._bare.capture()
 
     def _label_seed(self, sample: int) -> int:
-        """Seed of the labels that a pass draws."""
+        """Seed for the labels that a pass samples."""
         return counter_seed(int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._open.opened)
 
     @contextmanager
@@ -218,23 +218,23 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._open.add(finished, before, self._read_pass(finished))
 
     def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
-        """The open update's measurement, for hosts that average it over processes before `step`.
+        """The measurement of the open update, for hosts that average it over processes before `step`.
 
         Args:
-            add_ranks: Replaces tensors by their sums over the processes that share this one's weight samples, for what is
-                not linear in their gradients; None if no two processes do.
+            add_ranks: Replaces tensors by their sums over the processes that share weight samples with this one, for
+                curvatures that are not linear in the gradients. None if no processes share samples.
 
         Returns:
-            The loss, ĝ and, in an update that measures it, ĥ of every trained parameter, as tensors to be written to; and
+            The loss, ĝ and, if the update measures it, ĥ of every trained parameter, as tensors to be averaged in place; and
             the number of examples.
 
         Raises:
-            UnsupportedTrainingError: If FSDP2 averages already.
+            UnsupportedTrainingError: If FSDP2 has averaged them already.
         """
         if self._is_spread:
             raise UnsupportedTrainingError(
-                "FSDP2 has averaged the gradients over processes, and nothing else is to be averaged: call opt.step() after "
-                "the passes, without opt.measured()."
+                "FSDP2 averages the gradients over processes, so nothing is left to average. Call opt.step() after the "
+                "passes, without opt.measured()."
             )
         self._open.is_averaged_by_host = True
         if add_ranks is not None:
@@ -243,12 +243,12 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         return measurement.tensors(), measurement.num_examples
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        """Add up over processes what is not linear in the passes of one weight sample."""
+        """Sum over processes whatever is not linear in the passes of one weight sample."""
 
     def _measurement(self) -> Measurement:
         """The measurement of the open update."""
-        known = self._open.measurement
-        curvature = self._finalise_curvature(self._open.curvature) if known is None else dict(known.curvature)
+        final = self._open.measurement
+        curvature = self._finalise_curvature(self._open.curvature) if final is None else dict(final.curvature)
         return self._open.finalise((param for _, param in self._trained()), curvature)
 
     def _require_reduction(self) -> None:
@@ -257,27 +257,27 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         trains_in_several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if trains_in_several and not self._open.is_averaged_by_host:
             raise UnsupportedTrainingError(
-                f"{dist.get_world_size()} processes train together, and nothing has averaged what they measured: they would "
-                "drift apart. Before opt.step(), call lightning_bayes.strategies.all_reduce_mean_(*opt.measured()), and run "
-                "the passes under `with ddp_model.no_sync(), opt.sampled_params(rank):`."
+                f"{dist.get_world_size()} processes train together, but their measurements have not been averaged, so they "
+                "would drift apart. Call lightning_bayes.strategies.all_reduce_mean_(*opt.measured()) before opt.step(), "
+                "and run the passes under `with ddp_model.no_sync(), opt.sampled_params(rank):`."
             )
 
     def sampled_mean(self) -> dict[nn.Parameter, Tensor]:
-        """The means while a pass is open, of spread parameters this process's part; empty otherwise."""
+        """The means while a pass is open (under FSDP2 this process's rows); empty otherwise."""
         return self._mean or {}
 
     @property
     def num_examples(self) -> float:
-        """Examples in the passes since the last step."""
+        """Number of examples in the passes since the last step."""
         return self._open.examples
 
     def discard_passes(self) -> None:
-        """Forget the passes of the open update, and let the next `step` do nothing."""
+        """Discard the passes of the open update. The next `step` does nothing."""
         self.zero_grad()
         self._open.is_discarded = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; outside a pass also forget the passes of the open update.
+        """Clear the gradients. Outside a pass, also discard the passes of the open update.
 
         Args:
             set_to_none: As in `torch.optim.Optimizer`.
@@ -294,17 +294,17 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """Update the posterior from the passes since the last step.
 
         Args:
-            closure: Clears the gradients, computes the loss, calls backward and returns the loss, as `torch.optim` asks
-                for; it runs under `mc_samples` weight samples.
+            closure: Clears the gradients, computes the loss, calls backward and returns the loss, as in `torch.optim`. It
+                runs at `mc_samples` weight samples.
 
         Returns:
-            The closure's loss, averaged over samples; None without closure.
+            The loss of the closure, averaged over samples; None without a closure.
 
         Raises:
             NoMeasurementError: If no pass was measured.
         """
         loss = self._run(closure) if closure is not None else None
-        self._opt_called = True  # what LR schedulers ask for
+        self._opt_called = True  # checked by LR schedulers
         if self._open.is_discarded:
             self._close_update()
             return loss
@@ -330,7 +330,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def _run(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
-            # A host's closure opens the passes itself, or (Lightning's manual optimization) is empty, after passes.
+            # A host's closure opens the passes itself; in Lightning's manual optimization it is empty and comes after them.
             if self.samples_in_closure or self._open.examples:
                 return closure()
             self.zero_grad()
@@ -341,18 +341,18 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             return torch.stack(losses).mean()
 
     def require_finite(self) -> None:
-        """Require finite weights and state: an update can overflow although all that it was made of was finite.
+        """Require finite weights and state. An update with finite inputs may still overflow.
 
-        This waits for the device, so hosts call it where they wait anyhow, such as before they write a checkpoint.
+        This synchronises with the device, so hosts call it where they wait anyway, such as before writing a checkpoint.
 
         Raises:
-            NonFiniteError: Naming the parameters.
+            NonFiniteError: If they are not, with the names of the parameters.
         """
         mean = self.sampled_mean()
 
         def tensors_of(param: nn.Parameter) -> list[Tensor]:
-            kept = (value for value in self.state.get(param, {}).values() if isinstance(value, Tensor))
-            return [mean.get(param, param), *kept]
+            state = (value for value in self.state.get(param, {}).values() if isinstance(value, Tensor))
+            return [mean.get(param, param), *state]
 
         params = (param for group in self.param_groups for param in group["params"])
         if culprits := overflown(self.model, params, tensors_of, spread=self._is_spread):

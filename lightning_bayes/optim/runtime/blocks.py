@@ -1,8 +1,8 @@
-"""Elementwise arithmetic over many tensors in blocks that stay in the processor's cache.
+"""Elementwise arithmetic over many tensors, in blocks that fit into the processor's cache.
 
-One tensor at a time costs a small model a Python call per tensor and operation, and a large one a trip to main memory per
-operation. So small tensors are joined into one block and large ones are cut; an accelerator, which needs neither, gets
-large blocks.
+Processing one tensor at a time costs a small model a kernel launch per tensor and operation, and a large model a round trip
+to main memory per operation. Small tensors are therefore concatenated into one block, and large ones are split. Accelerators
+get large blocks.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# For each processor: a quarter of a MiB in float32, times the handful of tensors that an update touches.
-CACHED_ELEMENTS = 2**16
+CACHED_ELEMENTS = 2**16  # per core: 256 KiB in float32, times the handful of tensors that an update reads and writes
 ACCELERATOR_ELEMENTS = 2**26
 
 
 class Block(NamedTuple):
-    """All of the tensors `first` to `last` - 1 or, if that is one, its elements `start` to `stop` - 1."""
+    """Whole tensors `first` to `last` - 1, or elements `start` to `stop` - 1 of a single tensor."""
 
     first: int
     last: int
@@ -27,13 +26,13 @@ class Block(NamedTuple):
     stop: int
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The block's elements of `tensors`, flat: a view where it lies in one contiguous tensor, else a copy."""
+        """The elements of the block, flat: a view of a single contiguous tensor, otherwise a copy."""
         if self._is_one_tensor:
             return tensors[self.first].detach().reshape(-1)[self.start : self.stop]
         return torch.cat([tensor.detach().reshape(-1) for tensor in tensors[self.first : self.last]])
 
     def write_(self, tensors: Sequence[Tensor], flat: Tensor) -> None:
-        """Write flat elements back, the inverse of `join`; nothing is left to do for a view that was changed in place."""
+        """Write flat elements back; the inverse of `join`. A view that was changed in place needs no copy."""
         if self._is_one_tensor and tensors[self.first].is_contiguous():
             target = self.join(tensors)
             if target.data_ptr() != flat.data_ptr():
@@ -44,13 +43,13 @@ class Block(NamedTuple):
         torch._foreach_copy_(targets, [part.view(t.shape) for part, t in zip(parts, targets, strict=True)])
 
     def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The block's elements of `tensors`, tensor by tensor: whole ones in their shape, or a flat piece of a large one."""
+        """The elements of the block by tensor: whole tensors in their shape, or a flat piece of a large one."""
         if self._is_one_tensor and self.stop - self.start < tensors[self.first].numel():
             return [self.join(tensors)]
         return [tensor.detach() for tensor in tensors[self.first : self.last]]
 
     def spread(self, values: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """One value for each tensor, ``[tensors]``, repeated for each of the block's elements."""
+        """Repeat one value per tensor, ``[tensors]``, for every element of the block."""
         if self._is_one_tensor:
             return values[self.first]
         sizes = torch.tensor([t.numel() for t in tensors[self.first : self.last]], device=values.device)
@@ -65,7 +64,7 @@ def blocks(tensors: Sequence[Tensor]) -> Iterator[Block]:
     """Cover tensors of one device and dtype with blocks, in order.
 
     Args:
-        tensors: The tensors; others of the same shapes and memory layouts can be joined by the same blocks.
+        tensors: The tensors. The blocks also apply to other tensors with the same shapes and memory layouts.
 
     Yields:
         The blocks.
@@ -86,6 +85,6 @@ def blocks(tensors: Sequence[Tensor]) -> Iterator[Block]:
 
 
 def _cut(index: int, tensor: Tensor, limit: int) -> Iterator[Block]:
-    step = limit if tensor.is_contiguous() else tensor.numel()  # other layouts have no flat view to cut
+    step = limit if tensor.is_contiguous() else tensor.numel()  # other layouts have no flat view to split
     for start in range(0, tensor.numel(), step):
         yield Block(index, index + 1, start, min(start + step, tensor.numel()))

@@ -1,4 +1,4 @@
-"""Messages for numbers that are not finite."""
+"""Messages about non-finite weights, state and gradients."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def overflown(
 
     Args:
         model: The model.
-        params: Its parameters, in an order that all processes share.
-        tensors_of: Weights and state of one.
-        spread: Whether they are spread over processes, each of which then learns of the others' rows.
+        params: Its parameters, in the same order in all processes.
+        tensors_of: Returns the weights and state of a parameter.
+        spread: Whether FSDP2 shards them. All processes then get the result for all rows.
 
     Returns:
         The names.
@@ -45,10 +45,10 @@ def overflown(
 
 
 def overflow(names: Iterable[str], number: int, group: Mapping[str, Any]) -> str:
-    """The message of an update that overflowed, or one before it.
+    """The error message for an overflow in the last update or before.
 
     Args:
-        names: Its parameters.
+        names: The parameters that overflowed.
         number: Number of updates so far.
         group: A parameter group.
 
@@ -56,20 +56,19 @@ def overflow(names: Iterable[str], number: int, group: Mapping[str, Any]) -> str
         The message.
     """
     return (
-        f"Update {number} or one before left numbers that are not finite in the weights or the state of "
-        f"{name_some(names, _ROOM)}, although its gradients were finite: it was too large for its precision. Go on from "
-        f"an earlier checkpoint, with a smaller lr ({group['lr']}), kl_weight ({group['kl_weight']}) or prior_precision "
-        f"({group['prior_precision']})."
+        f"Update {number} or an earlier one left non-finite weights or state in {name_some(names, _ROOM)}, although its "
+        "gradients were finite: the update overflowed. Resume from an earlier checkpoint with a smaller "
+        f"lr ({group['lr']}), kl_weight ({group['kl_weight']}) or prior_precision ({group['prior_precision']})."
     )
 
 
 def skipped(model: nn.Module, number: int, in_a_row: int) -> str:
-    """The warning of an update that is skipped.
+    """The warning for a skipped update.
 
     Args:
-        model: The model, with the update's gradients.
-        number: Number of the update, from 1.
-        in_a_row: How many were skipped in a row.
+        model: The model, with the gradients of the update.
+        number: Index of the update, from 1.
+        in_a_row: Number of consecutive skipped updates.
 
     Returns:
         The text.
@@ -77,6 +76,6 @@ def skipped(model: nn.Module, number: int, in_a_row: int) -> str:
     gradients = ((name, param.grad) for name, param in model.named_parameters() if param.grad is not None)
     culprits = [name for name, grad in gradients if not local(grad).isfinite().all()] or ["none"]
     return (
-        f"Update {number} has a gradient or curvature that is not finite (gradients of {name_some(culprits, _ROOM)}); it is "
-        f"skipped, the posterior is unchanged ({in_a_row} in a row). Look for NaN in the batch, or lower the learning rate."
+        f"Update {number} has a non-finite gradient or curvature (gradients of {name_some(culprits, _ROOM)}). It is skipped "
+        f"and the posterior is unchanged ({in_a_row} in a row). Look for NaN in the batch, or lower the learning rate."
     )

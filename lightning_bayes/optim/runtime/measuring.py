@@ -1,32 +1,32 @@
-"""When an update measures the curvature: in each of the first ten updates, then in every T-th.
+"""Amortised curvature: each of the first ten updates measures it, then every T-th.
 
-A measurement ĥ stands for all updates since the one before, as if each of them had measured ĥ again. With e such updates,
-the last of them the t-th, the running average weights the old curvature by
+A measurement ĥ accounts for all updates since the previous one, as if each of them had measured the same ĥ. If there are e
+of them and the last is update t, the running average weights the old curvature by
 
-    β₂ᵉ                                      the papers' step
+    β₂ᵉ                                      natural step of the papers
     Π_{i = t-e+1}^{t} min(β₂, (i-1)/i)       other steps, whose average starts as a running mean
 
-and the new one by the rest. T = 1 is the average of every update. Both numbers are functions of the update's number, so a
-resumed run, the micro-batches of an update and all processes agree without communication.
+and ĥ by one minus that. T = 1 measures at every update. The schedule depends on the update index alone, so a resumed run,
+the micro-batches of an update and all processes agree on it without communication.
 """
 
 from __future__ import annotations
 
 from lightning_bayes.errors import HyperparameterError
 
-FIRST = 10  # updates that measure in any case: the curvature of a fresh network moves fast
+FIRST = 10  # updates that always measure: early in training the curvature changes fast
 
 
 def updates_since(own: int, number: int, interval: int) -> int:
-    """For how many updates a measurement in this one stands.
+    """Number of updates that a measurement in this update accounts for.
 
     Args:
-        own: Number of this update among those of the parameter, from 1; below `number` if it was frozen at the start.
-        number: Number of this update, from 1.
+        own: Index of this update among those of the parameter, from 1; below `number` if the parameter was frozen before.
+        number: Index of this update, from 1.
         interval: T.
 
     Returns:
-        e, at least 1; or 0 where nothing is measured.
+        e, at least 1; 0 if this update does not measure.
 
     Example:
         >>> [number for number in range(1, 31) if updates_since(number, number, 10)]
@@ -40,15 +40,15 @@ def updates_since(own: int, number: int, interval: int) -> int:
 
 
 def updates_covered(own: int, number: int, interval: int) -> int:
-    """How many of a parameter's updates its measurements stand for.
+    """Number of a parameter's updates that its measurements account for.
 
     Args:
-        own: Number of this update among those of the parameter, from 1.
-        number: Number of this update, from 1.
+        own: Index of this update among those of the parameter, from 1.
+        number: Index of this update, from 1.
         interval: T.
 
     Returns:
-        The number of its last update that measured, this one included.
+        The index of the parameter's last update that measured, including this one.
 
     Example:
         >>> [updates_covered(number, number, 10) for number in (3, 10, 15, 20, 25)]
@@ -58,18 +58,18 @@ def updates_covered(own: int, number: int, interval: int) -> int:
 
 
 def require_interval(optimizer: str, interval: int, *, amortises: bool) -> None:
-    """Require T = 1 of a method that needs a measurement in every update.
+    """Require T = 1 for methods that measure at every update.
 
     Args:
-        optimizer: Its name, for the message.
+        optimizer: Name of the method.
         interval: T.
-        amortises: Whether the method may go without.
+        amortises: Whether the method can skip measurements.
 
     Raises:
-        HyperparameterError: If it may not, and T is above 1.
+        HyperparameterError: If it cannot and T is above 1.
     """
     if interval > 1 and not amortises:
         raise HyperparameterError(
-            f"{optimizer} takes no curvature_interval={interval}: its curvature is not a running average of costly "
-            "measurements, or it has an interval of its own (K-FAC: stats_interval). Leave curvature_interval=1."
+            f"{optimizer} does not support curvature_interval={interval}: its curvature is not a running average of costly "
+            "measurements, or it has its own interval (K-FAC: stats_interval). Leave curvature_interval=1."
         )

@@ -1,15 +1,15 @@
 """Counter-based noise: the noise of a pass is a function of (base seed, update, sample), not of generator state.
 
-Antithetic pairs: the updates 2j and 2j+1 share their draws, with opposite signs, so what noise does to a gradient in the
-first order cancels over two updates, and each draw serves twice. Every update's noise is still N(0, I).
+So an exact resume needs no saved state, ranks draw different noise by using different sample indices, and the global random
+number generator is never touched.
 
-Pools: drawing costs more than all other arithmetic on the noise. Some pairs in a row, `PAIRS` unless a caller asks for
-others, may take theirs from one pool that is a little longer than the noise: each from a window that starts one stride
-after the one before. A weight never meets the same number in two pairs of a pool, another weight does. Strides are at least
-1024 and differ from pool to pool.
+Antithetic pairs: updates 2j and 2j+1 use the same draws with opposite signs. The first-order effect of noise on the gradient
+cancels over the pair, and every draw is used twice. The noise of every single update is still N(0, I).
 
-Nothing has to be saved for an exact resume, ranks draw different noise by taking different sample numbers, and the
-global random number generator is never touched.
+Pools: drawing costs more than all other arithmetic on the noise. Consecutive pairs (`PAIRS` by default) may therefore share
+a pool that is slightly longer than the noise. Each pair reads a window that starts one stride after the previous one, so a
+weight never gets the same number in two pairs of a pool, though another weight does. Strides are at least 1024 and differ
+between pools.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 PART_ELEMENTS = 2**18
-# With fewer, one thread is faster: torch's own keep the other processors for some milliseconds after each operation.
-MANY_PARTS = 16
+MANY_PARTS = 16  # with fewer, one thread is faster: torch's threads spin for some milliseconds after each operation
 
-PAIRS = 5  # of updates that share a pool
+PAIRS = 5  # pairs of updates that share a pool
 _LEAST_STRIDE, _ALIGNED = 1024, 16  # elements
 
 Slice: TypeAlias = tuple[int, int]
@@ -36,11 +35,11 @@ _MASK = (1 << 64) - 1
 def counter_seed(*parts: int) -> int:
     """Mix integers into one 63-bit seed.
 
-    Each part passes through the finaliser of SplitMix64 (Steele et al. 2014), so that seeds of neighbouring counters
-    differ in all bits; a CPU generator uses the low 32 only.
+    Each part passes through the finaliser of SplitMix64 (Steele et al. 2014), so that neighbouring counters differ in all
+    bits. A CPU generator uses only the low 32.
 
     Args:
-        *parts: Integers, such as base seed, update and sample.
+        *parts: Integers such as base seed, update and sample.
 
     Returns:
         The seed, at least 0 and below 2⁶³.
@@ -63,10 +62,10 @@ def _finalise(x: int) -> int:
 
 
 class Pool(NamedTuple):
-    """Draws that several pairs share, each in a window of its own."""
+    """Draws shared by several pairs, each of which uses a different window."""
 
-    counter: tuple[int, ...]  # of the draws
-    pair: int  # number of the window
+    counter: tuple[int, ...]  # counter of the draws
+    pair: int  # index of the window
 
     @property
     def stride(self) -> int:
@@ -88,12 +87,12 @@ class CounterNoise:
     """Standard normal draws for one pass.
 
     Args:
-        *key: The pass's counter.
-        sign: 1 or -1, the factor of the draws.
-        is_paired: Whether the noise is antithetic: the counter is then the seed, the pair and the sample.
+        *key: Counter of the pass.
+        sign: Factor of the draws, 1 or -1.
+        is_paired: Whether the noise is antithetic. The counter is then (seed, pair, sample).
 
     Attributes:
-        sign: As above.
+        sign: Factor of the draws.
     """
 
     def __init__(self, *key: int, sign: int = 1, is_paired: bool = False) -> None:
@@ -106,9 +105,9 @@ class CounterNoise:
 
         Args:
             seed: Base seed.
-            update: Number of updates before it.
-            sample: Number of its weight sample.
-            antithetic: Whether two updates share their draws.
+            update: Number of updates before this one.
+            sample: Index of the weight sample.
+            antithetic: Whether pairs of updates share their draws.
 
         Returns:
             The noise.
@@ -119,17 +118,17 @@ class CounterNoise:
 
     @property
     def counter(self) -> tuple[int, ...]:
-        """The counter of the next draws, except for their sign."""
+        """Counter of the next draws, without their sign."""
         return *self._key, self._filled
 
     def next_pool(self, pairs: int = PAIRS) -> Pool | None:
-        """The pool of the next draws, which then count as taken.
+        """Advance the counter and return the pool of the next draws.
 
         Args:
-            pairs: How many pairs share it.
+            pairs: Number of pairs that share a pool.
 
         Returns:
-            The pool; None for noise that is not antithetic.
+            The pool; None if the noise is not antithetic.
         """
         if not self._is_paired:
             return None
@@ -138,10 +137,10 @@ class CounterNoise:
         return Pool((seed, pair // pairs, sample, pairs, self._filled - 1), pair % pairs)
 
     def fill_(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors with draws of ε ~ N(0, I), new ones at every call.
+        """Fill tensors with ε ~ N(0, I), fresh at every call.
 
         Args:
-            tensors: Tensors of one device, which share no memory.
+            tensors: Tensors on one device that share no memory.
         """
         self.draw_(tensors)
         if self.sign < 0:
@@ -150,11 +149,11 @@ class CounterNoise:
     def draw_(self, tensors: Sequence[Tensor]) -> None:
         """`fill_` without the sign.
 
-        Large tensors are drawn in parts, each with a counter of its own: a generator draws one number after the other, so
-        several of them use several cores, and the draws do not depend on how many.
+        Large tensors are drawn in parts, each with its own counter. A generator is sequential, so several of them can use
+        several cores, and the result does not depend on the number of cores.
 
         Args:
-            tensors: Tensors of one device, which share no memory.
+            tensors: Tensors on one device that share no memory.
         """
         parts = [part for tensor in tensors if tensor.numel() > PART_ELEMENTS for part in _parts(tensor)]
         jobs = [[tensor for tensor in tensors if tensor.numel() <= PART_ELEMENTS], *([part] for part in parts)]
@@ -168,15 +167,15 @@ class CounterNoise:
             list(map(_draw_, jobs, generators))
 
     def draw_slices(self, sizes: Sequence[int], slices: Sequence[Sequence[Slice]], like: Tensor) -> list[Tensor]:
-        """Parts of what `draw_` writes into contiguous tensors, drawn without memory for all of them.
+        """Slices of the numbers that `draw_` writes to contiguous tensors, without allocating all of them.
 
         Args:
             sizes: Number of elements of each tensor.
-            slices: First and last (exclusive) element of each part, for each tensor, in order.
-            like: Gives device and dtype.
+            slices: For each tensor its slices as (start, stop), in order.
+            like: A tensor with the device and dtype.
 
         Returns:
-            For each tensor its parts, joined.
+            The concatenated slices of each tensor.
         """
         jobs, drawn = self._jobs(sizes, like), [[like.new_empty(0)] for _ in sizes]
         for tensor, first, values in jobs:
@@ -186,7 +185,7 @@ class CounterNoise:
         return [torch.cat(parts) for parts in drawn]
 
     def _jobs(self, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """The draws of `draw_`, piece by piece: number of the tensor, first element, values."""
+        """The draws of `draw_` in pieces: index of the tensor, index of the first element, values."""
         small, count = self._generator(like.device, 0), 0
         for tensor, size in enumerate(sizes):
             length = PART_ELEMENTS if like.is_cpu and size > PART_ELEMENTS else size

@@ -1,4 +1,4 @@
-"""The parameters that an optimizer takes from a model, and their reference sizes."""
+"""Which parameters of a model are trained, which have a posterior, and the reference for their sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_bayes.private_torch import NormBase
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that require a gradient.
+    """The parameters that require gradients.
 
     Args:
         model: Any module.
@@ -26,40 +26,40 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     params = [param for param in model.parameters() if param.requires_grad]
     if not params:
         raise HyperparameterError(
-            f"{type(model).__name__} has no trainable parameter. Set requires_grad_(True) on what should be learned."
+            f"{type(model).__name__} has no trainable parameter. Call requires_grad_(True) on the parameters to train."
         )
     return params
 
 
 def require_sizes(model: nn.Module) -> None:
-    """Refuse lazy layers that have not seen a batch.
+    """Require that lazy layers are initialised.
 
     Args:
         model: Any module.
 
     Raises:
-        UnsupportedLayerError: Listing the parameters.
+        UnsupportedLayerError: If some are not, with the names of their parameters.
     """
     lazy = [name for name, param in model.named_parameters() if is_lazy(param)]
     if lazy:
         raise UnsupportedLayerError(
-            f"{', '.join(lazy)} have no size yet. Call the model once with a batch before the optimizer is built."
+            f"{', '.join(lazy)} have no size yet. Call the model once with a batch before building the optimizer."
         )
 
 
 def reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
-    """The tensor that tells a parameter's size: a bias starts at zero and takes its layer's weight.
+    """The tensor whose size a parameter uses instead of its own. A bias starts at zero, so it uses its layer's weight.
 
     Args:
         model: Any module.
 
     Returns:
-        The layer's weight by parameter, for parameters beside a weight.
+        The layer's weight, by parameter, for all other parameters of layers that have a weight.
     """
-    each = (dict(module.named_parameters(recurse=False)) for module in model.modules())
+    layers = (dict(module.named_parameters(recurse=False)) for module in model.modules())
     return {
         param: params["weight"]
-        for params in each
+        for params in layers
         for name, param in params.items()
         if "weight" in params and param is not params["weight"]
     }
@@ -70,10 +70,10 @@ _NORMS = (NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def _of_norms(model: nn.Module) -> set[nn.Parameter]:
-    """Trainable parameters of normalisation layers; empty if there are no others."""
-    found = {param for module in model.modules() if isinstance(module, _NORMS) for param in module.parameters()}
+    """Parameters of normalisation layers; empty if all trainable parameters belong to such layers."""
+    params = {param for module in model.modules() if isinstance(module, _NORMS) for param in module.parameters()}
     trained = {param for param in model.parameters() if param.requires_grad}
-    return found if trained - found else set()
+    return params if trained - params else set()
 
 
 def has_norms(model: nn.Module) -> bool:
@@ -86,19 +86,20 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
 
 
-def points(model: nn.Module, bayesian: str | None, *, norms: bool = True) -> set[nn.Parameter]:
+def deterministic_params(model: nn.Module, bayesian: str | None, *, norms: bool = True) -> set[nn.Parameter]:
     """The parameters without a posterior.
 
     Args:
         model: Any module.
-        bayesian: Regular expression, searched for in the names of the parameters that have one; None for all.
-        norms: Whether None means those of normalisation layers too, if there are others.
+        bayesian: Regular expression, searched for in the names of parameters; those that match have a posterior. None gives
+            every parameter a posterior, except as `norms` says.
+        norms: Whether normalisation layers have a posterior if `bayesian` is None. They always do if there are no others.
 
     Returns:
-        The others.
+        The parameters without a posterior.
 
     Raises:
-        HyperparameterError: If it is not a regular expression, or matches no trainable parameter.
+        HyperparameterError: If `bayesian` is not a regular expression, or matches no trainable parameter.
     """
     if bayesian is None:
         return set() if norms else _of_norms(model)

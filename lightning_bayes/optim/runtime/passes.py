@@ -1,12 +1,12 @@
-"""Passes of one update: what a single pass leaves behind, and what all of them measured together.
+"""The passes of one update, and the measurement that they add up to.
 
-Passes between two updates may be samples of the weights, micro-batches, or both. Each counts by its number of examples:
+The passes between two updates may be weight samples, micro-batches, or both. Each is weighted by its number of examples:
 
     ĝ = Σ_p n_p ĝ_p / Σ_p n_p        ĥ = Σ_p n_p ĥ_p / Σ_p n_p
 
-so micro-batches under the same noise equal one large batch. Passes over the same batch have the same weight, and its
-examples need not be counted (`NoisyOptimizer.measured_pass`). ĝ lives in ``param.grad``, where clipping finds it; under a
-GradScaler it is scaled there until the scaler divides. ĥ is never scaled.
+so micro-batches under the same noise equal one large batch. Passes over the same batch have equal weights, so its examples
+need not be counted (`NoisyOptimizer.measured_pass`). ĝ is stored in ``param.grad``, where gradient clipping expects it.
+Under a GradScaler it stays scaled until the scaler divides. ĥ is never scaled.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import BareCapture, Capture, Workspace
 from lightning_bayes.curvature.spread import local
 
-Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by whatever key its estimator chooses
+Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by another key of its estimator
 
-SMALL = 2**16  # elements; smaller tensors are joined before they are added up, for each call costs as much
+SMALL = 2**16  # elements; smaller tensors are concatenated before they are summed, to save kernel launches
 
 
 @dataclass(frozen=True)
 class FinishedPass:
-    """A pass that has just ended: the weights are still its sample, and ``.grad`` is its own gradient.
+    """A pass that has just ended. The weights are still its sample, and ``.grad`` is its gradient alone.
 
     Attributes:
         captured: The engine's capture of the pass.
-        sample: Number of the weight sample.
+        sample: Index of the weight sample.
         loss_scale: Factor on the loss, such as a GradScaler's.
-        means: μ of the parameters under noise.
-        processes: Number of processes over whose batches the gradient is averaged already.
+        means: μ of the sampled parameters.
+        processes: Number of processes over whose batches the gradient is already averaged.
     """
 
     captured: Capture
@@ -47,11 +47,11 @@ class FinishedPass:
 
     @property
     def num_examples(self) -> int:
-        """Number of examples that counted in the loss."""
+        """Number of examples in the loss."""
         return self.captured.num_examples * self.processes
 
     def gradients(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """ĝ of the parameters that backward reached, unscaled, in memory of its own."""
+        """Copies of ĝ, unscaled, for the parameters that backward reached."""
         factor = self.gradient_factor
         return {param: local(param.grad) * factor for param in params if param.grad is not None}
 
@@ -65,7 +65,7 @@ class FinishedPass:
 
         Args:
             param: The parameter.
-            term: The term, unscaled; it may be overwritten.
+            term: The term, unscaled. It is overwritten.
         """
         term.div_(self.gradient_factor)
         if param.grad is None:
@@ -73,17 +73,17 @@ class FinishedPass:
         local(param.grad).add_(term)
 
     def add_prior_of_noise_(self, param: nn.Parameter, prior: float | Tensor) -> None:
-        """Add δ̃ (θ - μ) to ĝ of a parameter under noise: with the step's δ̃ μ it is the prior's gradient at the sample.
+        """Add δ̃ (θ - μ) to ĝ of a sampled parameter. Together with the step's δ̃ μ this is the prior's gradient at θ.
 
         Args:
             param: The parameter.
-            prior: δ̃, or that of each weight.
+            prior: δ̃, a number or a value for each weight.
         """
         if param in self.means:
             self.add_to_gradient_(param, (local(param).detach() - self.means[param]).mul_(prior))
 
     def squares(self) -> Curvature:
-        """(1/n) Σ_i g_i² of the parameters that the engine measured, unscaled."""
+        """(1/n) Σ_i g_i², unscaled, for the parameters that the engine measured."""
         squares = self.captured.mean_curvature()
         if self.loss_scale != 1 and squares and not self.captured.has_taken_examples:
             torch._foreach_div_(list(squares.values()), self.loss_scale**2)
@@ -92,15 +92,15 @@ class FinishedPass:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The measurement of one update's passes, as means over their examples.
+    """What the passes of one update measured, averaged over their examples.
 
-    The record does not change; a host that trains in several processes averages its tensors in place before the step.
+    The record is immutable. A host that trains in several processes averages its tensors in place before the step.
 
     Attributes:
         loss: Mean loss, a scalar.
         grads: ĝ of every trained parameter.
-        curvature: ĥ, complete: zeros where nothing was measured. Empty in an update that measures no curvature.
-        num_examples: n; the number of passes where the examples were not counted.
+        curvature: ĥ of every measured parameter; zero if backward did not reach it. Empty if the update skips it.
+        num_examples: n; the number of passes if examples were not counted.
         num_samples: Number of weight samples.
         is_counted: Whether examples were counted.
     """
@@ -114,17 +114,17 @@ class Measurement:
 
     @property
     def has_curvature(self) -> bool:
-        """Whether the update measured the curvature, see `optim.runtime.measuring`."""
+        """Whether the update measured curvature; see `optim.runtime.measuring`."""
         return bool(self.curvature)
 
     def tensors(self) -> list[Tensor]:
-        """Loss, ĝ and, where it was measured, ĥ, in an order that all processes share."""
+        """Loss, ĝ and, if measured, ĥ, in the same order in all processes."""
         return [self.loss, *self.grads.values(), *self.curvature.values()]
 
     def is_finite(self) -> bool:
         """Whether every number is finite."""
         tensors = [local(tensor) for tensor in self.tensors()]
-        if all(tensor.is_cpu for tensor in tensors):  # a number costs nothing there; a copy of the small ones does
+        if all(tensor.is_cpu for tensor in tensors):  # reading a number is free here, copying is not
             return all(math.isfinite(tensor.sum().item()) for tensor in tensors)
         small = [t.reshape(-1) for t in tensors if t.numel() <= SMALL]
         large = [t for t in tensors if t.numel() > SMALL]
@@ -133,21 +133,21 @@ class Measurement:
 
 @dataclass
 class OpenUpdate:
-    """The passes since the last update, averaged as they come.
+    """Running averages over the passes since the last update.
 
     Attributes:
         opened: Number of passes opened.
-        samples: Numbers of the weight samples.
+        samples: Indices of the weight samples.
         examples: Σ_p n_p.
-        curvature: Mean ĥ so far, by the estimator's keys.
-        loss: Mean loss so far; None before the first pass that showed its loss.
-        buffers: The model's buffers as they were before the first pass.
-        measures: Whether its passes measure the curvature; None before the first.
+        curvature: Mean ĥ so far, by the keys of the estimator.
+        loss: Mean loss so far; None before the first observed loss.
+        buffers: The model's buffers and their values before the first pass.
+        measures: Whether the passes measure curvature; None before the first pass.
         is_counted: Whether the examples of all passes were counted.
-        is_only_batch: Whether all of its passes are over one batch.
+        is_only_batch: Whether all passes use the same batch.
         is_discarded: Whether the next step does nothing.
         is_averaged_by_host: Whether a host averages the measurement over processes.
-        measurement: The measurement, once it is final.
+        measurement: The final measurement, once requested.
     """
 
     opened: int = 0
@@ -169,37 +169,37 @@ class OpenUpdate:
         grads: Mapping[nn.Parameter, Tensor | None],
         curvature: Curvature,
     ) -> None:
-        """Fold one pass in; afterwards each ``param.grad`` is ĝ.
+        """Add a pass to the averages. Afterwards each ``param.grad`` is ĝ.
 
         Args:
-            finished: The pass; the parameters' ``.grad`` is its own gradient.
-            grads: ĝ before this pass by parameter.
+            finished: The pass.
+            grads: ĝ before this pass, by parameter.
             curvature: ĥ of this pass.
         """
         n = finished.num_examples
-        share = n / (self.examples + n)
+        weight = n / (self.examples + n)
         factor = finished.captured.gradient_factor()
         for param, before in grads.items():
-            param.grad = _mean(before if self.examples else None, param.grad, share, factor)
+            param.grad = _mean(before if self.examples else None, param.grad, weight, factor)
         for key in {**self.curvature, **curvature}:
-            new = _mean(self.curvature.get(key), curvature.get(key), share, 1.0)
+            new = _mean(self.curvature.get(key), curvature.get(key), weight, 1.0)
             assert new is not None
             self.curvature[key] = new
-        self.loss = _mean(self.loss, finished.captured.loss, share, factor)
+        self.loss = _mean(self.loss, finished.captured.loss, weight, factor)
         self.examples += n
         self.samples.add(finished.sample)
         self.is_counted &= not isinstance(finished.captured, BareCapture)
         self.measurement = None
 
     def finalise(self, params: Iterable[nn.Parameter], curvature: Curvature) -> Measurement:
-        """Close the means; repeated calls return the same measurement, with the gradients as they are now.
+        """Build the measurement. Later calls return it again, with the current gradients.
 
         Args:
-            params: The trained parameters, in an order that all processes share.
-            curvature: ĥ, complete, in such an order.
+            params: The trained parameters, in the same order in all processes.
+            curvature: ĥ of all measured parameters, in the same order in all processes.
 
         Returns:
-            The measurement. Parameters that backward did not reach have zeros in ``.grad`` afterwards.
+            The measurement. Parameters that backward did not reach get a zero ``.grad``.
         """
         grads = dict(_filled_gradients(params))
         if self.loss is None:
@@ -208,25 +208,25 @@ class OpenUpdate:
         return self.measurement
 
     def clear(self, workspace: Workspace) -> None:
-        """Forget all passes and give the memory of ĥ back.
+        """Discard all passes and return the memory of ĥ.
 
         Args:
-            workspace: The engine's.
+            workspace: The workspace of the engine.
         """
         workspace.give_back(values for key, values in self.curvature.items() if isinstance(key, nn.Parameter))
-        # In place: Lightning's wrapper copies the optimizer's attributes in manual optimization, and both must see it.
+        # In place: in manual optimization Lightning's wrapper copies the optimizer's attributes and must see the change.
         vars(self).update(vars(OpenUpdate()))
 
 
 def zeros_where_missing(curvature: Curvature, shapes: Mapping[Hashable, Tensor]) -> Curvature:
-    """Complete ĥ.
+    """Fill in zeros for keys that were not measured.
 
     Args:
-        curvature: Means by key.
-        shapes: By every key that must be there, in order, a tensor of its shape.
+        curvature: Averages by key.
+        shapes: A tensor of the right shape for every required key, in order.
 
     Returns:
-        The means, zeros where there is none.
+        A value for every required key.
     """
     return {key: curvature[key] if key in curvature else torch.zeros_like(local(like)) for key, like in shapes.items()}
 
@@ -238,10 +238,10 @@ def _filled_gradients(params: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Param
         yield param, param.grad
 
 
-def _mean(old: Tensor | None, new: Tensor | None, share: float, factor: float) -> Tensor | None:
-    """(1-share)·old + share·factor·new, where a missing tensor is zero."""
+def _mean(old: Tensor | None, new: Tensor | None, weight: float, factor: float) -> Tensor | None:
+    """(1-weight)·old + weight·factor·new; a missing tensor counts as zero."""
     if new is None:
-        return None if old is None else old.mul_(1 - share)
+        return None if old is None else old.mul_(1 - weight)
     if old is None:
-        return new if factor * share == 1 else new.mul_(factor * share)  # a single pass is its own mean
-    return old.mul_(1 - share).add_(new, alpha=factor * share)
+        return new if factor * weight == 1 else new.mul_(factor * weight)
+    return old.mul_(1 - weight).add_(new, alpha=factor * weight)

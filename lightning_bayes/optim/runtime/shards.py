@@ -1,16 +1,15 @@
-"""Parameters that `torch.distributed.fsdp.fully_shard` (FSDP2) spreads over processes, in rows of dimension 0.
+"""Parameters sharded by `torch.distributed.fsdp.fully_shard` (FSDP2), in rows of dimension 0.
 
-A pass of a mean-gradient method needs three things of a parameter: noise, a gradient and an elementwise update. Each process
-does this for its own rows:
+A mean-gradient method needs noise, a gradient and an elementwise update for each parameter. Each process handles its rows:
 
-    noise      the rows' part of the noise that one process draws for the whole parameter
-    forward    FSDP2 gathers the processes' samples, layer by layer
-    gradient   FSDP2 averages it over processes and leaves each its rows, so ĝ is that of the batch over all processes
+    noise      the process's rows of the noise that a single process would draw for the whole parameter
+    forward    FSDP2 gathers the samples, layer by layer
+    gradient   FSDP2 averages it over processes and scatters the rows, so ĝ is the gradient over all batches
     update     elementwise
 
-so all processes together take the update of one process with the whole batch. FSDP2 averages processes alike, so they need
-equally many examples. Quantities of whole tensors, such as the root mean square that bounds a step, need all rows; steps and
-noise with such quantities are refused.
+Together the processes take the update that one process would take on the whole batch. FSDP2 weights all processes equally,
+so they need equal numbers of examples. Quantities of whole tensors, such as the root mean square that bounds a step, need
+all rows; steps and noise that depend on them are refused.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ from lightning_bayes.errors import UnsupportedTrainingError, name_some
 
 
 def local_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a parameter's part that this process holds."""
+    """The rows of a parameter's state that this process holds."""
     return {name: local(value) for name, value in state.items()}
 
 
 def local_parts(
     params: Sequence[nn.Parameter], states: Sequence[Mapping[str, Any]]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The parts of a cohort's parameters and of their states that this process holds; all are spread, or none is."""
+    """The rows of parameters and of their states that this process holds. Either all parameters are sharded or none is."""
     if not is_spread(params[0]):
         return params, states
     return [local(param) for param in params], [local_state(state) for state in states]
 
 
 def require_rows(model: nn.Module) -> bool:
-    """Require trained parameters that are all whole, or all spread over all processes in rows.
+    """Require that the trained parameters are all whole, or all sharded over all processes in rows.
 
     Args:
         model: The model.
 
     Returns:
-        Whether they are spread.
+        Whether they are sharded.
 
     Raises:
-        UnsupportedTrainingError: Naming others.
+        UnsupportedTrainingError: If only some are, with the names of the others.
     """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if not any(is_spread(param) for _, param in named):
@@ -58,9 +57,9 @@ def require_rows(model: nn.Module) -> bool:
     others = [name for name, param in named if not _is_in_rows(param)]
     if others:
         raise UnsupportedTrainingError(
-            f"These parameters are not spread over all {dist.get_world_size()} processes in rows, as others of the model "
-            f"are: {name_some(others)}. Call fully_shard on the whole model with one mesh of one dimension, without "
-            "shard_placement_fn and ignored_params, or freeze them with requires_grad_(False)."
+            f"These parameters are not sharded over all {dist.get_world_size()} processes in rows, unlike other parameters "
+            f"of the model: {name_some(others)}. Call fully_shard on the whole model with one mesh of one dimension, "
+            "without shard_placement_fn and ignored_params, or freeze them with requires_grad_(False)."
         )
     return True
 
@@ -74,40 +73,40 @@ def _is_in_rows(param: Any) -> bool:
 
 
 def values_of(params: Iterable[nn.Parameter], *, spread: bool) -> dict[nn.Parameter, Tensor]:
-    """The values of parameters, to be put back by `put_`; of spread ones copies of this process's parts."""
+    """The values of parameters, to be restored by `put_`. Rows of sharded parameters are copied."""
     return {param: local(param).detach().clone() if spread else param.data for param in params}
 
 
 @torch.no_grad()
 def put_(model: nn.Module, values: Mapping[nn.Parameter, Tensor], *, spread: bool) -> None:
-    """Let parameters hold other values, spread ones in place."""
+    """Set parameters to other values; sharded parameters in place."""
     if spread:
         put_rows_(model, list(values.items()))
         return
     for param, value in values.items():
-        param.data = value  # a copy would read and write every weight twice more
+        param.data = value  # swapping the storage avoids copying every weight
 
 
 def require_equally_many(num_examples: int, device: torch.device) -> None:
-    """Require as many examples in this pass of every process.
+    """Require equal numbers of examples in this pass in all processes.
 
     Args:
-        num_examples: Those of this process.
-        device: Where processes exchange numbers.
+        num_examples: Number of examples in this process.
+        device: Device for the communication.
 
     Raises:
-        UnsupportedTrainingError: If processes have different numbers.
+        UnsupportedTrainingError: If the numbers differ.
     """
     fewest, most = _least(num_examples, device), -_least(-num_examples, device)
     if fewest != most:
         raise UnsupportedTrainingError(
-            f"{fewest:g} examples in the pass of one process and {most:g} in that of another: FSDP2 averages gradients as "
-            "if all had equally many. Give each the same: a DistributedSampler, and drop_last=True in the loader."
+            f"One process has {fewest:g} examples in this pass and another has {most:g}, but FSDP2 averages gradients with "
+            "equal weights. Give every process the same number: use a DistributedSampler, and drop_last=True in the loader."
         )
 
 
 def are_all_finite(is_finite: bool, device: torch.device) -> bool:
-    """Whether the measurement of every process is finite, the same answer in all; arguments as in `require_equally_many`."""
+    """Whether the measurements of all processes are finite; all processes get the same answer."""
     return bool(_least(is_finite, device))
 
 
@@ -118,30 +117,30 @@ def _least(number: float, device: torch.device) -> float:
 
 
 def require_elementwise(group: Mapping[str, Any]) -> None:
-    """Require a step and noise that no quantity of a whole tensor bounds.
+    """Require a step and noise that work elementwise.
 
     Args:
-        group: A parameter group of spread parameters.
+        group: A parameter group with sharded parameters.
 
     Raises:
-        UnsupportedTrainingError: Naming what needs whole tensors.
+        UnsupportedTrainingError: If the step or the noise depends on the size of whole tensors.
     """
     rule, noise = group["step_rule"], group["relative_noise"]
     if rule != "natural" or noise is not None:
         what = f"relative_noise={noise}" if rule == "natural" else f"The step {rule!r}"
         raise UnsupportedTrainingError(
-            f"{what} needs the size of whole tensors, and FSDP2 spreads the parameters over processes. Pass lr=... for the "
-            "algorithm's own step, without relative_noise."
+            f"{what} needs the size of whole tensors, but FSDP2 shards the parameters. Pass lr=... for the algorithm's own "
+            "step, without relative_noise."
         )
 
 
 def whole_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a whole parameter; all processes have to call this together."""
+    """The state of a whole parameter. All processes must call this together."""
     return {name: whole(value) for name, value in state.items()}
 
 
 def slices_of(rows: Sequence[Rows]) -> tuple[int, Iterator[tuple[int, int]]]:
-    """Tensors joined one after the other: their number of elements, and what of it this process holds."""
+    """Number of elements of concatenated tensors, and the slices (start, stop) of them that this process holds."""
     starts = [0]
     for row in rows:
         starts.append(starts[-1] + row.size)

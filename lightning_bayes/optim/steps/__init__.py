@@ -1,4 +1,4 @@
-"""The steps of the posterior mean: the papers' natural step, a trust region around it, or the user's optimizer."""
+"""Steps of the posterior mean: the natural step of the papers, a trust region around it, or the user's optimizer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["BaseOptimizerStep", "Cohort", "NaturalStep", "Step", "TrustRegionSte
 
 
 def make_steps(base: torch.optim.Optimizer | BaseOptimizerStep | None) -> dict[str, Step]:
-    """The steps that an optimizer's groups can take, by step rule.
+    """The steps available to an optimizer's groups, by step rule.
 
     Args:
-        base: The optimizer that moves the means; None for none.
+        base: Another optimizer that moves the means, if any.
 
     Returns:
-        With a base optimizer its step alone, else the others.
+        The step of that optimizer alone, or the others if there is none.
     """
     if base is None:
         return {"natural": NaturalStep(), "trust_region": TrustRegionStep()}
@@ -40,13 +40,13 @@ def step_for(step_rule: str, steps: Mapping[str, Step]) -> Step:
         The step.
 
     Raises:
-        HyperparameterError: If the rule ``"user"`` has no optimizer, or another rule has one.
+        HyperparameterError: If the rule is ``"user"`` without a base optimizer, or another rule with one.
     """
     if step_rule not in steps:
         base = steps.get("user")
         name = type(base.base).__name__ if isinstance(base, BaseOptimizerStep) else None
         raise HyperparameterError(
-            f"step_rule={step_rule!r} and base={name} do not fit: the rule 'user', and no other, lets another optimizer "
-            "move the means. Pass that one as base=..., or leave both out."
+            f"step_rule={step_rule!r} and base={name} do not fit: the rule 'user', and no other, uses another optimizer to "
+            "move the means. Pass that optimizer as base=..., or leave both out."
         )
     return steps[step_rule]

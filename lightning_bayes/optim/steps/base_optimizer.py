@@ -1,33 +1,33 @@
-"""The default step of a callback: the user's own optimizer moves the mean, the algorithm shapes the posterior.
+"""The default step of the callbacks: the user's optimizer moves the mean, and the algorithm shapes the posterior.
 
-One objective, over the means μ_t and diagonal covariances Σ_t of the tensors t:
+The objective, over means μ_t and diagonal covariances Σ_t of the tensors t, is
 
     E_q[f̄(θ)] + Σ_t (τ_t/Ñ) KL( N(μ_t, Σ_t) ‖ N(c_t, δ_t⁻¹ I) )
 
-Its gradient with respect to the mean is E_q[∇f̄] + δ̃ (μ - μ₀) where a prior N(μ₀, 1/δ) is stated, and E_q[∇f̄] where none is.
-A stationary point does not depend on what divides the gradient on the way there, so gradients are taken at samples, the
-prior's is added, and the user's Adam, AdamW, SGD or other optimizer steps with its own learning rate and schedule:
+Its gradient with respect to the mean is E_q[∇f̄] + δ̃ (μ - μ₀) for a stated prior N(μ₀, 1/δ), and E_q[∇f̄] without one. The
+stationary points do not depend on the preconditioner. So gradients are computed at samples, the prior's gradient is added,
+and the user's Adam, AdamW, SGD or other optimizer takes the step with its own learning rate and schedule:
 
     g = ĝ + δ̃ (μ - μ₀)        μ ← user's optimizer (μ, g)
 
-The covariance that minimises the objective is 1/Σ = (Ñ/τ_t)(s + γ_t), where `posteriors.shaped_noise` has τ_t, γ_t, δ_t and
-c_t. s is measured and averaged as the algorithm says, from the first batch on: s₁ = ĥ₁ without noise, and
+The covariance that minimises the objective is 1/Σ = (Ñ/τ_t)(s + γ_t); `posteriors.shaped_noise` defines τ_t, γ_t, δ_t and
+c_t. The algorithm measures and averages s from the first batch on: s₁ = ĥ₁, measured without noise, and
 
     β₂(t) = min(β₂, (t-1)/t)   a running mean first, a running average later.
 
-Without noise and prior this **is** the user's training, except for a bound of SGD's steps (below) and for rounding: on a CPU
-torch's own optimizers step by their fused kernels (`optim.steps.fused`). Paths differ from those of
-natural gradients: pass a learning rate for the papers' step, and its objective.
+Without noise and prior this **is** the user's training, except for the bound on SGD's steps (below) and for rounding: on a
+CPU torch's own optimizers use their fused kernels (`optim.steps.fused`). For the natural-gradient step of the papers and its
+objective, pass a learning rate.
 
-A prior is stated by its precision or mean, or by an L2 penalty. Without one the mean is unregularised. An implicit prior
-would not be weak: Adam divides by the gradient's size, so weights that few examples reach would go to μ₀ at full
-speed, however small δ̃ is. AdamW's decoupled decay moves the mean too, and is not part of the objective.
+A prior is stated by its precision or mean, or by an L2 penalty. Without a stated prior the mean is unregularised. An
+implicit prior would not be weak: Adam divides by the size of the gradient, so weights that few examples reach would move to
+μ₀ at full speed, however small δ̃ is. AdamW's decoupled weight decay moves the mean too and is not part of the objective.
 
-**Heuristics**, chosen on some seeds of problems of ``python -m benchmarks.defaults`` and reported on others
-(docs/defaults.md): the temperatures τ_t, which give each tensor noise of a root mean square of κ times its size r_t; κ and ε
-by kind of network; and, for steps in proportion to the gradient such as SGD's, a bound. SGD trains at the edge of stability,
-where a few unlucky samples throw the weights out for good. There the finished step, after all averaging, is shortened to
-3 % of each tensor's size, RMS(Δμ) ≤ 0.03 r, and so is its momentum, as in You et al. 2017
+**Heuristics**, chosen on some seeds of the problems of ``python -m benchmarks.defaults`` and reported on others
+(docs/defaults.md): the temperatures τ_t, which give each tensor noise with a root mean square of κ times its size r_t; κ and
+ε by kind of network; and a bound on steps proportional to the gradient, such as SGD's. SGD trains at the edge of stability,
+where a few unlucky samples can throw the weights off for good. Its finished step, after all averaging, is shortened to 3 %
+of each tensor's size, RMS(Δμ) ≤ 0.03 r, and its momentum by the same factor, as in You et al. 2017
 (https://arxiv.org/abs/1708.03888).
 """
 
@@ -45,27 +45,27 @@ from lightning_bayes.optim.steps.graft import graft_
 from lightning_bayes.optim.steps.step import Cohort, Step
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
-NOISE_OF_CLASSIFIERS = 0.05  # κ of classifiers without convolutions
-NOISE_OF_CONVOLUTIONS = 0.3  # κ of classifiers with convolutions
-FLATNESS_OF_CONVOLUTIONS = 1.0  # ε of classifiers with convolutions
-NOISE_OF_NORMALISED = 0.02  # κ of classifiers with normalisation layers
-NOISE_OF_REGRESSIONS = 0.01  # κ of regressions and of unknown losses
-SHALLOW = 5  # layers, as in LeNet; deeper networks have less noise
-PRIOR_PRECISION = 0.1  # δ of the posterior's width where no prior is stated
-LONGEST_MOVE = 0.03  # of a tensor's size, by one step of `GRADIENT_STEPS`
-GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # optimizers whose steps are in proportion to the gradient
-STATE_KEY = "base"  # of the base optimizer in the noisy optimizer's state_dict
+NOISE_OF_CLASSIFIERS = 0.05  # κ for classifiers without convolutions
+NOISE_OF_CONVOLUTIONS = 0.3  # κ for classifiers with convolutions
+FLATNESS_OF_CONVOLUTIONS = 1.0  # ε for classifiers with convolutions
+NOISE_OF_NORMALISED = 0.02  # κ for classifiers with normalisation layers
+NOISE_OF_REGRESSIONS = 0.01  # κ for regression and unknown losses
+SHALLOW = 5  # layers, as in LeNet; deeper networks get less noise
+PRIOR_PRECISION = 0.1  # δ for the width of the posterior without a stated prior
+LONGEST_MOVE = 0.03  # bound on a step of `GRADIENT_STEPS`, relative to the tensor's size
+GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # optimizers whose steps are proportional to the gradient
+STATE_KEY = "base"  # key of the base optimizer in the noisy optimizer's state_dict
 
 
 @final
 class BaseOptimizerStep(Step):
-    """Steps with another optimizer, whose ``state_dict`` is part of the noisy optimizer's.
+    """Moves the means with another optimizer, whose ``state_dict`` is part of the noisy optimizer's.
 
     Args:
         base: The user's optimizer, over the same parameters in the same groups.
-        cycles_momentum: Whether a scheduler changes the momentum of the noisy optimizer's groups.
-        grafts: Whether the base optimizer gives the length of the step only, and the natural gradient its direction; see
-            `optim.steps.graft`.
+        cycles_momentum: Whether a scheduler changes the momentum in the noisy optimizer's groups.
+        grafts: Whether the base optimizer determines only the length of the step, and the natural gradient its direction;
+            see `optim.steps.graft`.
     """
 
     uses_update = False
@@ -75,22 +75,22 @@ class BaseOptimizerStep(Step):
 
     @property
     def follows_gradients(self) -> bool:
-        """Whether the steps are in proportion to the gradient."""
+        """Whether the steps are proportional to the gradient."""
         return isinstance(self.base, GRADIENT_STEPS)
 
     def apply(self, cohort: Cohort) -> None:
-        """Update the curvature of one cohort and leave G in ``param.grad``; see `Step`."""
+        """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``; see `Step`."""
         cohort.average_(self.weight_of_old(cohort.group["betas"][1], cohort.measurements, cohort.since))
         add_prior_gradient_(cohort.params, cohort.prior_means, cohort.prior_weights())
 
     def add_group(self, group: Mapping[str, Any], count: int) -> None:
-        """Give the user's optimizer a group that came later; see `Step`."""
+        """Add a later group to the user's optimizer; see `Step`."""
         if count > len(self.base.param_groups):
             self.base.add_param_group({"params": list(group["params"]), "lr": group["lr"]})
 
     @torch.no_grad()
     def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Move the means by their gradients, at the learning rates of `groups`; see `Step`."""
+        """Move the means with the learning rates of `groups`; see `Step`."""
         for own, group in zip(self.base.param_groups, groups, strict=True):
             own["lr"] = group["lr"]
             if self.cycles_momentum and "momentum" in own:
@@ -110,9 +110,9 @@ class BaseOptimizerStep(Step):
         """Restore the base optimizer.
 
         Args:
-            state_dict: A state of the noisy optimizer, with the base optimizer's under ``base``.
-            states: The noisy optimizer's state after it was restored. Files of version 0.1.0.dev0 hold the base
-                optimizer's state of each parameter there; it is moved to the base optimizer.
+            state_dict: State of the noisy optimizer, with that of the base optimizer under ``base``.
+            states: States of the restored noisy optimizer. Files of version 0.1.0.dev0 store the base optimizer's state of
+                each parameter there; it is moved to the base optimizer.
         """
         if STATE_KEY in state_dict:
             self.base.load_state_dict(state_dict[STATE_KEY])
@@ -122,7 +122,7 @@ class BaseOptimizerStep(Step):
 
 
 def copies(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
-    """Copies of the parameters that a step is about to move and that `states` holds."""
+    """Copies of the parameters that are about to move, if `states` contains them."""
     params = (param for group in groups for param in group["params"])
     return {param: param.detach().clone() for param in params if param in states and param.grad is not None}
 
@@ -135,14 +135,14 @@ def bound_steps_(
     """Shorten each tensor's step to RMS(Δμ) ≤ 0.03 r, and its momentum by the same factor.
 
     Args:
-        starts: Parameters before the step, by parameter; these are moved back.
-        states: The noisy optimizer's, with each tensor's ``scale``, its size at the start.
-        base_states: The base optimizer's, with a ``momentum_buffer`` where it has momentum.
+        starts: Values before the step, by parameter; overwritten.
+        states: States of the noisy optimizer, with each tensor's initial size in ``scale``.
+        base_states: States of the base optimizer, with the ``momentum_buffer`` if it uses momentum.
     """
-    alike: dict[Any, list[Tensor]] = {}
+    params_by_kind: dict[Any, list[Tensor]] = {}
     for param in starts:
-        alike.setdefault((param.device, param.dtype), []).append(param)
-    for params in alike.values():
+        params_by_kind.setdefault((param.device, param.dtype), []).append(param)
+    for params in params_by_kind.values():
         before, after = [starts[param] for param in params], [param.detach() for param in params]
         most = LONGEST_MOVE * tensor_sizes(before, [states[param]["scale"] for param in params])
         steps = torch._foreach_sub(after, before)
@@ -154,11 +154,11 @@ def bound_steps_(
 
 
 def noisy_layers(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapping[str, Any]]) -> int:
-    """How many weights of layers, tensors of two or more dimensions, are trained under noise.
+    """Count the layers that are trained with noise: tensors with two or more dimensions.
 
     Args:
-        groups: The noisy optimizer's groups.
-        states: Its state.
+        groups: Groups of the noisy optimizer.
+        states: Its states.
 
     Returns:
         L.
@@ -167,21 +167,23 @@ def noisy_layers(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Ma
     return sum(param.dim() > 1 and param.requires_grad and states[param].get("noisy", True) for param in params)
 
 
-def noise_of_depth(share: float, layers: int) -> float:
-    """κ of a network of L layers: each adds noise of about κ times its output's size, together κ √L, so κ √L stays bounded.
+def noise_of_depth(noise: float, layers: int) -> float:
+    """κ for a network with L layers.
+
+    Every layer adds noise of about κ times the size of its output, κ √L in total, so κ √L is kept bounded.
 
     Args:
-        share: κ of networks of up to five layers.
+        noise: κ for networks with up to five layers.
         layers: L.
 
     Returns:
-        κ √(5 / L) where L is above 5.
+        κ √(5 / L) if L is above 5, otherwise κ.
 
     Example:
         >>> noise_of_depth(0.3, 3), noise_of_depth(0.3, 20)
         (0.3, 0.15)
     """
-    return share * math.sqrt(SHALLOW / max(SHALLOW, layers))
+    return noise * math.sqrt(SHALLOW / max(SHALLOW, layers))
 
 
 def add_prior_gradient_(
@@ -191,8 +193,8 @@ def add_prior_gradient_(
 
     Args:
         params: Parameters with gradients.
-        prior_means: μ₀ of each; empty for zero.
-        prior: δ̃; 0 for none. Or δ̃ of each parameter's weights, which have a μ₀.
+        prior_means: μ₀ of each parameter; empty if zero.
+        prior: δ̃; 0 without a prior. Or a tensor for each parameter, with δ̃ of each weight, which requires `prior_means`.
     """
     if not prior:
         return
@@ -206,5 +208,5 @@ def add_prior_gradient_(
 
 
 def groups_of(base: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Groups for a noisy optimizer around `base`: its parameters and learning rates."""
+    """Parameter groups for a noisy optimizer that uses `base`: the same parameters and learning rates."""
     return [{"params": list(group["params"]), "lr": group["lr"]} for group in base.param_groups]

@@ -1,11 +1,11 @@
-"""The step of torch's own optimizers by their fused kernels on a CPU.
+"""Fused CPU kernels for the step of torch's own optimizers.
 
-There torch starts about ten operations for every tensor unless it is asked for ``fused=True``, which takes one pass over the
-weights. It is asked for during the step only, where neither ``fused`` nor ``foreach`` was chosen: groups and checkpoints
-stay the user's. The kernels do the same arithmetic in another order of rounding.
+By default torch launches about ten operations per tensor on a CPU. With ``fused=True`` it takes one pass over the weights.
+If the user chose neither ``fused`` nor ``foreach``, this module sets ``fused`` during the step only, so groups and
+checkpoints do not change. The kernels compute the same step up to rounding.
 
-They read tensors by their address, whatever the strides, and say nothing where these differ (torch 2.5 to 2.15). So every
-tensor has to be contiguous; otherwise the optimizer steps as torch does by default.
+They ignore the strides of tensors without an error (torch 2.5 to 2.15). They are therefore used only if all tensors are
+contiguous.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WITH_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.opt
 
 @contextmanager
 def fused_on_cpu(base: torch.optim.Optimizer) -> Iterator[None]:
-    """Let `base` step by its fused kernels inside the context, where it has them and nothing was chosen.
+    """Inside, `base` steps with its fused kernels if they exist and the user has made no other choice.
 
     Args:
         base: An optimizer.
@@ -41,7 +41,7 @@ def fused_on_cpu(base: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _is_open(base: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether torch would choose an implementation for the group, and the fused one can take its tensors."""
+    """Whether the user left the implementation to torch, and the fused one supports the tensors of the group."""
     is_chosen = group.get("fused") is not None or group.get("foreach") is not None
     if type(base) not in _WITH_KERNELS or is_chosen or group.get("capturable") or group.get("differentiable"):
         return False
@@ -49,21 +49,21 @@ def _is_open(base: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
     states = [base.state.get(param, {}) for param in params]
     has_started = {state.get("momentum_buffer") is not None for state in states}
     return (
-        len(has_started) < 2  # SGD's kernel starts the momentum of all at once
+        len(has_started) < 2  # SGD's kernel initialises all momenta at once
         and not isinstance(group["lr"], Tensor)
         and all(map(_is_plain, params, states))
     )
 
 
 def _is_plain(param: nn.Parameter, state: Mapping[str, Any]) -> bool:
-    """Whether parameter, gradient and state lie in a CPU's memory alike."""
-    grad, kept = param.grad, [value for value in state.values() if isinstance(value, Tensor)]
+    """Whether parameter, gradient and state are contiguous tensors on the CPU."""
+    grad, buffers = param.grad, [value for value in state.values() if isinstance(value, Tensor)]
     return (
-        type(param) is nn.Parameter  # not FSDP2's
+        type(param) is nn.Parameter  # excludes DTensor
         and param.is_cpu
         and param.is_floating_point()
         and grad is not None
         and not grad.is_sparse
         and grad.dtype == param.dtype
-        and all(tensor.is_contiguous() for tensor in (param, grad, *kept))
+        and all(tensor.is_contiguous() for tensor in (param, grad, *buffers))
     )

@@ -3,10 +3,10 @@
     d_t = m_t / (max(s_t, 0) + γ_t)             γ_t = mean_j max(s_j, 0)
     Δμ_t = -d_t · RMS(Δ_t) / RMS(d_t)           Δ_t: the user's step
 
-m is the momentum of the user's optimizer (``exp_avg`` or ``momentum_buffer`` of its state), else the gradient. Its scale
-does not matter. Without any curvature d_t is m_t, and a tensor with d_t = 0 rests. Decoupled weight decay acts beside it, as
-in the user's training. After Agarwal et al. 2020 (https://arxiv.org/abs/2002.11803). **A heuristic**: neither γ_t nor the
-length follows from the bound.
+m is the momentum of the user's optimizer (``exp_avg`` or ``momentum_buffer`` in its state), or the gradient if there is
+none. Its scale does not matter. Without any curvature d_t is m_t. A tensor with d_t = 0 does not move. Decoupled weight
+decay acts separately, as in the user's training. After Agarwal et al. 2020 (https://arxiv.org/abs/2002.11803). **A
+heuristic**: neither γ_t nor the length follows from the variational bound.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from lightning_bayes.optim.runtime.blocks import Block, blocks
 
-_MOMENTA = ("exp_avg", "momentum_buffer")  # of torch's optimizers
+_MOMENTA = ("exp_avg", "momentum_buffer")  # names in the states of torch's optimizers
 
 
 class Steps(NamedTuple):
-    """Steps of tensors of one device and dtype, one list each."""
+    """Steps of tensors on one device and of one dtype."""
 
-    ends: list[Tensor]  # where the user's optimizer has moved them; these are moved
-    starts: list[Tensor]  # less the decoupled decay
+    ends: list[Tensor]  # after the step of the user's optimizer; changed in place
+    starts: list[Tensor]  # before it, after decoupled weight decay
     curvatures: list[Tensor]  # s
     momenta: list[Tensor]  # m
 
@@ -37,25 +37,26 @@ def graft_(
     states: Mapping[Tensor, Mapping[str, Any]],
     base_states: Mapping[Tensor, Mapping[str, Any]],
 ) -> None:
-    """Turn the steps that the user's optimizer took.
+    """Turn the steps of the user's optimizer into the natural direction.
 
     Args:
-        groups: The noisy optimizer's groups, with the ``weight_decay`` of a decoupled decay.
-        starts: Parameters before the step, by parameter; overwritten.
-        states: The noisy optimizer's, with each tensor's ``curvature``; a tensor without keeps the user's step.
-        base_states: The user's optimizer's, with its momentum.
+        groups: Groups of the noisy optimizer, with the decoupled ``weight_decay``.
+        starts: Values before the step, by parameter; overwritten.
+        states: States of the noisy optimizer, with the ``curvature``. A tensor without one keeps the user's step.
+        base_states: States of the user's optimizer, with its momentum.
     """
-    alike: dict[Any, Steps] = {}
+    steps_by_kind: dict[Any, Steps] = {}
     for group in groups:
         params = [param for param in group["params"] if param in starts and "curvature" in states[param]]
         if decay := float(group["lr"]) * float(group["weight_decay"]):
             torch._foreach_mul_([starts[param] for param in params], 1 - decay)
         for param in params:
-            steps = alike.setdefault((param.device, param.dtype), Steps([], [], [], []))
-            each = param.detach(), starts[param], states[param]["curvature"], _momentum(param, base_states)
-            for kept, tensor in zip(steps, each, strict=True):
-                kept.append(tensor)
-    for steps in alike.values():
+            steps = steps_by_kind.setdefault((param.device, param.dtype), Steps([], [], [], []))
+            steps.ends.append(param.detach())
+            steps.starts.append(starts[param])
+            steps.curvatures.append(states[param]["curvature"])
+            steps.momenta.append(_momentum(param, base_states))
+    for steps in steps_by_kind.values():
         turn_(steps)
 
 
@@ -63,13 +64,13 @@ def turn_(steps: Steps) -> None:
     """Give each step the natural direction, block by block.
 
     Args:
-        steps: The steps, whose ends are moved.
+        steps: The steps. Their ends are changed in place.
 
     Example:
         >>> import torch
         >>> end = torch.tensor([-0.1, -0.1])
         >>> turn_(Steps([end], [torch.zeros(2)], [torch.tensor([0.0, 2.0])], [torch.ones(2)]))  # γ = 1
-        >>> end  # 3 to 1, as long as before
+        >>> end  # in the ratio 3 to 1, with the same length as before
         tensor([-0.1342, -0.0447])
     """
     cover = list(blocks(steps.ends))
@@ -86,9 +87,9 @@ def turn_(steps: Steps) -> None:
 
 
 def _momentum(param: Tensor, base_states: Mapping[Tensor, Mapping[str, Any]]) -> Tensor:
-    found = (base_states[param].get(name) for name in _MOMENTA) if param in base_states else ()
-    momentum = next((value for value in found if value is not None), param.grad)
-    assert momentum is not None  # of parameters with a step
+    buffers = (base_states[param].get(name) for name in _MOMENTA) if param in base_states else ()
+    momentum = next((buffer for buffer in buffers if buffer is not None), param.grad)
+    assert momentum is not None  # the parameter has just been moved
     return momentum
 
 
@@ -97,7 +98,7 @@ def _positive(steps: Steps, block: Block) -> list[Tensor]:
 
 
 def _put_directions_(steps: Steps, dampings: Sequence[Tensor], block: Block) -> list[Tensor]:
-    """Write the natural directions of a block's tensors to their ends; return these."""
+    """Overwrite the ends of a block's tensors by the natural directions, and return them."""
     strengths, ends = _positive(steps, block), block.parts(steps.ends)
     torch._foreach_add_(strengths, list(dampings[block.first : block.last]))
     torch._foreach_copy_(ends, block.parts(steps.momenta))

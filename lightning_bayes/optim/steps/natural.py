@@ -1,4 +1,4 @@
-"""The papers' step: the algorithm's own update, as published."""
+"""The natural step: the algorithm's own update, as published."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning_bayes.optim.steps.step import Cohort, Step, decay_
 
 @final
 class NaturalStep(Step):
-    """Takes the algorithm's own update at the group's learning rate."""
+    """Applies the algorithm's own update with the learning rate of the group."""
 
     is_published = True
 

@@ -1,4 +1,4 @@
-"""The interface of a step, which moves the posterior mean once an algorithm has its measurement."""
+"""The interface of a step, which moves the posterior mean after the measurement of an update."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 
 class Cohort(ABC):
-    """Parameters of one group that are updated together, with their algorithm's update at the open measurement.
+    """Parameters of one group that are updated together, and the algorithm's update for the current measurement.
 
     Attributes:
-        params: The parameters; ``.grad`` is ĝ.
+        params: The parameters, with ĝ in ``.grad``.
         states: Their optimizer states.
         group: Their parameter group.
-        prior: δ̃, weight of the prior's gradient in the algorithm.
-        number: Number of this update, from 1.
-        measurements: Number of measurements in the curvature, this one included. Updates between two measurements count
-            as such, see `optim.runtime.measuring`.
-        since: e, updates for which this measurement stands; 0 where the update measures nothing.
-        prior_means: μ₀ of each parameter; empty for zero.
+        prior: δ̃, the weight of the prior's gradient.
+        number: Index of this update, from 1.
+        measurements: Number of measurements in the curvature, including this one. Updates between two measurements count
+            too; see `optim.runtime.measuring`.
+        since: e, the number of updates that this measurement accounts for; 0 if the update measures nothing.
+        prior_means: μ₀ of each parameter; empty if zero.
     """
 
     params: Sequence[nn.Parameter]
@@ -36,23 +36,23 @@ class Cohort(ABC):
     prior_means: Sequence[Tensor]
 
     def prior_weights(self) -> float | Sequence[Tensor]:
-        """δ̃ in the gradient of another optimizer's step, or δ̃ of each parameter's weights; 0 where no prior is stated."""
+        """δ̃ for the gradient of another optimizer: a number, or a tensor per parameter; 0 without a stated prior."""
         return self.prior * float(self.group["prior_on_mean"])
 
     @abstractmethod
     def move_(self) -> None:
-        """Take the algorithm's own update, of the means and of its state, at the group's learning rate and betas."""
+        """Apply the algorithm's own update to means and state, with the group's learning rate and betas."""
 
     @abstractmethod
     def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
-        """Update the algorithm's state, but leave the means.
+        """Update the algorithm's state but not the means.
 
         Args:
             lr: The learning rate of the proposal.
             weight_of_old: β₂ of this update.
 
         Returns:
-            The changes of the means that the update would make, in memory that the step may overwrite.
+            The proposed changes of the means. The caller may overwrite them.
         """
 
     @abstractmethod
@@ -65,44 +65,44 @@ class Cohort(ABC):
 
 
 class Step(ABC):
-    """How the means of cohorts move; the third factor of a method, beside posterior and curvature.
+    """How the means move: the third factor of a method, next to posterior and curvature.
 
-    For each cohort an optimizer calls `apply`, in any order, and then `finish` once. `apply` updates everything that belongs
-    to the cohort's parameters: the algorithm's state (s, m, and what else it keeps) and the means; a step for which another
-    optimizer moves the means leaves their gradients in ``param.grad`` for `finish`. An optimizer that needs all directions
-    before it moves the first parameter, such as K-FAC with a bound of the step's Fisher norm, computes them at `rate` and
-    `weight_of_old`, and then hands over cohorts that propose the bounded ones. A step keeps no state of its own.
+    An optimizer calls `apply` for each cohort, in any order, and then `finish` once. `apply` updates the algorithm's state
+    (s, m and so on) and the means of the cohort. If another optimizer moves the means, it leaves their gradients in
+    ``param.grad`` for `finish`. K-FAC needs all directions before it moves the first parameter, to bound the Fisher norm of
+    the whole step: it computes them with `rate` and `weight_of_old`, and then applies cohorts that propose the bounded ones.
+    A step has no state.
 
     Class attributes:
         uses_update: Whether the algorithm's update moves the means. Otherwise its momentum and inverses are not needed.
-        is_published: Whether it is the papers' step. The others are heuristics: their running averages start with the first
-            measurement, not with an initial state, and normalisation layers have no noise unless they are asked for.
+        is_published: Whether this is the step of the papers. The others are heuristics: their running averages start at the
+            first measurement instead of an initial state, and normalisation layers have no noise by default.
     """
 
     uses_update: ClassVar[bool] = True
     is_published: ClassVar[bool] = False
 
     def rate(self, lr: float) -> float:
-        """The learning rate at which the algorithm proposes.
+        """The learning rate for the algorithm's proposal.
 
         Args:
-            lr: The group's learning rate.
+            lr: Learning rate of the group.
 
         Returns:
-            `lr`, unless the step has a rate of its own.
+            `lr`, unless the step uses a fixed rate.
         """
         return lr
 
     def weight_of_old(self, beta: float, measurements: int, since: int = 1) -> float:
-        """β₂(t), the weight of the old curvature; unless the step is the papers', a running mean first.
+        """β₂(t), the weight of the old curvature. Unless the step is published, the average starts as a running mean.
 
         Args:
             beta: β₂.
-            measurements: t, number of measurements, this one included.
-            since: e, the last of them that this one stands for; see `optim.runtime.measuring`.
+            measurements: t, the number of measurements, including this one.
+            since: e, the number of measurements that this one accounts for; see `optim.runtime.measuring`.
 
         Returns:
-            β₂(t); 1 for e = 0.
+            β₂(t); 1 if e = 0.
         """
         if self.is_published:
             return beta**since
@@ -117,7 +117,7 @@ class Step(ABC):
         """
 
     def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
-        """End the update, after all cohorts.
+        """Finish the update after all cohorts.
 
         Args:
             groups: The optimizer's parameter groups.
@@ -126,11 +126,11 @@ class Step(ABC):
         return
 
     def add_group(self, group: Mapping[str, Any], count: int) -> None:
-        """Take a new parameter group.
+        """Register a new parameter group.
 
         Args:
             group: The group.
-            count: Number of the optimizer's groups, this one included.
+            count: Number of groups of the optimizer, including this one.
         """
         return
 

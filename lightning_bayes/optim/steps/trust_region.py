@@ -1,13 +1,13 @@
-"""A trust region around the natural step: the default of algorithms without noise where no learning rate is given.
+"""A trust region around the natural step: the default for algorithms without noise if no learning rate is given.
 
-**A heuristic**, measured on eleven small problems, not from a paper. A natural step has no fixed length, so a learning
-rate tuned for Adam means nothing to it. This rule takes the step d that the algorithm's own update would take at the
-fixed rate a, and bounds its root mean square, tensor by tensor, by the step of the user's own optimizer:
+**A heuristic**, tested on eleven small problems and not from a paper. Natural steps have no fixed length, so a learning rate
+tuned for Adam does not apply to them. This rule computes the step d of the algorithm's own update at the fixed rate a, and
+bounds its root mean square, tensor by tensor, by the step of the user's optimizer:
 
     s₁ = ĥ₁                                          first batch: no noise, no bias
     β₂(t) = min(β₂, (t-1)/t)                         s: running mean first, running average later
     d = update(a, β₂(t)) - μ                         a = 0.1
-    μ ← μ + d · min(1, r / RMS(d))                   r = η                      Adam and its kin move by about η
+    μ ← μ + d · min(1, r / RMS(d))                   r = η                      Adam and its variants move by about η
                                                      r = η RMS(m̂) / (1-μ_sgd)   SGD with momentum μ_sgd
 """
 
@@ -49,12 +49,12 @@ def _radius(cohort: Cohort) -> Tensor | float:
 
 
 def adam_radius(lr: float) -> float:
-    """Return r for a user's Adam: each weight moves by about its learning rate."""
+    """Return r for Adam, which moves each weight by about its learning rate."""
     return lr
 
 
 def sgd_radius(lr: float, momentum: float, debiased_momentum_size: Tensor) -> Tensor:
-    """Return r for a user's SGD with momentum μ_sgd, whose steps add up to η m̂ / (1-μ_sgd).
+    """Return r for SGD with momentum μ_sgd, whose steps add up to η m̂ / (1-μ_sgd).
 
     Args:
         lr: η.
@@ -62,7 +62,7 @@ def sgd_radius(lr: float, momentum: float, debiased_momentum_size: Tensor) -> Te
         debiased_momentum_size: RMS(m̂) of each tensor, ``[tensors]``.
 
     Returns:
-        One for each tensor, ``[tensors]``.
+        r of each tensor, ``[tensors]``.
     """
     return debiased_momentum_size * (lr / (1 - momentum))
 
@@ -71,9 +71,9 @@ def bounded_step_(means: Sequence[Tensor], steps: Sequence[Tensor], radius: Tens
     """μ ← μ + d · min(1, r / RMS(d)) for each tensor.
 
     Args:
-        means: μ, changed.
+        means: μ, changed in place.
         steps: d, shaped like the means.
-        radius: r, one for all or ``[tensors]``.
+        radius: r, a number or ``[tensors]``.
     """
     tiny = torch.finfo(steps[0].dtype).tiny
     shortening = (radius / root_mean_squares(steps).clamp_min(tiny)).clamp_max(1.0)

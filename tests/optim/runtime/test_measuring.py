@@ -268,7 +268,7 @@ def test_squares_of_the_batchs_gradient_may_pause_too(method):
 
 @pytest.mark.parametrize("method", [IVON, BBB, VadaGrad, MomentumVON, KFAC])
 def test_methods_that_need_every_measurement_refuse_an_interval(method):
-    with pytest.raises(HyperparameterError, match=f"{method.__name__} takes no curvature_interval=10"):
+    with pytest.raises(HyperparameterError, match=f"{method.__name__} does not support curvature_interval=10"):
         method(network(), num_data=50, curvature_interval=10)
 
 

@@ -16,25 +16,18 @@ Scores: TypeAlias = Callable[[Iterable[nn.Parameter]], dict[nn.Parameter, Tensor
 
 
 class CurvatureEstimator(ABC):
-    """Reads ĥ from passes; it keeps nothing between them.
+    """Reads ĥ from passes, without state between them.
 
-    `read` returns tensors under keys of its choice, which are averaged over passes, weighted by their examples. `finalise`
-    turns these means into ĥ by parameter; an estimate that is linear in the passes is its own mean.
+    `read` returns tensors under keys of its choice. These are averaged over passes, weighted by the number of examples, and
+    `finalise` turns the averages into ĥ by parameter. An estimate that is linear in the passes needs no `finalise`.
 
     Class attributes:
-        quantity: The engine's quantity for it; ``"gradient"`` for the gradient alone.
+        quantity: The quantity that the curvature engine measures for it; ``"gradient"`` if the gradient is enough.
+        allows_loss_scale: Whether it works under a scaled loss, such as a GradScaler's.
     """
 
     quantity: ClassVar[EngineQuantity] = "gradient"
-
-    def prepare(self, optimizer: str, loss_scale: float) -> None:
-        """Refuse a pass that it cannot measure, before the forward.
-
-        Args:
-            optimizer: Name of the optimizer, for the message.
-            loss_scale: Factor on the loss.
-        """
-        return
+    allows_loss_scale: ClassVar[bool] = True
 
     @abstractmethod
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
@@ -43,10 +36,10 @@ class CurvatureEstimator(ABC):
         Args:
             finished: The pass.
             params: The trained parameters.
-            scores: Gives (θ - μ) / Σ of those parameters that had noise, in memory of the caller's.
+            scores: Computes (θ - μ) / Σ for the given parameters that were sampled, in the caller's memory.
 
         Returns:
-            Tensors by parameter or other keys, which the caller may overwrite.
+            Tensors by parameter or other keys. The caller may overwrite them.
         """
 
     def join_ranks(
@@ -56,21 +49,21 @@ class CurvatureEstimator(ABC):
         params: Sequence[nn.Parameter],
         add_ranks: Callable[[list[Tensor]], None],
     ) -> None:
-        """Let passes of other processes under the same weight samples add up, for estimates that are not linear in them.
+        """Sum over processes that share weight samples, for estimates that are not linear in the passes.
 
         Args:
-            curvature: Means over the passes, changed in place.
-            num_examples: Their number of examples.
-            params: The trained parameters, in an order that all processes share.
+            curvature: Averages over the passes, changed in place.
+            num_examples: Number of examples in these passes.
+            params: The trained parameters, in the same order in all processes.
             add_ranks: Replaces tensors by their sums over those processes.
         """
         return
 
     def finalise(self, curvature: Curvature) -> Curvature:
-        """ĥ by parameter.
+        """Compute ĥ by parameter.
 
         Args:
-            curvature: Means over the passes of an update.
+            curvature: Averages over the passes of an update.
 
         Returns:
             ĥ of the parameters that were measured.
@@ -78,26 +71,13 @@ class CurvatureEstimator(ABC):
         return curvature
 
     def scaled(self, measured: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
-        """ĥ in the units that a parameter group asks for.
+        """Convert ĥ to the units that a parameter group uses.
 
         Args:
             measured: ĥ of its parameters.
             group: The group.
 
         Returns:
-            ĥ as the update takes it.
+            ĥ in these units.
         """
         return measured
-
-    def warning(self, batch_size: float, group: Mapping[str, Any], optimizer: str) -> str:
-        """Why ĥ is not a curvature.
-
-        Args:
-            batch_size: Examples under one weight sample.
-            group: A parameter group.
-            optimizer: Name of the optimizer.
-
-        Returns:
-            The text of a warning; empty if nothing is wrong.
-        """
-        return ""

@@ -30,19 +30,20 @@ def reparameterised(grad: Tensor, sample: Tensor, mean: Tensor, precision: Tenso
 
 @final
 class Reparameterised(CurvatureEstimator):
-    """Reads gradient and noise of a pass.
+    """Multiplies the gradient of a pass by its noise.
 
-    A pass without noise says nothing about the curvature; its squared gradient times the number of its examples takes the
-    place, as if it were the mean of independent gradients of mean zero.
+    A pass without noise carries no such information. Its squared gradient times its number of examples is used instead, as
+    if the gradient were the mean of independent gradients with mean zero.
     """
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
         reached = [param for param in params if param.grad is not None]
-        found: Curvature = scores(reached)
-        if found:
-            torch._foreach_mul_(list(found.values()), [local(param.grad) for param in found])
+        curvature: Curvature = scores(reached)
+        if curvature:
+            torch._foreach_mul_(list(curvature.values()), [local(param.grad) for param in curvature])
             if (factor := finished.gradient_factor) != 1:
-                torch._foreach_mul_(list(found.values()), factor)
-        without = finished.gradients(param for param in reached if param not in found)
-        return {**found, **{param: grad.square_().mul_(finished.num_examples) for param, grad in without.items()}}
+                torch._foreach_mul_(list(curvature.values()), factor)
+        for param, grad in finished.gradients(param for param in reached if param not in curvature).items():
+            curvature[param] = grad.square_().mul_(finished.num_examples)
+        return curvature
