@@ -192,7 +192,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_a_module_without_likelihood_cannot_draw_labels():
-    with pytest.raises(HyperparameterError, match="likelihood of Classifier is None, which cannot be sampled"):
+    with pytest.raises(HyperparameterError, match="requires a likelihood that can be sampled, but Classifier has None"):
         fit(Classifier(), NoisyKFACCallback(fisher="sampled"))
 
 

@@ -296,7 +296,7 @@ def test_a_vanishing_factor_without_prior_and_damping_names_layer_and_factor(dat
 
 
 def test_labels_that_cannot_be_drawn_are_refused():
-    with pytest.raises(HyperparameterError, match=r"fisher='sampled' draws labels.*likelihood=Softmax\(\)"):
+    with pytest.raises(HyperparameterError, match=r"fisher='sampled' requires a likelihood.*likelihood=Softmax\(\)"):
         NNGFull(small())
     NNGFull(small(out=2), likelihood=Softmax())
 

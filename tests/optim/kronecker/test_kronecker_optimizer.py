@@ -577,7 +577,7 @@ def test_intervals_that_do_not_fit_are_refused():
 def test_a_likelihood_that_cannot_be_sampled_is_refused():
     model = small_net()
     model.likelihood = "softmax"
-    with pytest.raises(HyperparameterError, match=r"likelihood of Sequential is 'softmax', which cannot be sampled"):
+    with pytest.raises(HyperparameterError, match=r"can be sampled, but Sequential has 'softmax'"):
         NoisyKFAC(model, fisher="sampled")
     NoisyKFAC(model)  # labels of the data
     with pytest.raises(HyperparameterError, match=r"fisher='exact' is unknown"):
