@@ -159,7 +159,7 @@ def test_the_checkpoint_holds_the_posterior(tmp_path):
 
 def test_a_point_has_no_posterior(tmp_path):
     fit(Classifier(), KFACCallback(), ModelCheckpoint(dirpath=tmp_path, filename="last"), enable_checkpointing=True)
-    with pytest.raises(PosteriorError, match="a point"):
+    with pytest.raises(PosteriorError, match="without noise such as OGN"):
         load_posterior(tmp_path / "last.ckpt")
 
 
