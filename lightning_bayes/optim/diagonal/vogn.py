@@ -1,6 +1,6 @@
 """Variational online Gauss-Newton (VOGN), Khan et al. 2018, eqs. 10-11, https://arxiv.org/abs/1806.04854.
 
-In the package's one parametrisation, with ĝ = mean_i g_i and ĥ = mean_i g_i² at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
+In this package's parametrisation, with ĝ = mean_i g_i and ĥ = mean_i g_i² at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
 
     s ← β₂ s + (1-β₂) ĥ
     m ← β₁ m + (1-β₁)(ĝ + δ̃ μ)                     momentum of Osawa et al. 2019; β₁ = 0 is Khan's VOGN
@@ -43,7 +43,7 @@ def update(
         betas: (β₁, β₂), weights of the old momentum and the old curvature.
         prior: δ̃ = τδ/Ñ.
         damping: γ.
-        step: Number of this update, from 1.
+        step: Update index t, from 1.
 
     Returns:
         State after the update.
