@@ -101,7 +101,7 @@ def _shape(entry: Entry) -> Shape | None:
 
 def _prior_precision(entry: Entry, shape: Shape | None) -> float | Tensor:
     """δ of a parameter, or of each weight if the parameter has per-weight priors."""
-    per_weight = entry.state.get("prior_precision")
+    per_weight: Tensor | None = entry.state.get("prior_precision")
     if per_weight is None:
         return float(entry.group["prior_precision"] if shape is None else shape.prior_precision)
     if shape is None:
