@@ -56,7 +56,6 @@ class LinearSchedule(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        """Check the number of steps."""
         _require_steps("steps", self.steps)
 
     def __call__(self, step: int) -> float:
@@ -80,7 +79,6 @@ class CosineSchedule(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        """Check the number of steps."""
         _require_steps("steps", self.steps)
 
     def __call__(self, step: int) -> float:
@@ -103,7 +101,6 @@ class ExponentialSchedule(Schedule):
     every: int = 1
 
     def __post_init__(self) -> None:
-        """Check the interval."""
         _require_steps("every", self.every)
 
     def __call__(self, step: int) -> float:
@@ -126,7 +123,6 @@ class PiecewiseSchedule(Schedule):
     milestones: Sequence[int]
 
     def __post_init__(self) -> None:
-        """Check the number of values and the order of the milestones."""
         if len(self.values) != len(self.milestones) + 1 or sorted(self.milestones) != list(self.milestones):
             raise HyperparameterError(
                 f"values={list(self.values)} and milestones={list(self.milestones)} do not match. Pass ascending "
@@ -144,15 +140,7 @@ def value_at(value: ValueT | Callable[[int], ValueT], step: int) -> ValueT:
 
 
 def take_functions(group: dict[str, Any], record: type[Record]) -> dict[str, Callable[[int], Any]]:
-    """Remove the functions from a parameter group, and replace them by their values at the group's step.
-
-    Args:
-        group: Parameter group, changed in place.
-        record: Schema of its hyperparameters.
-
-    Returns:
-        The functions by name.
-    """
+    """Replace the functions in a parameter group by their values at its step, and return the functions by name."""
     functions = {name: value for name, value in group.items() if name != "params" and callable(value)}
     record.require_schedulable(functions)
     apply_functions(group, functions, record)

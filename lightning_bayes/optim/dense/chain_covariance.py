@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
 from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, ChainState, damped_inverse, sample, update
 from lightning_bayes.optim.dense.joint_optimizer import JointFamily, JointUpdate, States
-from lightning_bayes.optim.hyperparameters import Hyperparameters
+from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.posteriors import BlockTridiagonal, initial_curvature
 
@@ -51,10 +51,9 @@ class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
                 state = states[layer.weight]
                 state[f"output_{kind}"], state[f"input_{kind}"] = product
 
-    def initial(self, hyperparameters: Hyperparameters) -> ChainCurvature:
-        """Return blocks c I with (Ñ/τ)(c + √(δ̃+γ))² = ``init_precision``, as π-damping requires, and zero links."""
-        effective = hyperparameters.effective()
-        start = initial_curvature(hyperparameters.init_precision or 0.0, **effective.start_arguments)
+    def initial(self, init_precision: float, effective: Effective) -> ChainCurvature:
+        """Return blocks c I with (Ñ/τ)(c + √(δ̃+γ))² = `init_precision`, as π-damping requires, and zero links."""
+        start = initial_curvature(init_precision, **effective.start_arguments)
         damping = effective.prior + effective.noise_damping
         c = (start + damping) ** 0.5 - damping**0.5
         like = self.layers[0].weight
@@ -72,9 +71,8 @@ class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
         products = [KroneckerProduct(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
         return ChainCurvature(tuple(products[: len(self.layers)]), tuple(products[len(self.layers) :]))
 
-    def sample(self, curvature: ChainCurvature, noise: list[Tensor], hyperparameters: Hyperparameters) -> list[Tensor]:
+    def sample(self, curvature: ChainCurvature, noise: list[Tensor], effective: Effective) -> list[Tensor]:
         """Draw weights; see `JointFamily.sample`."""
-        effective = hyperparameters.effective()
         weights = sample(
             self._matrices(self.params),
             self._invert(curvature, effective.prior + effective.noise_damping),
@@ -90,33 +88,23 @@ class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
         measured: ChainCurvature,
         momenta: list[Tensor],
         grads: list[Tensor],
-        hyperparameters: Hyperparameters,
+        **arguments: Any,
     ) -> JointUpdate[ChainCurvature]:
         """Call `block_tridiagonal.update`; see `JointFamily.update`."""
-        effective = hyperparameters.effective()
         new = update(
             ChainState(tuple(self._matrices(self.params)), tuple(self._matrices(momenta)), old),
             self._matrices(grads),
             measured,
-            lr=hyperparameters.lr,
-            betas=hyperparameters.betas,
-            prior=effective.prior,
-            damping=effective.damping,
-            step=hyperparameters.step + 1,
             kl_clip=self.kl_clip,
             invert=self._invert,
+            **arguments,
         )
         return JointUpdate(self._tensors(new.means), self._tensors(new.momenta), new.curvature)
 
     def posterior(
-        self,
-        curvature: ChainCurvature,
-        names: dict[nn.Parameter, str],
-        shared: dict[str, Any],
-        hyperparameters: Hyperparameters,
+        self, curvature: ChainCurvature, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> BlockTridiagonal:
         """Damped blocks, and links, times Ñ/τ; see `JointFamily.posterior`."""
-        effective = hyperparameters.effective()
         blocks = [pi_damped(block, effective.prior + effective.noise_damping) for block in curvature.blocks]
         weights = [names[layer.weight] for layer in self.layers]
         return BlockTridiagonal(

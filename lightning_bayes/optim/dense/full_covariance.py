@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.optim.dense.full_gaussian import FullState, damped, sample, update
 from lightning_bayes.optim.dense.joint_optimizer import JointFamily, JointUpdate, States
-from lightning_bayes.optim.hyperparameters import Hyperparameters
+from lightning_bayes.optim.effective import Effective
 from lightning_bayes.posteriors import FullGaussian, initial_curvature
 
 _KEY = "joint_curvature"  # in the state of the first parameter
@@ -31,21 +31,21 @@ class FullCovariance(JointFamily[Tensor, FullGaussian]):
         """Write S; see `JointFamily.store`."""
         states[self.params[0]][_KEY] = curvature
 
-    def initial(self, hyperparameters: Hyperparameters) -> Tensor:
+    def initial(self, init_precision: float, effective: Effective) -> Tensor:
         """Return a multiple of I; see `JointFamily.initial`."""
-        init_precision = hyperparameters.init_precision or 0.0
-        start = initial_curvature(init_precision, **hyperparameters.effective().start_arguments)
         mean = _flat(self.params)
-        return start * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+        return damped(
+            mean.new_zeros(len(mean), len(mean)), initial_curvature(init_precision, **effective.start_arguments)
+        )
 
     def measured(self, tensors: list[Tensor]) -> Tensor:
         """Return Ĥ; see `JointFamily.measured`."""
         (measured,) = tensors
         return measured
 
-    def sample(self, curvature: Tensor, noise: list[Tensor], hyperparameters: Hyperparameters) -> list[Tensor]:
+    def sample(self, curvature: Tensor, noise: list[Tensor], effective: Effective) -> list[Tensor]:
         """Draw weights; see `JointFamily.sample`."""
-        effective, mean = hyperparameters.effective(), _flat(self.params)
+        mean = _flat(self.params)
         weights = sample(
             FullState(mean, curvature, torch.zeros_like(mean)),
             _flat(noise),
@@ -57,36 +57,17 @@ class FullCovariance(JointFamily[Tensor, FullGaussian]):
         return self._parts(weights)
 
     def update(
-        self,
-        old: Tensor,
-        measured: Tensor,
-        momenta: list[Tensor],
-        grads: list[Tensor],
-        hyperparameters: Hyperparameters,
+        self, old: Tensor, measured: Tensor, momenta: list[Tensor], grads: list[Tensor], **arguments: Any
     ) -> JointUpdate[Tensor]:
         """Call `full_gaussian.update`; see `JointFamily.update`."""
-        effective = hyperparameters.effective()
-        new = update(
-            FullState(_flat(self.params), old, _flat(momenta)),
-            _flat(grads),
-            measured,
-            lr=hyperparameters.lr,
-            betas=hyperparameters.betas,
-            prior=effective.prior,
-            damping=effective.damping,
-            step=hyperparameters.step + 1,
-        )
+        state = FullState(_flat(self.params), old, _flat(momenta))
+        new = update(state, _flat(grads), measured, **arguments)
         return JointUpdate(self._parts(new.mean), self._parts(new.momentum), new.curvature)
 
     def posterior(
-        self,
-        curvature: Tensor,
-        names: dict[nn.Parameter, str],
-        shared: dict[str, Any],
-        hyperparameters: Hyperparameters,
+        self, curvature: Tensor, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> FullGaussian:
         """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I); see `JointFamily.posterior`."""
-        effective = hyperparameters.effective()
         precision = damped(curvature, effective.noise_damping + effective.prior) * effective.scale
         return FullGaussian(precision=precision, **shared)
 

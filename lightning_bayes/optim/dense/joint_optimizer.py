@@ -19,6 +19,7 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.estimators import JointEstimator
+from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -96,15 +97,15 @@ class JointFamily(ABC, Generic[CurvatureT, PosteriorT]):
         """Write the curvature into the optimizer's state."""
 
     @abstractmethod
-    def initial(self, hyperparameters: Hyperparameters) -> CurvatureT:
-        """Return the curvature whose posterior has the precision ``init_precision``."""
+    def initial(self, init_precision: float, effective: Effective) -> CurvatureT:
+        """Return the curvature whose posterior has the precision `init_precision`."""
 
     @abstractmethod
     def measured(self, tensors: list[Tensor]) -> CurvatureT:
         """Build the curvature from the tensors that the estimator has read."""
 
     @abstractmethod
-    def sample(self, curvature: CurvatureT, noise: list[Tensor], hyperparameters: Hyperparameters) -> list[Tensor]:
+    def sample(self, curvature: CurvatureT, noise: list[Tensor], effective: Effective) -> list[Tensor]:
         """Transform standard normal noise into a posterior sample of the parameters."""
 
     @abstractmethod
@@ -114,17 +115,13 @@ class JointFamily(ABC, Generic[CurvatureT, PosteriorT]):
         measured: CurvatureT,
         momenta: list[Tensor],
         grads: list[Tensor],
-        hyperparameters: Hyperparameters,
+        **arguments: Any,
     ) -> JointUpdate[CurvatureT]:
-        """Compute the paper's update; modifies nothing."""
+        """Compute the paper's update with `arguments` lr, betas, prior, damping and step; modifies nothing."""
 
     @abstractmethod
     def posterior(
-        self,
-        curvature: CurvatureT,
-        names: dict[nn.Parameter, str],
-        shared: dict[str, Any],
-        hyperparameters: Hyperparameters,
+        self, curvature: CurvatureT, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> PosteriorT:
         """Build the posterior from the curvature and the constructor arguments that all families share."""
 
@@ -200,7 +197,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
                 if name not in mean and isinstance(value, Tensor)
             },
         }
-        return self.family.posterior(curvature, names, shared, hyperparameters)
+        return self.family.posterior(curvature, names, shared, hyperparameters.effective())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the only parameter group; a second one raises `UnsupportedTrainingError`."""
@@ -219,7 +216,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
         """The current curvature of the noise; None before the first update without an initial precision."""
         curvature = self.family.load(self.state)
         if curvature is None and hyperparameters.init_precision is not None:
-            return self.family.initial(hyperparameters)
+            return self.family.initial(hyperparameters.init_precision, hyperparameters.effective())
         return curvature
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
@@ -229,7 +226,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
             return {}
         values = [torch.empty_like(param, requires_grad=False) for param in params]
         noise.fill_(values)
-        torch._foreach_copy_(values, self.family.sample(curvature, values, hyperparameters))
+        torch._foreach_copy_(values, self.family.sample(curvature, values, hyperparameters.effective()))
         return dict(zip(params, values, strict=True))
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
@@ -254,7 +251,18 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
         old = self._curvature(hyperparameters)
         momenta = [self.state[param].get("momentum", torch.zeros_like(param)) for param in family.params]
         grads = [param.grad for param in family.params if param.grad is not None]
-        new = family.update(measured if old is None else old, measured, momenta, grads, hyperparameters)
+        effective = hyperparameters.effective()
+        new = family.update(
+            measured if old is None else old,
+            measured,
+            momenta,
+            grads,
+            lr=hyperparameters.lr,
+            betas=hyperparameters.betas,
+            prior=effective.prior,
+            damping=effective.damping,
+            step=hyperparameters.step + 1,
+        )
         for param, mean, momentum in zip(family.params, new.means, new.momenta, strict=True):
             param.copy_(mean)
             self.state[param]["momentum"] = momentum.clone()

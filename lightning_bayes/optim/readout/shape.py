@@ -11,13 +11,7 @@ from torch import Tensor
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.weight_prior import noise_terms, prior_of
-from lightning_bayes.posteriors import (
-    Shape,
-    noise_damping,
-    noise_scale,
-    noise_shape,
-    tensor_sizes,
-)
+from lightning_bayes.posteriors import Shape, noise_damping, noise_scale, noise_shape, tensor_sizes
 
 _MIN_DAMPING = 1e-8  # γ_t of a matrix without any curvature: large enough for π-damping to make it flat
 
@@ -79,15 +73,7 @@ def temperature_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Ten
 
 
 def determined(curvature: Tensor, damping: Tensor | float) -> Tensor:
-    """Number of parameters that the data determine, Σ_i s_i / (s_i + γ), with negative s_i counted as 0.
-
-    Args:
-        curvature: s.
-        damping: γ, prior included.
-
-    Returns:
-        A scalar.
-    """
+    """Number of parameters that the data determine: Σ_i s_i / (s_i + γ), prior included in γ, negative s_i counted as 0."""
     positive = curvature.clamp_min(0)
     return (positive / (positive + damping)).sum()
 
