@@ -55,59 +55,32 @@ def average_curvature(old: ChainCurvature, measured: ChainCurvature, *, beta: fl
 
 
 def sample(
-    means: Sequence[Tensor],
-    covariance: BlockTridiagonalInverse,
-    noise: Sequence[Tensor],
+    means: Sequence[Tensor],  # M of each layer
+    covariance: BlockTridiagonalInverse,  # F̂⁻¹ of the noise, from the curvature before this update's measurement
+    noise: Sequence[Tensor],  # standard normal, one matrix per layer
     *,
-    num_data: float,
-    kl_weight: float = 1.0,
+    num_data: float,  # Ñ = ρN
+    kl_weight: float = 1.0,  # τ
 ) -> list[Tensor]:
-    """Draw a posterior sample of all matrices in the chain.
-
-    Args:
-        means: M of each layer.
-        covariance: F̂⁻¹ of the noise, from the curvature before this update's measurement.
-        noise: Standard normal, one matrix per layer.
-        num_data: Ñ = ρN.
-        kl_weight: τ.
-
-    Returns:
-        W of each layer.
-    """
+    """Draw a posterior sample W of each layer."""
     scale = math.sqrt(kl_weight / num_data)
     return [mean + scale * offset for mean, offset in zip(means, covariance.root(noise), strict=True)]
 
 
 def update(
     state: ChainState,
-    grads: Sequence[Tensor],
-    measured: ChainCurvature,
+    grads: Sequence[Tensor],  # ĝ of each layer at the sample
+    measured: ChainCurvature,  # blocks and links at the sample
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float,
-    damping: float = 0.0,
-    step: int = 1,
-    kl_clip: float | None = None,
+    lr: float,  # α_max
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float,  # δ̃
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    kl_clip: float | None = None,  # bound c of `optim.kronecker.kl_clip`; None for no bound
     invert: Callable[[ChainCurvature, float], BlockTridiagonalInverse] = damped_inverse,
 ) -> ChainState:
-    """One update of the chain; pure.
-
-    Args:
-        state: State before the update.
-        grads: ĝ of each layer at the sample.
-        measured: Blocks and links at the sample.
-        lr: α_max.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃.
-        damping: γ.
-        step: Update index, from 1.
-        kl_clip: Bound c of `optim.kronecker.kl_clip`; None for no bound.
-        invert: Inverts the damped curvature. A function that caches its last result can share it with the noise.
-
-    Returns:
-        The new state.
-    """
+    """One update of the chain; pure. An `invert` that caches its last result can share it with the noise."""
     curvature = average_curvature(state.curvature, measured, beta=betas[1])
     momenta = tuple(
         average(momentum, grad + prior * mean, betas[0])

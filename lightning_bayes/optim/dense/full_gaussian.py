@@ -36,27 +36,15 @@ class FullState(NamedTuple):
 
 
 def sample(
-    state: FullState,
-    noise: Tensor,
+    state: FullState,  # before this update's measurement
+    noise: Tensor,  # ε, standard normal, [..., D]
     *,
-    num_data: float,
-    prior: float,
-    kl_weight: float = 1.0,
-    damping: float = 0.0,
+    num_data: float,  # Ñ = ρN
+    prior: float,  # δ̃ = τδ/Ñ
+    kl_weight: float = 1.0,  # τ
+    damping: float = 0.0,  # γ if it is part of the noise, else 0
 ) -> Tensor:
-    """Draw a posterior sample of the weights.
-
-    Args:
-        state: State before this update's measurement.
-        noise: ε, standard normal, ``[..., D]``.
-        num_data: Ñ = ρN.
-        prior: δ̃ = τδ/Ñ.
-        kl_weight: τ.
-        damping: γ if it is part of the noise, else 0.
-
-    Returns:
-        θ, ``[..., D]``.
-    """
+    """Draw a posterior sample of the weights, ``[..., D]``."""
     root = inverse_root(damped(state.curvature, prior + damping), _NAME)
     return state.mean + math.sqrt(kl_weight / num_data) * (root @ noise[..., None])[..., 0]
 
@@ -68,30 +56,16 @@ def outer_products(grads: Tensor) -> Tensor:
 
 def update(
     state: FullState,
-    grad: Tensor,
-    curvature: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood at the sample, [..., D]
+    curvature: Tensor,  # Ĥ at the sample, [..., D, D]
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float,
-    damping: float = 0.0,
-    step: int = 1,
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float,  # δ̃
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
 ) -> FullState:
-    """One update; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample, ``[..., D]``.
-        curvature: Ĥ at the sample, ``[..., D, D]``.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃.
-        damping: γ.
-        step: Update index, from 1.
-
-    Returns:
-        State after the update.
-    """
+    """One update; pure."""
     new_curvature = average(state.curvature, curvature, betas[1])
     momentum = average(state.momentum, grad + prior * state.mean, betas[0])
     factor = cholesky(damped(new_curvature, prior + damping), _NAME)

@@ -47,50 +47,24 @@ class BBBState(NamedTuple):
 
 
 def pathwise_gradients(state: BBBState, grad: Tensor, hessian: Tensor, prior: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of the bound; pure.
-
-    Args:
-        state: State with μ and s.
-        grad: ĝ, mean gradient of the negative log-likelihood, averaged over samples.
-        hessian: ĝ ε / σ, averaged over samples.
-        prior: δ̃.
-
-    Returns:
-        ∂F/∂μ, and Ñ/τ times ∂F/∂log σ.
-    """
+    """Compute the gradients of the bound, ∂F/∂μ and Ñ/τ times ∂F/∂log σ; pure. Arguments as in `update`."""
     return grad + prior * state.mean, (hessian - state.curvature) / (state.curvature + prior)
 
 
 def update(
-    state: BBBState,
-    grad: Tensor,
-    hessian: Tensor,
+    state: BBBState,  # with s above -δ̃
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood, averaged over samples
+    hessian: Tensor,  # ĝ ε / σ, averaged over samples
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    std_lr: float | None = None,
-    debias: bool = True,
+    lr: float,  # α, Adam's learning rate for μ
+    betas: tuple[float, float],  # (β₁, β₂) of Adam
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ, added to Adam's ε
+    step: int = 1,  # update index t, from 1
+    std_lr: float | None = None,  # α_σ, Adam's learning rate for log σ; None for α
+    debias: bool = True,  # whether averages of squares start at zero with a constant β₂, and need bias correction
 ) -> BBBState:
-    """One BBB update of one parameter; pure.
-
-    Args:
-        state: State before the update, with s above -δ̃.
-        grad: ĝ, mean gradient of the negative log-likelihood, averaged over samples.
-        hessian: ĝ ε / σ, averaged over samples.
-        lr: α, Adam's learning rate for μ.
-        betas: (β₁, β₂) of Adam.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ, added to Adam's ε.
-        step: Update index t, from 1.
-        std_lr: α_σ, Adam's learning rate for log σ; None for α.
-        debias: Whether to correct the averages of squares for their start at zero, as with a constant β₂.
-
-    Returns:
-        State after the update.
-    """
+    """One BBB update of one parameter; pure."""
     mean_grad, log_std_grad = pathwise_gradients(state, grad, hessian, prior)
     momentum = average(state.momentum, mean_grad, betas[0])
     log_std_momentum = average(state.log_std_momentum, log_std_grad, betas[0])

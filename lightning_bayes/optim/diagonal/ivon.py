@@ -42,33 +42,18 @@ from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, setting
 
 
 def update(
-    state: MeanFieldState,
-    grad: Tensor,
-    hessian: Tensor,
+    state: MeanFieldState,  # with s + δ̃ > 0, before and after the update
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood at the sample
+    hessian: Tensor,  # ĥ, estimate of the Hessian's diagonal, of any sign
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    clip_radius: float = math.inf,
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ, above 0
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    clip_radius: float = math.inf,  # ξ, bound on each component of the step before multiplication by α
 ) -> MeanFieldState:
-    """One IVON update of one parameter; pure.
-
-    Args:
-        state: State before the update, with s + δ̃ > 0.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
-        hessian: ĥ, estimate of the Hessian's diagonal, of any sign.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃ = τδ/Ñ, above 0.
-        damping: γ.
-        step: Update index t, from 1.
-        clip_radius: ξ, bound on each component of the step before multiplication by α.
-
-    Returns:
-        State after the update, with s + δ̃ > 0.
-    """
+    """One IVON update of one parameter; pure."""
     curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, "correction")
     momentum = average(state.momentum, grad, betas[0])
     gradient = with_prior(debiased(momentum, betas[0], step), state.mean, prior)

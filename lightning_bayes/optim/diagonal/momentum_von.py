@@ -16,13 +16,17 @@ With a constant α this is the raw momentum M ← β₁ M + ĝ + δ̃ μ, μ ←
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast, final
 
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import average
-from lightning_bayes.optim.diagonal.von import NewtonOptimizer, Positivity, moved_curvature
+from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, Positivity, moved_curvature
+from lightning_bayes.optim.hyperparameters import MeanFieldArguments
 
 
 class MomentumVONState(NamedTuple):
@@ -36,32 +40,17 @@ class MomentumVONState(NamedTuple):
 
 def update(
     state: MomentumVONState,
-    grad: Tensor,
-    hessian: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood at the sample
+    hessian: Tensor,  # ĥ, the diagonal of its Hessian
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    positivity: Positivity = "backtracking",
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the previous step and of the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1; the first update has no previous step
+    positivity: Positivity = "backtracking",  # how s + δ̃ stays positive
 ) -> MomentumVONState:
-    """One update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
-        hessian: ĥ, its Hessian's diagonal.
-        lr: α.
-        betas: (β₁, β₂), weights of the previous step and of the old curvature.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ.
-        step: Update index t, from 1; the first update has no previous step.
-        positivity: How s + δ̃ is kept positive.
-
-    Returns:
-        State after the update.
-    """
+    """One update of one parameter; pure."""
     curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, positivity)
     gradient = grad + prior * state.mean
     force = -lr * gradient
@@ -72,9 +61,17 @@ def update(
 
 
 @final
-class MomentumVON(NewtonOptimizer):
+class MomentumVON(MeanFieldOptimizer):
     """VON with natural momentum and the exact diagonal of the Hessian; arguments as in `NewtonArguments`."""
 
+    noisy = signed_curvature = True
+    hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     state_type = MomentumVONState
     natural_update = staticmethod(update)
+    curvature_update = staticmethod(moved_curvature)
+
+    def __init__(
+        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
+    ) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))

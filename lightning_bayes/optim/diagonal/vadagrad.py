@@ -49,34 +49,18 @@ def faded_curvature(curvature: Tensor, squared_grad: Tensor, rate: float, temper
 
 def update(
     state: MeanFieldState,
-    grad: Tensor,
-    squared_grad: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood, averaged over samples
+    squared_grad: Tensor,  # ĝ², averaged over samples
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    temperature: float = 1.0,
-    full_prior: float | Tensor,
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂); β₁ is the weight of the old momentum, 1-β₂ the weight of ĝ²
+    prior: float | Tensor,  # τδ̃, weight of the prior in the bound
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    temperature: float = 1.0,  # τ
+    full_prior: float | Tensor,  # δ̃ = δ/Ñ, the prior's part of the precision
 ) -> MeanFieldState:
-    """One VadaGrad update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample, averaged over samples.
-        squared_grad: ĝ², averaged over samples.
-        lr: α.
-        betas: (β₁, β₂); β₁ is the weight of the old momentum, 1-β₂ the weight of ĝ².
-        prior: τδ̃, weight of the prior in the bound.
-        damping: γ.
-        step: Update index t, from 1.
-        temperature: τ.
-        full_prior: δ̃ = δ/Ñ, the prior's part of the precision.
-
-    Returns:
-        State after the update.
-    """
+    """One VadaGrad update of one parameter; pure."""
     curvature = faded_curvature(state.curvature, squared_grad, 1 - betas[1], temperature)
     momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     scale = (curvature + (full_prior - prior)).sqrt_().add_(prior + damping)

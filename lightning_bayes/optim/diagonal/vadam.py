@@ -33,34 +33,18 @@ from lightning_bayes.posteriors import initial_curvature
 
 def update(
     state: MeanFieldState,
-    grad: Tensor,
-    squared_grad: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood, averaged over samples
+    squared_grad: Tensor,  # ĝ², averaged over samples
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    from_zero: bool = False,
-    total_weight: float | None = None,
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    from_zero: bool = False,  # whether s₀ = 0, so that s needs bias correction
+    total_weight: float | None = None,  # of the measurements in s; None for 1-β₂ᵗ, if every update has measured
 ) -> MeanFieldState:
-    """One Vadam update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample, averaged over samples.
-        squared_grad: ĝ², averaged over samples.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ.
-        step: Update index t, from 1.
-        from_zero: Whether s₀ = 0, so that s needs bias correction.
-        total_weight: Total weight of the measurements in s; None for 1-β₂ᵗ, if every update has measured.
-
-    Returns:
-        State after the update.
-    """
+    """One Vadam update of one parameter; pure."""
     curvature = average(state.curvature, squared_grad, betas[1])
     momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     if total_weight is None:

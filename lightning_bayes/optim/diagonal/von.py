@@ -26,7 +26,6 @@ such as tanh.
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, final, get_args
@@ -89,32 +88,17 @@ def corrected_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: 
 
 def update(
     state: MeanFieldState,
-    grad: Tensor,
-    hessian: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood at the sample
+    hessian: Tensor,  # ĥ, the diagonal of its Hessian or an estimate
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    positivity: Positivity = "backtracking",
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    positivity: Positivity = "backtracking",  # how s + δ̃ stays positive
 ) -> MeanFieldState:
-    """One VON update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
-        hessian: ĥ, its Hessian's diagonal or an estimate.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ.
-        step: Update index t, from 1.
-        positivity: How s + δ̃ is kept positive.
-
-    Returns:
-        State after the update.
-    """
+    """One VON update of one parameter; pure."""
     curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, positivity)
     momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     mean = torch.addcdiv(state.mean, momentum, curvature + (prior + damping), value=-lr / (1 - betas[0] ** step))
@@ -139,11 +123,18 @@ class NewtonArguments(MeanFieldArguments, total=False):
     positivity: Positivity
 
 
-class NewtonOptimizer(MeanFieldOptimizer, ABC):
-    """Base of VON and its variants, whose curvature is the diagonal of the Hessian; arguments as in `NewtonArguments`."""
+@final
+class VON(MeanFieldOptimizer):
+    """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonArguments`.
 
-    noisy = signed_curvature = True
+    BackPACK computes the diagonal, whatever the argument ``engine``. Models with layers, activations or losses that BackPACK
+    does not support are refused before the first step.
+    """
+
+    noisy = signed_curvature = amortises = True
     hyperparameters = NewtonHyperparameters
+    estimator = SecondOrder("diag_hessian")
+    natural_update = staticmethod(update)
     curvature_update = staticmethod(moved_curvature)
 
     def __init__(
@@ -153,24 +144,19 @@ class NewtonOptimizer(MeanFieldOptimizer, ABC):
 
 
 @final
-class VON(NewtonOptimizer):
-    """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonArguments`.
-
-    BackPACK computes the diagonal, whatever the argument ``engine``. Models with layers, activations or losses that BackPACK
-    does not support are refused before the first step.
-    """
-
-    amortises = True
-    estimator = SecondOrder("diag_hessian")
-    natural_update = staticmethod(update)
-
-
-@final
-class ReparameterisedVON(NewtonOptimizer):
+class ReparameterisedVON(MeanFieldOptimizer):
     """VON with the Hessian's diagonal estimated from gradient and noise, for any model; arguments as in `NewtonArguments`.
 
     It costs as much as Adam. The variance of the estimate grows as the posterior narrows, so keep β₂ close to 1.
     """
 
+    noisy = signed_curvature = True
+    hyperparameters = NewtonHyperparameters
     estimator = Reparameterised()
     natural_update = staticmethod(update)
+    curvature_update = staticmethod(moved_curvature)
+
+    def __init__(
+        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
+    ) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))

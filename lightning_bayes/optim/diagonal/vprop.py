@@ -26,10 +26,9 @@ because E_q[G²] = E_q[∇²f] if q is the posterior itself; see `optim.diagonal
 
 from __future__ import annotations
 
-from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, cast, final, get_args
+from typing import Any, Literal, TypeAlias, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -43,35 +42,22 @@ from lightning_bayes.optim.settings import choice, setting
 
 Scaling: TypeAlias = Literal["mean", "sum"]
 
+WITHOUT_MOMENTUM = {"betas": (0.0, 0.999)}  # as in the papers
+
 
 def update(
     state: MeanFieldState,
-    grad: Tensor,
-    curvature: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood, averaged over samples
+    curvature: Tensor,  # ĥ, either ĝ² or (Ñ/τ) ĝ², averaged over samples
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    scaling: Scaling = "mean",
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    scaling: Scaling = "mean",  # "mean" divides by √s, "sum" by s
 ) -> MeanFieldState:
-    """One Vprop update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample, averaged over samples.
-        curvature: ĥ, either ĝ² or (Ñ/τ) ĝ², averaged over samples.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ.
-        step: Update index t, from 1.
-        scaling: ``"mean"`` divides by √s, ``"sum"`` by s.
-
-    Returns:
-        State after the update.
-    """
+    """One Vprop update of one parameter; pure."""
     new_curvature = average(state.curvature, curvature, betas[1])
     momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     scale = (new_curvature.sqrt() if scaling == "mean" else new_curvature) + (prior + damping)
@@ -96,20 +82,8 @@ class VpropArguments(MeanFieldArguments, total=False):
     scaling: Scaling
 
 
-class VpropOptimizer(MeanFieldOptimizer, ABC):
-    """Base of `Vprop` and `Vprop0`; arguments as in `VpropArguments`."""
-
-    averages_curvature = amortises = True
-    estimator = BatchSquare()
-    hyperparameters = VpropHyperparameters
-    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}  # no momentum, as in the papers
-
-    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[VpropArguments]) -> None:
-        super().__init__(model, params, **cast(MeanFieldArguments, fields))
-
-
 @final
-class Vprop(VpropOptimizer):
+class Vprop(MeanFieldOptimizer):
     """Vprop as a `torch.optim.Optimizer`; arguments as in `VpropArguments`.
 
     Example:
@@ -125,17 +99,30 @@ class Vprop(VpropOptimizer):
         (True, ['bias', 'weight'])
     """
 
-    noisy = True
+    noisy = averages_curvature = amortises = True
+    estimator = BatchSquare()
     natural_update = staticmethod(update)
+    hyperparameters = VpropHyperparameters
+    own_defaults = WITHOUT_MOMENTUM
+
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[VpropArguments]) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))
 
 
 @final
-class Vprop0(VpropOptimizer):
+class Vprop0(MeanFieldOptimizer):
     """Vprop-0, without noise: it evaluates gradients at the mean and has no posterior; arguments as in `VpropArguments`.
 
     Arguments of the noise have no effect.
     """
 
     noisy = False
+    averages_curvature = amortises = True
     default_step = "trust_region"  # with the user's own step nothing of Vprop-0 would remain
+    estimator = BatchSquare()
     natural_update = staticmethod(update)
+    hyperparameters = VpropHyperparameters
+    own_defaults = WITHOUT_MOMENTUM
+
+    def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[VpropArguments]) -> None:
+        super().__init__(model, params, **cast(MeanFieldArguments, fields))

@@ -79,15 +79,7 @@ def determined(curvature: Tensor, damping: Tensor | float) -> Tensor:
 
 
 def layer_damping(curvature: KroneckerProduct, hyperparameters: Effective) -> Tensor | float:
-    """γ_t of a layer's matrix, prior included; for the noise of the bound, δ̃ plus the damping in the noise.
-
-    Args:
-        curvature: S ⊗ A.
-        hyperparameters: Effective hyperparameters of the weight's group.
-
-    Returns:
-        A scalar, for `pi_damped`.
-    """
+    """γ_t of a layer's S ⊗ A, prior included, for `pi_damped`; for the noise of the bound, δ̃ plus the noise's damping."""
     if hyperparameters.relative_noise is None:
         return hyperparameters.prior + hyperparameters.noise_damping
     mean = curvature.trace().mean() / (curvature.left.shape[-1] * curvature.right.shape[-1])
