@@ -18,13 +18,13 @@ def check_fisher(fisher: str | None) -> None:
         raise HyperparameterError(f"fisher={fisher!r} is unknown; use 'sampled', 'empirical' or None.")
 
 
-def label_source(fisher: FisherName | None, given: Likelihood | None, model: nn.Module) -> Likelihood | None:
+def label_source(fisher: FisherName | None, likelihood: Likelihood | None, model: nn.Module) -> Likelihood | None:
     """Find the likelihood to sample labels from.
 
     Args:
         fisher: ``"empirical"`` uses the labels of the data, ``"sampled"`` requires a likelihood, and None samples if there
             is a likelihood.
-        given: The likelihood; None uses the model's attribute ``likelihood``.
+        likelihood: The likelihood; None uses the model's attribute ``likelihood``.
         model: The model.
 
     Returns:
@@ -33,12 +33,12 @@ def label_source(fisher: FisherName | None, given: Likelihood | None, model: nn.
     Raises:
         HyperparameterError: If ``"sampled"`` has no likelihood.
     """
-    candidate = given if given is not None else getattr(model, "likelihood", None)
-    likelihood = candidate if isinstance(candidate, Likelihood) else None
-    if fisher == "sampled" and likelihood is None:
+    candidate = likelihood if likelihood is not None else getattr(model, "likelihood", None)
+    source = candidate if isinstance(candidate, Likelihood) else None
+    if fisher == "sampled" and source is None:
         raise HyperparameterError(
             f"fisher='sampled' requires a likelihood that can be sampled, but {type(model).__name__} has {candidate!r}. "
             "Pass likelihood=Softmax(), Bernoulli() or Gaussian(std) from lightning_bayes.curvature, set it as the module's "
             "attribute `likelihood`, or pass fisher='empirical'."
         )
-    return None if fisher == "empirical" else likelihood
+    return None if fisher == "empirical" else source

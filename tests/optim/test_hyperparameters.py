@@ -1,4 +1,4 @@
-"""Hyperparameters: what is refused in words, and numbers that checkpoints can hold."""
+"""Hyperparameters: error messages, documented defaults, and numbers that checkpoints can store."""
 
 from __future__ import annotations
 

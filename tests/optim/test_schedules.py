@@ -95,7 +95,7 @@ def test_a_value_outside_of_its_range_stops_when_it_appears(problem, last):
     message = rf"^damping={last} must be at least 0\. A function of the step returned this value at step 3\.$"
     with pytest.raises(HyperparameterError, match=message):
         train(model, opt, problem, 1)
-    assert opt.param_groups[0]["damping"] == 0.0  # so that a checkpoint of the interrupted run can be read
+    assert opt.param_groups[0]["damping"] == 0.0  # a checkpoint of the interrupted run stays readable
 
 
 def test_what_cannot_change_is_refused_by_name():

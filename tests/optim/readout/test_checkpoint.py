@@ -1,4 +1,4 @@
-"""Reading posteriors from files: what a training run left, and files that hold none."""
+"""Loading posteriors from checkpoints of training runs, and errors for other files."""
 
 from __future__ import annotations
 
