@@ -1,4 +1,4 @@
-"""The labels of the Fisher: the data's, or draws from the model."""
+"""Labels for the Fisher: those of the data (empirical Fisher), or samples from the model's likelihood."""
 
 from __future__ import annotations
 
@@ -13,38 +13,32 @@ FisherName: TypeAlias = Literal["empirical", "sampled"]
 
 
 def check_fisher(fisher: str | None) -> None:
-    """Require a Fisher that exists.
-
-    Args:
-        fisher: ``"empirical"``, ``"sampled"``, or None for either.
-
-    Raises:
-        HyperparameterError: If it is another value.
-    """
+    """Raise `HyperparameterError` unless `fisher` is ``"empirical"``, ``"sampled"`` or None."""
     if fisher not in {None, "sampled", "empirical"}:
         raise HyperparameterError(f"fisher={fisher!r} is unknown; use 'sampled', 'empirical' or None.")
 
 
-def label_source(fisher: FisherName | None, given: Likelihood | None, model: nn.Module) -> Likelihood | None:
-    """The likelihood that labels are drawn from.
+def label_source(fisher: FisherName | None, likelihood: Likelihood | None, model: nn.Module) -> Likelihood | None:
+    """Find the likelihood to sample labels from.
 
     Args:
-        fisher: ``"empirical"`` draws none, ``"sampled"`` must draw them, None draws them if it can.
-        given: A likelihood; None looks for one in the model's attribute ``likelihood``.
+        fisher: ``"empirical"`` uses the labels of the data, ``"sampled"`` requires a likelihood, and None samples if there
+            is a likelihood.
+        likelihood: The likelihood; None uses the model's attribute ``likelihood``.
         model: The model.
 
     Returns:
-        The likelihood, or None for the labels of the data.
+        The likelihood; None to use the labels of the data.
 
     Raises:
-        HyperparameterError: If labels must be drawn and there is nothing to draw them from.
+        HyperparameterError: If ``"sampled"`` has no likelihood.
     """
-    found = given if given is not None else getattr(model, "likelihood", None)
-    known = found if isinstance(found, Likelihood) else None
-    if fisher == "sampled" and known is None:
+    candidate = likelihood if likelihood is not None else getattr(model, "likelihood", None)
+    source = candidate if isinstance(candidate, Likelihood) else None
+    if fisher == "sampled" and source is None:
         raise HyperparameterError(
-            f"fisher='sampled' draws labels, but the likelihood of {type(model).__name__} is {found!r}, which cannot be "
-            "sampled. Pass likelihood=Softmax(), Bernoulli() or Gaussian(std) of lightning_bayes.curvature, set it as the "
-            "module's attribute `likelihood`, or pass fisher='empirical'."
+            f"fisher='sampled' requires a likelihood that can be sampled, but {type(model).__name__} has {candidate!r}. "
+            "Pass likelihood=Softmax(), Bernoulli() or Gaussian(std) from lightning_bayes.curvature, set it as the module's "
+            "attribute `likelihood`, or pass fisher='empirical'."
         )
-    return None if fisher == "empirical" else known
+    return None if fisher == "empirical" else source

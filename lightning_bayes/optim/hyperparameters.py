@@ -1,20 +1,20 @@
-"""The one schema of hyperparameters: what each may be, its default, and what they amount to together.
+"""The schema of all hyperparameters: their defaults, ranges and upper limits, and which may be functions of the step.
 
-`Hyperparameters` is a frozen record: each field declares default, range, upper limit and whether it may be a function of the
-step, and validation is generated from it. An algorithm with hyperparameters of its own extends it, and names its defaults:
+`Hyperparameters` is a frozen dataclass. Each field is declared with `setting`, and validation is generated from these
+declarations. An algorithm with additional hyperparameters subclasses it; `own_defaults` overrides defaults:
 
     class IVON(MeanFieldOptimizer):
         hyperparameters = IVONHyperparameters              # adds clip_radius and rescale_lr
         own_defaults = {"betas": (0.9, 0.99999)}
 
-Parameter groups are plain dicts: schedulers write into them, and checkpoints hold plain numbers. `Hyperparameters.of(group)`
-reads the record from one, and `optim.effective` computes what they amount to.
+Parameter groups are plain dicts, so schedulers can write into them and checkpoints hold plain numbers.
+`Hyperparameters.of(group)` reads a group; `optim.effective` derives Ñ, τ, δ̃ and γ from it.
 
-Constructors take the shared fields as typed keyword arguments, which type checkers, editors and jsonargparse read:
+Constructors accept the shared arguments as a TypedDict, which type checkers, editors and jsonargparse understand:
 
     def __init__(self, model, params=None, *, clip_radius=math.inf, **fields: Unpack[OptimizerFields])
 
-jsonargparse takes the help texts from the TypedDict's own docstring, and refuses a parameter that is also a field.
+jsonargparse reads the help texts from the TypedDict's docstring. A constructor parameter must not have the name of a field.
 """
 
 from __future__ import annotations
@@ -48,45 +48,47 @@ StepName: TypeAlias = Literal["user", "natural"]  # of callbacks
 RadiusRule: TypeAlias = Literal["adam", "sgd"]
 HyperparametersT = TypeVar("HyperparametersT", bound="Hyperparameters")
 
-_LARGEST_PRIOR = 1e12  # δ̃
+_MAX_PRIOR = 1e12  # δ̃
 
 
 class HyperparameterFields(TypedDict, total=False):
-    """Arguments that optimizers and callbacks share; see `Hyperparameters` for defaults and ranges.
+    """Arguments shared by optimizers and callbacks; `Hyperparameters` declares their ranges.
 
     Attributes:
-        betas: (β₁, β₂), weights of the old momentum and the old curvature, as in Adam. Default: (0.9, 0.999)
-            unless the algorithm has its own.
-        num_data: N, number of training examples. Optimizers need it before the first update; callbacks infer it.
-        prior_mean: ``"zero"``, or ``"initial"`` for μ₀ = the weights at the start, such as pretrained ones.
+        betas: (β₁, β₂), decay rates of the momentum and of the curvature average, as in Adam. Default: (0.9, 0.999)
+            unless the algorithm overrides it.
+        num_data: N, number of training examples. Optimizers require it before the first update; callbacks infer it.
+        prior_mean: Mean μ₀ of the prior: ``"zero"``, or ``"initial"`` for the initial weights, such as pretrained ones.
             Default: ``"zero"``.
-        kl_weight: τ, weight of the KL term, above 0: below 1 is a cold posterior, above 1 a warm one. Default: 1.
-        kl_warmup_steps: Updates over which τ grows linearly to `kl_weight`; 0 for none. Default: 0.
-        kl_warmup_init: Fraction of `kl_weight` at the start of the warm-up. Default: 0.1.
+        kl_weight: τ, weight of the KL term, above 0. Values below 1 give a cold posterior, values above 1 a warm one.
+            Default: 1.
+        kl_warmup_steps: Number of updates over which τ grows linearly to `kl_weight`; 0 disables the warm-up. Default: 0.
+        kl_warmup_init: τ at the start of the warm-up, as a fraction of `kl_weight`. Default: 0.1.
         damping: γ, added to the curvature in the preconditioner. Default: 0.
-        damping_in_noise: Whether γ counts in the posterior precision too, as in Osawa et al. 2019. Default: no.
-        init_precision: Posterior precision before the first update. None takes the curvature of the first batch, whose
-            pass is then free of noise. Unless the step is natural, running averages start anew with the first measurement.
-        relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, see
-            `posteriors.shaped_noise` (a heuristic). None: the noise of the bound, as wide as it is.
-        noise_flatness: ε, how flat the noise of size κ is, see `posteriors.shaped_noise`. None: 0.03.
-        max_noise: σ_max, bound of the standard deviation of every weight's noise, in the weights' own units. It acts like a
-            damping of (τ/Ñ)/σ_max² that counts in the noise alone, so it adds 1/σ_max² to the precision of sampling
-            and to that of the posterior that is read out and saved. Steps, priors and ``init_precision``, the precision
-            without it, do not see it. None: no bound.
-        bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
-            same step, without noise. None for all, except for normalisation layers where the step is not natural.
-        antithetic: Whether the updates 2j and 2j+1 share their noise, with opposite signs, so that the first order of what
-            it does to the gradient cancels, and each draw serves twice or more often (`optim.runtime.noise`). None: no for
-            the papers' natural step, yes for others.
-        mc_samples: K, weight samples per batch and process.
-        engine: Curvature engine: ``"fused"`` measures any layer, ``"backpack"`` the layers that BackPACK knows.
+        damping_in_noise: Whether γ also counts in the posterior precision, as in Osawa et al. 2019. Default: False.
+        init_precision: Posterior precision before the first update. None: the first pass uses no noise, and the curvature
+            average starts with the first batch. Steps other than the natural one discard the initial precision at the first
+            measurement.
+        relative_noise: κ, root mean square of each tensor's noise relative to the size of the tensor (a heuristic), see
+            `posteriors.shaped_noise`. None: the noise that the variational bound prescribes.
+        noise_flatness: ε, flatness of the noise within a tensor if `relative_noise` is set. With a small ε the noise follows
+            the curvature, with a large ε it is isotropic, see `posteriors.shaped_noise`. None: 0.03.
+        max_noise: σ_max, upper bound on the standard deviation of every weight's noise, in the units of the weights. It adds
+            1/σ_max² to the precision of the noise and of the posterior that is read out and saved, like a damping of
+            (τ/Ñ)/σ_max² in the noise alone. Steps, the prior and ``init_precision`` ignore it. None: no bound.
+        bayesian: Regular expression that selects the parameters with a posterior by name. The same step trains all other
+            parameters without noise. None: all parameters, except for normalisation layers unless the step is natural.
+        antithetic: Whether the updates 2j and 2j+1 use the same noise with opposite signs. Over such a pair the first-order
+            effect of the noise on the gradient cancels, and fewer random numbers are drawn (`optim.runtime.noise`). None:
+            False for the natural step, True for all other steps.
+        mc_samples: K, number of weight samples per batch and process. Default: 1 unless the algorithm overrides it.
+        engine: Curvature engine: ``"fused"`` supports any layer, ``"backpack"`` only the layers that BackPACK supports.
             Default: ``"fused"``.
-        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``: how the loss reduces its examples, see `curvature.measure`.
-            Default: ``"auto"``.
-        seed: Seed of the noise. The global random number generator is not used. Default: 0.
-        max_nonfinite_steps: Updates in a row that may be skipped for a gradient or curvature that is not finite.
-            Default: 10.
+        loss_reduction: How the loss is reduced over examples: ``"mean"``, ``"sum"``, or ``"auto"`` to infer it, see
+            `curvature.measure`. Default: ``"auto"``.
+        seed: Seed of the noise. The global random number generator is never used. Default: 0.
+        max_nonfinite_steps: Maximum number of consecutive updates that are skipped because a gradient or curvature is not
+            finite. Default: 10.
     """
 
     betas: tuple[float, float] | BetaSchedule
@@ -111,21 +113,26 @@ class HyperparameterFields(TypedDict, total=False):
 
 
 class OptimizerFields(HyperparameterFields, total=False):
-    """Arguments of the optimizers: those of `HyperparameterFields`, and these.
+    """Arguments of the optimizers: `HyperparameterFields` and the following.
 
     Attributes:
-        lr: Learning rate α of the natural step; with ``step_rule="trust_region"`` the learning rate η of the optimizer
-            whose step bounds this one.
-        prior_precision: δ of the prior N(μ₀, 1/δ).
-        prior: A mean-field posterior of earlier data: μ₀ and δ of each weight that it names, see `optim.weight_prior`.
-        data_augmentation_factor: ρ; the posterior counts Ñ = ρN examples.
-        weight_decay: Decoupled weight decay as in AdamW: μ ← (1 - α·wd) μ before the step. Not part of the posterior.
-        step_rule: ``"natural"``, the papers'; ``"trust_region"``; ``"user"``, implied by `base`; see `optim.steps`.
-        radius: The optimizer whose step bounds the trust region: ``"adam"`` or ``"sgd"``.
-        momentum: Momentum of the SGD whose step bounds the trust region.
-        curvature_interval: T, updates between measurements of the curvature, after ten that all measure; see
-            `optim.runtime.measuring`. Only for methods whose curvature is a running average. Default: 1.
-        workspace_mib: Memory in MiB that the engine may fill at once with values of single examples.
+        lr: Learning rate α of the natural step. With ``step_rule="trust_region"``, the learning rate of the Adam or SGD
+            whose step size bounds the natural step. Default: 0.001.
+        prior_precision: Precision δ of the prior N(μ₀, 1/δ). Default: 1.
+        prior: Mean-field posterior of earlier data to use as the prior. It sets μ₀ and δ for each weight of the parameters
+            that it names, see `optim.weight_prior`.
+        data_augmentation_factor: ρ, factor by which data augmentation increases the number of examples: Ñ = ρN. Default: 1.
+        weight_decay: Decoupled weight decay as in AdamW, μ ← (1 - α·wd) μ before the step. It is not part of the posterior.
+            Default: 0.
+        step_rule: ``"natural"``: the paper's step. ``"trust_region"``: the natural step, bounded by the step size of Adam or
+            SGD. ``"user"``: the step of the optimizer passed as `base`, which implies this rule. See `optim.steps`.
+            Default: ``"natural"``.
+        radius: Optimizer whose step size bounds the trust region: ``"adam"`` or ``"sgd"``. Default: ``"adam"``.
+        momentum: Momentum of the SGD whose step size bounds the trust region. Default: 0.
+        curvature_interval: T, number of updates between two measurements of the curvature. The first ten updates always
+            measure it, see `optim.runtime.measuring`. Above 1 only for methods whose curvature is a running average.
+            Default: 1.
+        workspace_mib: Memory in MiB that the engine may use for per-example values. Default: 64.
     """
 
     lr: float | Schedule
@@ -141,10 +148,10 @@ class OptimizerFields(HyperparameterFields, total=False):
 
 
 class MeanFieldArguments(OptimizerFields, total=False):
-    """Keyword arguments of `MeanFieldOptimizer`, for subclasses with arguments of their own.
+    """Keyword arguments of `MeanFieldOptimizer`, for subclasses that add arguments.
 
     Attributes:
-        base: The optimizer that moves the means.
+        base: The optimizer that updates the posterior mean.
     """
 
     base: Any
@@ -152,7 +159,7 @@ class MeanFieldArguments(OptimizerFields, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Record):
-    """Hyperparameters of a noisy optimizer at one step, as numbers; see `OptimizerFields` for their meaning."""
+    """Hyperparameters of a noisy optimizer at one step, as numbers; `OptimizerFields` describes them."""
 
     lr: float = setting(NOT_NEGATIVE, default=1e-3, upper_limit=1e12, schedulable=True, open_until_fit=True)
     betas: tuple[float, float] = setting(BETAS, default=(0.9, 0.999), schedulable=True)
@@ -160,7 +167,7 @@ class Hyperparameters(Record):
     prior_precision: float = setting(POSITIVE, default=1.0, upper_limit=1e30, schedulable=True, open_until_fit=True)
     prior_mean: PriorMean = setting(choice(*get_args(PriorMean)), default="zero")
     prior: AbstractPosterior | None = setting(default=None, optional=True, in_group=False)
-    prior_on_mean: bool = setting(default=True)  # whether another optimizer's step feels the prior; set by callbacks
+    prior_on_mean: bool = setting(default=True)  # whether the "user" step adds the prior's gradient
     kl_weight: float = setting(POSITIVE, default=1.0, upper_limit=1e12, schedulable=True)
     kl_warmup_steps: int = setting(NOT_NEGATIVE, default=0)
     kl_warmup_init: float = setting(POSITIVE_FRACTION, default=0.1)
@@ -179,7 +186,7 @@ class Hyperparameters(Record):
     weight_decay: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
     curvature_interval: int = setting(POSITIVE_COUNT, default=1, open_until_fit=True)
     antithetic: bool | None = setting(default=None)
-    step: int = setting(COUNT, default=0)  # number of updates so far
+    step: int = setting(COUNT, default=0)  # updates so far
     mc_samples: int = setting(POSITIVE_COUNT, default=1, in_group=False)
     eval_samples: int = setting(COUNT, default=10, in_group=False)  # of callbacks
     val_samples: int | None = setting(COUNT, default=None, optional=True, in_group=False)  # of callbacks
@@ -192,62 +199,55 @@ class Hyperparameters(Record):
 
     @classmethod
     def of(cls: type[HyperparametersT], group: Mapping[str, Any]) -> HyperparametersT:
-        """Read the record from a parameter group.
-
-        Args:
-            group: A parameter group; entries of others, such as of schedulers, are ignored.
-
-        Returns:
-            The record.
-        """
+        """Read the hyperparameters of a parameter group and ignore its other entries, such as those of schedulers."""
         return cls(**{name: group[name] for name in cls.settings() if name in group})
 
     @classmethod
     def given(cls, values: Mapping[str, Any], own_defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Complete an optimizer's arguments by defaults, and check them.
+        """Add the defaults to an optimizer's arguments, and check all of them.
 
         Args:
-            values: Arguments by name; numbers or functions of the step.
-            own_defaults: Defaults of the algorithm, where they differ from the record's.
+            values: Arguments by name: numbers, or functions of the step.
+            own_defaults: Defaults that the algorithm overrides.
 
         Returns:
-            All of them by name.
+            All hyperparameters by name.
 
         Raises:
-            TypeError: If there is no argument of a name. Values out of their ranges are a `HyperparameterError`.
+            TypeError: If an argument does not exist. A value out of its range raises `HyperparameterError`.
         """
         unknown = sorted(set(values) - set(cls.settings()))
         if unknown:
             raise TypeError(
-                f"There is no argument {', '.join(unknown)}. These are: {', '.join(sorted(cls.settings()))}."
+                f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(cls.settings()))}."
             )
-        every = {**cls.defaults(), **own_defaults, **values}
-        cls.check(every, complete=True)
-        return every
+        completed = {**cls.defaults(), **own_defaults, **values}
+        cls.check(completed, complete=True)
+        return completed
 
     @classmethod
     def group_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of `values` that parameter groups hold."""
+        """Select the values that parameter groups store."""
         return {name: values[name] for name, setting in cls.settings().items() if setting.in_group and name in values}
 
     @classmethod
     def own_names(cls) -> tuple[str, ...]:
-        """The hyperparameters of the algorithm alone that parameter groups hold."""
+        """Names of the group hyperparameters that the algorithm adds to `Hyperparameters`."""
         shared = {f.name for f in fields(Hyperparameters)}
         return tuple(name for name, setting in cls.settings().items() if setting.in_group and name not in shared)
 
     def effective(self) -> Effective:
-        """Compute Ñ, τ, δ̃ and γ; see `effective`."""
+        """Derive Ñ, τ, δ̃ and γ; see `optim.effective`."""
         return effective(vars(self))
 
     @classmethod
     def _too_large_together(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        known = {name: value for name, value in values.items() if value is not None}
-        if not {"kl_weight", "prior_precision", "num_data"} <= set(known):
+        numbers = {name: value for name, value in values.items() if value is not None}
+        if not {"kl_weight", "prior_precision", "num_data"} <= set(numbers):
             return
-        now = effective({**cls.defaults(), **known, "kl_warmup_steps": 0})
-        if now.prior > _LARGEST_PRIOR:
+        derived = effective({**cls.defaults(), **numbers, "kl_warmup_steps": 0})
+        if derived.prior > _MAX_PRIOR:
             yield (
-                f"kl_weight={now.kl_weight:g} times prior_precision={now.prior_precision:g} is {now.prior:.3g} for each of "
-                f"num_data={known['num_data']!r} examples, which must be at most {_LARGEST_PRIOR:g}"
+                f"kl_weight={derived.kl_weight:g} times prior_precision={derived.prior_precision:g} is "
+                f"{derived.prior:.3g} per example with num_data={numbers['num_data']!r}, but must be at most {_MAX_PRIOR:g}"
             )

@@ -1,14 +1,14 @@
-"""Hyperparameters that change with the number of updates t.
+"""Schedules: hyperparameters as functions of t, the number of updates so far.
 
-Where an optimizer or callback takes a number, it also takes a function of t, from 0: one of these, or any of your own.
+Most numeric hyperparameters of optimizers and callbacks may also be a function of t, from 0: one of these, or your own.
 
     LinearSchedule(start, end, steps)          start + (end - start) · min(1, t/steps)
     CosineSchedule(start, end, steps)          end + (start - end) · (1 + cos(π min(1, t/steps))) / 2
     ExponentialSchedule(start, factor, every)  start · factor^⌊t/every⌋
     PiecewiseSchedule(values, milestones)      values[i] for milestones[i-1] ≤ t < milestones[i]
 
-Parameter groups hold the current numbers only, so checkpoints stay safe to load; a resumed run continues its schedules
-because t is saved.
+Parameter groups store only the current values, so checkpoints remain safe to load. They also store t, so a resumed run
+continues its schedules.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The value after `step` updates.
-
-        Args:
-            step: t, from 0.
-        """
+        """Return the value after `step` updates, from 0."""
 
 
 def _require_steps(name: str, value: int) -> None:
@@ -47,7 +43,7 @@ def _require_steps(name: str, value: int) -> None:
 @final
 @dataclass(frozen=True)
 class LinearSchedule(Schedule):
-    """A straight line from `start` to `end` over `steps` updates, then `end`.
+    """Linear interpolation from `start` to `end` over `steps` updates, then constant at `end`.
 
     Example:
         >>> warmup = LinearSchedule(0.1, 1.0, steps=10)
@@ -60,7 +56,6 @@ class LinearSchedule(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        """Check the length."""
         _require_steps("steps", self.steps)
 
     def __call__(self, step: int) -> float:
@@ -72,7 +67,7 @@ class LinearSchedule(Schedule):
 @final
 @dataclass(frozen=True)
 class CosineSchedule(Schedule):
-    """Half a cosine from `start` to `end` over `steps` updates, then `end`.
+    """Half a cosine wave from `start` to `end` over `steps` updates, then constant at `end`.
 
     Example:
         >>> round(CosineSchedule(1.0, 0.0, steps=10)(5), 4)
@@ -84,7 +79,6 @@ class CosineSchedule(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        """Check the length."""
         _require_steps("steps", self.steps)
 
     def __call__(self, step: int) -> float:
@@ -95,7 +89,7 @@ class CosineSchedule(Schedule):
 @final
 @dataclass(frozen=True)
 class ExponentialSchedule(Schedule):
-    """`start`, multiplied by `factor` after `every` updates, again and again.
+    """Exponential decay or growth: `start`, multiplied by `factor` every `every` updates.
 
     Example:
         >>> ExponentialSchedule(1.0, factor=0.5, every=100)(250)
@@ -107,7 +101,6 @@ class ExponentialSchedule(Schedule):
     every: int = 1
 
     def __post_init__(self) -> None:
-        """Check the interval."""
         _require_steps("every", self.every)
 
     def __call__(self, step: int) -> float:
@@ -121,7 +114,7 @@ class PiecewiseSchedule(Schedule):
     """Constant between milestones: ``values[i]`` until update ``milestones[i]``.
 
     Example:
-        >>> noise = PiecewiseSchedule([0.01, 1.0], milestones=[500])  # nearly none at first
+        >>> noise = PiecewiseSchedule([0.01, 1.0], milestones=[500])  # almost no noise at first
         >>> noise(499), noise(500)
         (0.01, 1.0)
     """
@@ -130,11 +123,10 @@ class PiecewiseSchedule(Schedule):
     milestones: Sequence[int]
 
     def __post_init__(self) -> None:
-        """Check that the parts fit."""
         if len(self.values) != len(self.milestones) + 1 or sorted(self.milestones) != list(self.milestones):
             raise HyperparameterError(
-                f"values={list(self.values)} and milestones={list(self.milestones)} do not fit: give ascending milestones, "
-                "and one value more than milestones."
+                f"values={list(self.values)} and milestones={list(self.milestones)} do not match. Pass ascending "
+                "milestones and one more value than milestones."
             )
 
     def __call__(self, step: int) -> float:
@@ -143,28 +135,12 @@ class PiecewiseSchedule(Schedule):
 
 
 def value_at(value: ValueT | Callable[[int], ValueT], step: int) -> ValueT:
-    """Return `value`, or what it gives for `step` if it is a function.
-
-    Args:
-        value: A hyperparameter.
-        step: t.
-
-    Returns:
-        A number, or whatever the hyperparameter is.
-    """
+    """Evaluate `value` at `step` if it is a function of the step; otherwise return it unchanged."""
     return value(step) if callable(value) else value
 
 
 def take_functions(group: dict[str, Any], record: type[Record]) -> dict[str, Callable[[int], Any]]:
-    """Take the functions out of a parameter group and leave their values at the group's step.
-
-    Args:
-        group: A parameter group, changed in place.
-        record: The schema of its hyperparameters.
-
-    Returns:
-        The functions by name.
-    """
+    """Replace the functions in a parameter group by their values at its step, and return the functions by name."""
     functions = {name: value for name, value in group.items() if name != "params" and callable(value)}
     record.require_schedulable(functions)
     apply_functions(group, functions, record)
@@ -172,22 +148,22 @@ def take_functions(group: dict[str, Any], record: type[Record]) -> dict[str, Cal
 
 
 def apply_functions(group: dict[str, Any], functions: Mapping[str, Callable[[int], Any]], record: type[Record]) -> None:
-    """Write the values of `functions` at the group's step into it.
+    """Write the values of functions at the group's step into the group.
 
     Args:
-        group: A parameter group, changed in place unless a value is refused.
+        group: Parameter group, changed in place unless a value is invalid.
         functions: The result of `take_functions`.
-        record: The schema of the group's hyperparameters.
+        record: Schema of the group's hyperparameters.
 
     Raises:
-        HyperparameterError: Naming values out of their ranges, and the step.
+        HyperparameterError: If a value is out of range.
     """
     if not functions:
         return
     step = int(group["step"])
-    found = plain({name: function(step) for name, function in functions.items()})
+    values = plain({name: function(step) for name, function in functions.items()})
     try:
-        record.check(found, complete=True)
+        record.check(values, complete=True)
     except HyperparameterError as error:
-        raise HyperparameterError(f"{error} A function of the step gave this at step {step}.") from None
-    group.update(found)
+        raise HyperparameterError(f"{error} A function of the step returned this value at step {step}.") from None
+    group.update(values)

@@ -1,10 +1,10 @@
-"""Declaring hyperparameters in a dataclass: each field says its range, its limit, and what else it may be.
+"""Declarations of hyperparameters: dataclass fields with a range, an upper limit and further properties.
 
     @dataclass(frozen=True, kw_only=True)
     class MyHyperparameters(Hyperparameters):
         radius: float = setting(POSITIVE, default=1.0, upper_limit=1e6, schedulable=True)
 
-`Record.check` is generated from these declarations.
+`Record.check` validates values against these declarations.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lightning_bayes.errors import HyperparameterError
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed values.
+    """Allowed values of a hyperparameter.
 
     Attributes:
-        words: The requirement in error messages: "must be …".
-        contains: Whether a value of the types lies inside.
-        types: The types of its values.
+        words: Requirement in error messages: "must be …".
+        contains: Returns whether a value of an allowed type is in the range.
+        types: Allowed types.
     """
 
     words: str
@@ -35,17 +35,17 @@ class Range:
     types: tuple[type, ...] = (int, float)
 
     def __contains__(self, value: object) -> bool:
-        """Whether `value` is of the types and lies inside."""
+        """Return whether `value` has an allowed type and is in the range."""
         return isinstance(value, self.types) and self.contains(value)
 
 
 def choice(*names: str) -> Range:
-    """One of several names."""
+    """Return the range of values that are one of `names`."""
     return Range(" or ".join(map(repr, names)), lambda value: value in names, (str,))
 
 
 POSITIVE = Range("above 0", lambda v: 0 < v < math.inf)
-INVERTIBLE = Range("above 0, at least 1e-12", lambda v: 1e-12 <= v < math.inf)  # single precision holds 1/v²
+INVERTIBLE = Range("above 0, at least 1e-12", lambda v: 1e-12 <= v < math.inf)  # 1/v² must not overflow float32
 POSITIVE_OR_INFINITE = Range("above 0", lambda v: v > 0)
 NOT_NEGATIVE = Range("at least 0", lambda v: 0 <= v < math.inf)
 FRACTION = Range("at least 0 and at most 1", lambda v: 0 <= v <= 1)
@@ -61,15 +61,15 @@ BETAS = Range(
 
 @dataclass(frozen=True)
 class Setting:
-    """The range of one hyperparameter.
+    """Properties of one hyperparameter.
 
     Attributes:
-        range: Its range; None for any value.
-        upper_limit: Far beyond any use. Products of larger numbers, such as squares of gradients, overflow single precision.
-        schedulable: Whether it may be a function of the step: it may change without changing what the state means.
+        range: Allowed values; None allows any value.
+        upper_limit: Limit far above practical values. Products of larger numbers would overflow float32.
+        schedulable: Whether it may be a function of the step. Its changes must not affect the meaning of the state.
         optional: Whether it may be None.
-        open_until_fit: Whether callbacks may leave it None until the fit.
-        in_group: Whether parameter groups hold it.
+        open_until_fit: Whether a callback may leave it None until the fit starts.
+        in_group: Whether parameter groups store it.
     """
 
     range: Range | None = None
@@ -80,28 +80,19 @@ class Setting:
     in_group: bool = True
 
 
-def setting(range_: Range | None = None, *, default: Any = MISSING, **words: Any) -> Any:
-    """Declare a hyperparameter as a dataclass field.
-
-    Args:
-        range_: Its range.
-        default: Its default.
-        **words: Further attributes of `Setting`.
-
-    Returns:
-        The field.
-    """
-    return field(default=default, metadata={"setting": Setting(range_, **words)})
+def setting(range_: Range | None = None, *, default: Any = MISSING, **properties: Any) -> Any:
+    """Declare a hyperparameter as a dataclass field; `properties` are attributes of `Setting`."""
+    return field(default=default, metadata={"setting": Setting(range_, **properties)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(ABC):
-    """Hyperparameters whose fields are declared by `setting`."""
+    """Base of dataclasses whose fields are declared with `setting`."""
 
     @classmethod
     @cache
     def settings(cls) -> Mapping[str, Setting]:
-        """The range of each hyperparameter, by name."""
+        """The declaration of each hyperparameter by name."""
         return MappingProxyType({f.name: f.metadata["setting"] for f in fields(cls) if "setting" in f.metadata})
 
     @classmethod
@@ -111,47 +102,43 @@ class Record(ABC):
 
     @classmethod
     def schedulable(cls) -> frozenset[str]:
-        """The names of those that may be functions of the step."""
+        """Names of the hyperparameters that may be functions of the step."""
         return frozenset(name for name, setting in cls.settings().items() if setting.schedulable)
 
     @classmethod
     def check(cls, values: Mapping[str, Any], *, complete: bool = False) -> None:
-        """Require every known hyperparameter among `values` to lie in its range.
+        """Check hyperparameters against their ranges and limits.
 
         Args:
-            values: Hyperparameters by name, or functions of the step, of which the first value counts. Unknown names are
-                ignored.
-            complete: Whether those that callbacks may leave open must be set.
+            values: Hyperparameters by name: numbers, or functions of the step, which are evaluated at step 0. Unknown names
+                are ignored.
+            complete: Whether hyperparameters that callbacks may leave open must be set.
 
         Raises:
-            HyperparameterError: Listing every one that does not, or naming functions that cannot be schedules.
+            HyperparameterError: If any value is out of range, or is a function although it is not schedulable.
         """
         functions = {name for name in cls.settings() if callable(values.get(name))}
         cls.require_schedulable(functions)
-        found = plain({**values, **{name: values[name](0) for name in functions}})
-        may_be_open = set(cls.settings()) - functions if not complete else set()
-        wrong = list(cls._out_of_range(found, may_be_open)) or [*cls._too_large(found), *cls._too_large_together(found)]
-        if wrong:
-            raise HyperparameterError("; ".join(wrong) + ".")
+        numbers = plain({**values, **{name: values[name](0) for name in functions}})
+        may_be_open = set() if complete else set(cls.settings()) - functions
+        errors = list(cls._out_of_range(numbers, may_be_open))
+        if not errors:
+            errors = [*cls._too_large(numbers), *cls._too_large_together(numbers)]
+        if errors:
+            raise HyperparameterError("; ".join(errors) + ".")
 
     @classmethod
     def require_schedulable(cls, names: Iterable[str]) -> None:
-        """Require hyperparameters that may be functions of the step.
-
-        Args:
-            names: The hyperparameters that are functions.
-
-        Raises:
-            HyperparameterError: Naming those that may not.
-        """
+        """Raise `HyperparameterError` if any of the hyperparameters `names` may not be a function of the step."""
         wrong = sorted(set(names) - cls.schedulable())
         if wrong:
             raise HyperparameterError(
-                f"{', '.join(wrong)} cannot be a function of the step. These can: {', '.join(sorted(cls.schedulable()))}."
+                f"{', '.join(wrong)} cannot be a function of the step. Only {', '.join(sorted(cls.schedulable()))} can."
             )
 
     @classmethod
     def _out_of_range(cls, values: Mapping[str, Any], may_be_open: set[str]) -> Iterator[str]:
+        """Yield an error for each value outside its range."""
         for name, setting in cls.settings().items():
             if name not in values or setting.range is None:
                 continue
@@ -162,7 +149,7 @@ class Record(ABC):
 
     @classmethod
     def _too_large(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        """Errors of values that are in their ranges, but beyond their limits."""
+        """Yield an error for each value above its upper limit."""
         for name, setting in cls.settings().items():
             value = values.get(name)
             if value is not None and setting.upper_limit is not None and value > setting.upper_limit:
@@ -171,27 +158,27 @@ class Record(ABC):
     @classmethod
     @abstractmethod
     def _too_large_together(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        """Errors of values that are within their limits, but not what they amount to."""
+        """Yield an error for each combination of values that is too large although every value is within its limit."""
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn NumPy numbers and tensors without dimensions into Python numbers, which checkpoints can hold safely.
+    """Convert NumPy numbers and zero-dimensional tensors to Python numbers, which checkpoints can store safely.
 
     Args:
         values: Hyperparameters by name.
 
     Returns:
-        The same; ``betas`` is a tuple.
+        The converted values; ``betas`` is a tuple.
 
     Example:
         >>> import torch
         >>> plain({"lr": torch.tensor(0.5), "betas": [0, 0.5], "bayesian": None})
         {'lr': 0.5, 'betas': (0, 0.5), 'bayesian': None}
     """
-    found = {name: _plain(value) for name, value in values.items()}
-    if isinstance(found.get("betas"), Iterable):
-        found["betas"] = tuple(_plain(beta) for beta in found["betas"])
-    return found
+    converted = {name: _plain(value) for name, value in values.items()}
+    if isinstance(converted.get("betas"), Iterable):
+        converted["betas"] = tuple(_plain(beta) for beta in converted["betas"])
+    return converted
 
 
 def _plain(value: Any) -> Any:

@@ -1,20 +1,22 @@
-"""A prior with a mean and a precision for every weight: the posterior of earlier data, as in continual learning.
+"""Priors with a mean and a precision for every weight: the posterior of earlier data, as in continual learning.
 
     p(θ) = Π_j N(θ_j; μ₀_j, 1/δ_j)        δ̃_j = τ δ_j / Ñ        1/Σ_j = (Ñ/τ)(s_j + δ̃_j + γ)
 
-With μ₀ and δ the means and precisions of q(θ | D₁), training on D₂ minimises the bound whose exact solution is
-p(θ | D₁, D₂): variational continual learning, Nguyen et al. 2018 (https://arxiv.org/abs/1710.10628), here with natural
-gradients as in Osawa et al. 2019. In the default step δ̃_j counts as curvature that earlier data gave: s_j + δ̃_j takes the
-place of s_j in `posteriors.shaped_noise`, whose γ_t adds to it, so that
+If μ₀ and δ are the means and precisions of q(θ | D₁), training on D₂ minimises the bound whose exact solution is
+p(θ | D₁, D₂). This is variational continual learning, Nguyen et al. 2018 (https://arxiv.org/abs/1710.10628), with natural
+gradients as in Osawa et al. 2019.
 
-    1/Σ_j = (Ñ/τ_t)(s_j + δ̃_j + γ_t)                 the prior that belongs to it: N(c_j, 1/δ'_j)
+With shaped noise, as in the default step, δ̃_j counts as curvature from earlier data: s_j + δ̃_j replaces s_j in
+`posteriors.shaped_noise`, which adds its γ_t:
+
+    1/Σ_j = (Ñ/τ_t)(s_j + δ̃_j + γ_t)                 with the prior N(c_j, 1/δ'_j)
     δ'_j = (Ñ/τ_t)(δ̃_j + γ_t)                         c_j = μ_j - √(δ̃_j / (δ̃_j + γ_t)) (μ_j - μ₀_j)
 
-and the KL's gradient at the mean is δ̃_j (μ_j - μ₀_j), as in the natural step. A posterior of the default step is tempered:
-its precisions are those of 1/τ_t times its data, and as a prior it is stronger by that factor.
+The KL's gradient at the mean is δ̃_j (μ_j - μ₀_j), as in the natural step. A posterior of the default step is tempered: its
+precisions count the data 1/τ_t times, so it is stronger by that factor when used as a prior.
 
-μ₀ and δ are copied into the optimizer's state of each parameter, as ``prior_mean`` and ``prior_precision``, two tensors
-shaped like it. So a checkpoint holds them, and a resumed run keeps them.
+The optimizer's state of each parameter stores copies of μ₀ and δ as ``prior_mean`` and ``prior_precision``, two tensors with
+the shape of the parameter. Checkpoints therefore include them, and a resumed run keeps them.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from lightning_bayes.errors import HyperparameterError, PosteriorError, name_som
 from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.posteriors import AbstractPosterior, MeanField, ScaledPosterior
 
-_ROOM = 80  # characters of names in a message
+_NAMES_LENGTH = 80  # characters of names in an error message
 
 
 class WeightPrior(NamedTuple):
-    """The prior of one parameter, each shaped like it."""
+    """The prior of one parameter; both tensors have the shape of the parameter."""
 
     mean: Tensor  # μ₀
     precision: Tensor  # δ
@@ -43,15 +45,16 @@ class WeightPrior(NamedTuple):
 def prior_state(
     param: nn.Parameter, group: Mapping[str, Any], priors: Mapping[nn.Parameter, WeightPrior]
 ) -> dict[str, Tensor]:
-    """The prior in the optimizer's state of a parameter before the first update.
+    """The prior as entries of a parameter's optimizer state.
 
     Args:
-        param: The parameter.
+        param: The parameter, before its first update.
         group: Its parameter group.
         priors: The result of `weight_priors`.
 
     Returns:
-        μ₀ and δ of its weights, or μ₀ alone where the group's prior is around the initial weights, or nothing.
+        ``prior_mean`` and ``prior_precision`` if the parameter has its own prior, ``prior_mean`` alone if the group's prior
+        is centred at the initial weights, otherwise an empty dict.
     """
     if param in priors:
         mean, precision = (part.detach().to(param).clone() for part in priors[param])
@@ -60,132 +63,121 @@ def prior_state(
 
 
 def holds_priors(states: Mapping[Any, Mapping[str, Any]], priors: Mapping[nn.Parameter, WeightPrior]) -> bool:
-    """Whether the optimizer's states hold these priors of single weights and no others, such as after a restart.
-
-    Args:
-        states: The optimizer's states.
-        priors: The result of `weight_priors`.
-
-    Returns:
-        The answer.
-    """
-    held = {param for param, state in states.items() if "prior_precision" in state}
-    return held == priors.keys() & states.keys() and all(
+    """Whether the per-weight priors in the optimizer's states are exactly `priors`, the result of `weight_priors`."""
+    with_prior = {param for param, state in states.items() if "prior_precision" in state}
+    return with_prior == priors.keys() & states.keys() and all(
         torch.equal(states[param][f"prior_{name}"], part.to(param))
-        for param in held
+        for param in with_prior
         for name, part in priors[param]._asdict().items()
     )
 
 
 def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict[nn.Parameter, WeightPrior]:
-    """The priors of a model's parameters.
+    """Use a posterior as the prior of a model's parameters.
 
     Args:
         model: The model.
-        posterior: A `MeanField`, or a `ScaledPosterior` of one, by the model's parameter names; None for no priors.
+        posterior: A `MeanField` or a `ScaledPosterior` of one, with the model's parameter names; None for no priors.
 
     Returns:
-        By parameter, those that the posterior names.
+        The prior of each parameter that the posterior names.
 
     Raises:
-        PosteriorError: If the posterior is of another family, or its names or shapes are not those of the model, or FSDP2
-            spreads it.
+        PosteriorError: If the posterior is not mean-field, its names or shapes do not match the model, or FSDP2 shards the
+            model.
     """
     if posterior is None:
         return {}
-    found = _mean_field(posterior)
-    known = dict(model.named_parameters())
-    if any(map(is_spread, known.values())):
+    prior = _mean_field(posterior)
+    params = dict(model.named_parameters())
+    if any(map(is_spread, params.values())):
         raise PosteriorError(
-            f"prior= holds whole tensors, and FSDP2 spreads those of {type(model).__name__} over processes. Pass "
-            "prior_precision=... and prior_mean='initial' there."
+            f"prior= holds whole tensors, but FSDP2 shards the parameters of {type(model).__name__}. Pass "
+            "prior_precision=... and prior_mean='initial' instead."
         )
-    missing = [name for name in found.mean if name not in known]
+    missing = [name for name in prior.mean if name not in params]
     if missing:
         raise PosteriorError(
-            f"prior= names {name_some(missing, _ROOM)}, which {type(model).__name__} lacks; it has "
-            f"{name_some(known, _ROOM)}. Take prior.select('prefix.') where names differ by a prefix, or "
-            "posteriors.diagnostics.marginals(prior, names) to leave names out."
+            f"prior= names {name_some(missing, _NAMES_LENGTH)}, which {type(model).__name__} does not have; its parameters "
+            f"are {name_some(params, _NAMES_LENGTH)}. Use prior.select('prefix.') if the names differ by a prefix, or "
+            "posteriors.diagnostics.marginals(prior, names) to drop names."
         )
     wrong = [
-        f"{n} {tuple(m.shape)} for {tuple(known[n].shape)}" for n, m in found.mean.items() if m.shape != known[n].shape
+        f"{name} {tuple(mean.shape)} instead of {tuple(params[name].shape)}"
+        for name, mean in prior.mean.items()
+        if mean.shape != params[name].shape
     ]
     if wrong:
         raise PosteriorError(
-            f"prior= has other shapes than {type(model).__name__}: {name_some(wrong, _ROOM)}. Give a layer of another size "
-            "another name, or leave its names out by posteriors.diagnostics.marginals(prior, names)."
+            f"prior= has shapes that differ from {type(model).__name__}: {name_some(wrong, _NAMES_LENGTH)}. Rename the "
+            "layer if its size has changed, or drop its names with posteriors.diagnostics.marginals(prior, names)."
         )
-    return {known[name]: WeightPrior(mean, found.precision[name]) for name, mean in found.mean.items()}
+    return {params[name]: WeightPrior(mean, prior.precision[name]) for name, mean in prior.mean.items()}
 
 
 def refuse_weight_prior(method: str, posterior: AbstractPosterior | None) -> None:
-    """Refuse a posterior as prior of a method with matrices.
-
-    Args:
-        method: Its name.
-        posterior: The user's argument.
-
-    Raises:
-        HyperparameterError: If there is one.
-    """
+    """Raise `HyperparameterError` if a Kronecker-factored method is given a posterior as its prior."""
     if posterior is not None:
         raise HyperparameterError(
-            f"{method} takes no prior={type(posterior).__name__}: a precision for each weight is no Kronecker product. Pass "
-            "prior_precision=... and prior_mean='initial', or take a mean-field method such as VOGN."
+            f"{method} does not support prior={type(posterior).__name__}: per-weight precisions do not form a Kronecker "
+            "product. Pass prior_precision=... and prior_mean='initial', or use a mean-field method such as VOGN."
         )
 
 
 def prior_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float | Tensor:
-    """δ̃ of a parameter: its own weights' if its state holds ``prior_precision``, else its group's."""
-    now, precision = effective(group), state.get("prior_precision")
-    return now.prior if precision is None else now.prior_of(precision)
+    """δ̃ of a parameter: one per weight if its state has a ``prior_precision``, else that of its group."""
+    hyperparameters, precision = effective(group), state.get("prior_precision")
+    return hyperparameters.prior if precision is None else hyperparameters.prior_of(precision)
 
 
 def stated_prior_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float | Tensor:
-    """δ̃ of a parameter; 0 where another optimizer moves the mean and no prior is stated."""
+    """δ̃ of a parameter; 0 if the user's optimizer updates the mean and no prior is set."""
     return prior_of(group, state) if "prior_precision" in state else effective(group).stated_prior
 
 
-def without_prior(now: Effective) -> Effective:
-    """The effective values of weights whose δ̃ counts as curvature."""
-    return now._replace(prior_precision=0.0, prior=0.0, stated_prior=0.0)
+def without_prior(hyperparameters: Effective) -> Effective:
+    """Effective hyperparameters without a prior, for weights whose δ̃ counts as curvature."""
+    return hyperparameters._replace(prior_precision=0.0, prior=0.0, stated_prior=0.0)
 
 
 def noise_terms(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> tuple[Effective, list[Tensor]]:
-    """The terms of the noise of parameters outside of matrices.
+    """Hyperparameters and curvatures that determine the noise of parameters with a diagonal posterior.
 
     Args:
-        group: Their parameter group.
-        states: Their optimizer states; all or none of them hold a ``prior_precision``.
+        group: The parameter group.
+        states: The optimizer states of its parameters; either all or none have a ``prior_precision``.
 
     Returns:
-        The effective values, and s of each. Where weights have priors of their own, δ̃ counts as curvature: s + δ̃ of each,
-        and values without a prior.
+        The effective hyperparameters, and s of each parameter. With per-weight priors, s + δ̃ and hyperparameters without a
+        prior.
     """
-    now, curvatures = effective(group), [state["curvature"] for state in states]
+    hyperparameters, curvatures = effective(group), [state["curvature"] for state in states]
     if "prior_precision" not in states[0]:
-        return now, curvatures
-    own = [now.prior_of(state["prior_precision"]) for state in states]
-    return without_prior(now), list(torch._foreach_add(curvatures, own))
+        return hyperparameters, curvatures
+    priors = [hyperparameters.prior_of(state["prior_precision"]) for state in states]
+    return without_prior(hyperparameters), list(torch._foreach_add(curvatures, priors))
 
 
 def _mean_field(posterior: AbstractPosterior) -> MeanField:
-    """The posterior with a precision for each weight."""
+    """Return the mean-field posterior, with the width of a `ScaledPosterior` applied."""
     inner = posterior.posterior if isinstance(posterior, ScaledPosterior) else posterior
     if not isinstance(inner, MeanField):
         raise PosteriorError(
-            f"prior= is of the type {type(inner).__name__}, which has no precision for each weight. Pass a MeanField, such "
-            "as load_posterior(path), or posteriors.diagnostics.marginals(posterior, posterior.mean), which drops the "
+            f"prior= is a {type(inner).__name__}, which has no precision for each weight. Pass a MeanField, such as "
+            "load_posterior(path), or posteriors.diagnostics.marginals(posterior, posterior.mean), which drops the "
             "correlations."
         )
     width = posterior.scale if isinstance(posterior, ScaledPosterior) else 1.0
     precision = {name: value / width**2 if width != 1 else value for name, value in inner.precision.items()}
-    found = MeanField(inner.mean, precision, inner.prior_precision, inner.num_data)
-    parts = {name: (found.mean[name], precision[name]) for name in found.mean}
-    wrong = [n for n, (mean, p) in parts.items() if not bool((mean.isfinite() & p.isfinite() & (p > 0)).all())]
-    if wrong:
+    prior = MeanField(inner.mean, precision, inner.prior_precision, inner.num_data)
+    invalid = [
+        name
+        for name, mean in prior.mean.items()
+        if not bool((mean.isfinite() & precision[name].isfinite() & (precision[name] > 0)).all())
+    ]
+    if invalid:
         raise PosteriorError(
-            f"prior= has means or precisions of {name_some(wrong, _ROOM)} that are not finite, or precisions that are not "
-            "above 0. Take the posterior of an earlier checkpoint."
+            f"prior= has non-finite means or precisions, or precisions that are not above 0, in "
+            f"{name_some(invalid, _NAMES_LENGTH)}. Use the posterior of an earlier checkpoint."
         )
-    return found
+    return prior

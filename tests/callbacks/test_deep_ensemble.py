@@ -200,7 +200,7 @@ def test_a_file_that_is_no_checkpoint_is_named(members, tmp_path):
     torch.save({"weights": torch.zeros(1)}, plain)
     with pytest.raises(PosteriorError, match=r"broken\.ckpt cannot be read as a checkpoint"):
         evaluated(Net(), DeepEnsembleCallback([*members[0], broken]))
-    with pytest.raises(PosteriorError, match=r"plain\.ckpt is no Lightning checkpoint: it has no 'state_dict'"):
+    with pytest.raises(PosteriorError, match=r"plain\.ckpt is not a Lightning checkpoint: it has no 'state_dict'"):
         evaluated(Net(), DeepEnsembleCallback([plain]))
     with pytest.raises(FileNotFoundError, match=r"missing\.ckpt"):
         evaluated(Net(), DeepEnsembleCallback([tmp_path / "missing.ckpt"]))

@@ -159,7 +159,7 @@ def test_the_checkpoint_holds_the_posterior(tmp_path):
 
 def test_a_point_has_no_posterior(tmp_path):
     fit(Classifier(), KFACCallback(), ModelCheckpoint(dirpath=tmp_path, filename="last"), enable_checkpointing=True)
-    with pytest.raises(PosteriorError, match="a point"):
+    with pytest.raises(PosteriorError, match="without noise such as OGN"):
         load_posterior(tmp_path / "last.ckpt")
 
 
@@ -192,7 +192,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_a_module_without_likelihood_cannot_draw_labels():
-    with pytest.raises(HyperparameterError, match="likelihood of Classifier is None, which cannot be sampled"):
+    with pytest.raises(HyperparameterError, match="requires a likelihood that can be sampled, but Classifier has None"):
         fit(Classifier(), NoisyKFACCallback(fisher="sampled"))
 
 

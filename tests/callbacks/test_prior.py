@@ -94,7 +94,7 @@ def test_a_checkpoint_gives_the_prior_and_the_kl_back(first, tmp_path):
 
 
 def test_methods_with_matrices_and_files_without_posterior_are_refused(first, tmp_path):
-    with pytest.raises(HyperparameterError, match=r"NoisyKFAC takes no prior=MeanField"):
+    with pytest.raises(HyperparameterError, match=r"NoisyKFAC does not support prior=MeanField"):
         fit(Classifier(), NoisyKFACCallback(prior=first))
     torch.save({"state_dict": {}}, tmp_path / "plain.ckpt")
     with pytest.raises(PosteriorError, match="holds no posterior"):

@@ -146,7 +146,7 @@ def summed(out, y):
 
 
 def masked(out, y):
-    """The class decides how much of an example counts; the last class not at all."""
+    """The class weights the examples; the last class has weight 0."""
     return (F.cross_entropy(out, y, reduction="none") * torch.tensor([1.0, 0.5, 0.0])[y]).mean()
 
 
@@ -227,7 +227,7 @@ SITUATIONS = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """A row that holds for the cells it names; the first row that fits counts."""
+    """A row that applies to the cells it names; the first matching row is used."""
 
     match: str
     engine: str = "backpack"
@@ -256,7 +256,7 @@ def refusal(rule, situation, engine):
 
 
 def truth(net, x, y, situation):
-    """Mean gradient and mean square over the examples that count."""
+    """Mean gradient and mean square over the examples with nonzero weight."""
     net, x = copy.deepcopy(net).double(), x.double() if x.is_floating_point() else x
     net.use = situation.plain or situation.use
     counted = [i for i in range(len(y)) if y[i] >= 0]
@@ -264,7 +264,7 @@ def truth(net, x, y, situation):
         return one_example_at_a_time(net, counted, lambda m, i: situation.loss(m(x[i : i + 1]), y[i : i + 1]))
     scale = 1 if situation.loss is summed else len(counted)
     terms = terms_of_the_batch(net, lambda: situation.loss(net(x), y), len(x))
-    # Examples that do not count have terms too, through the statistics of the batch.
+    # Examples with zero weight contribute through the batch statistics.
     each = {name: scale * term for name, term in terms.items()}
     n = len(counted)
     return {k: g.sum(0) / n for k, g in each.items()}, {k: g.square().sum(0) / n for k, g in each.items()}
@@ -306,7 +306,7 @@ def test_cell_equals_the_loop_or_is_refused(rule, name, engine, generator):
         return
     grad, square = situation.measure(net, x, y, situation, engine)
     true_grad, true_square = truth(net, x, y, situation)
-    # The mean gradient in units of the examples' own: theirs may cancel.
+    # The mean gradient in units of per-example gradients, because those may cancel.
     size = {key: value.sqrt() for key, value in true_square.items()}
     found = {key: value - true_grad[key] + size[key] for key, value in grad.items()}
     assert relative_error(found, size) < situation.bound

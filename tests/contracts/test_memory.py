@@ -1,4 +1,4 @@
-"""No optimizer keeps tensors from one update to the next, beyond its state."""
+"""No optimizer keeps tensors between updates, except for its state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIDE = 160  # weights large enough for the workspace's store of results
 
 @pytest.fixture
 def _new_objects_only():
-    """The collector sees only the objects of this test: fast, and other tests' tensors stay out of the count."""
+    """Restrict the garbage collector to objects of this test: it is fast and does not count other tests' tensors."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -55,7 +55,7 @@ def test_living_memory_is_the_same_after_more_updates(optimizer, fisher):
 
 @pytest.fixture
 def unreachable_tensors():
-    """Count what only the garbage collector can free: it holds on to it, and runs when the count is asked for."""
+    """Count objects that only the garbage collector can free; it keeps them until the count is requested."""
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -71,7 +71,7 @@ def unreachable_tensors():
 
 
 class Scaled(nn.Module):
-    """A layer and a parameter beside it."""
+    """A layer and a parameter outside of layers."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ def test_workspace_keeps_no_more_results_than_it_lent():
 
 @pytest.mark.parametrize("interval", [1, 4])
 def test_an_update_that_does_not_measure_frees_the_workspace(interval):
-    """A pool of draws takes its place until the next measurement."""
+    """A pool of draws uses the memory until the next measurement."""
     torch.manual_seed(0)
     model = nn.Linear(SIDE, SIDE)
     opt = VOGN(model, base=torch.optim.Adam(model.parameters()), num_data=100, curvature_interval=interval)

@@ -1,4 +1,4 @@
-"""The promises of every noisy optimizer; new ones are found by themselves."""
+"""The contract of every noisy optimizer; new optimizers are found automatically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build(optimizer, step_rule="natural", **arguments):
 
 
 def flat(state):
-    """Values of a parameter's state, the user's optimizer's included."""
+    """Values of a parameter's state, including the user's optimizer's state."""
     return [leaf for value in state.values() for leaf in (flat(value) if isinstance(value, dict) else [value])]
 
 
@@ -65,7 +65,7 @@ def require_equal_states(model, opt, other, resumed):
 
 @every_step
 def test_the_default_or_its_entry_in_needs_builds_it(optimizer, step_rule):
-    """Otherwise say in `optimizer_family.NEEDS` what the new optimizer needs."""
+    """If this fails for a new optimizer, add its required arguments to `optimizer_family.NEEDS`."""
     build(optimizer, step_rule)
 
 
@@ -173,7 +173,7 @@ def test_an_update_that_is_not_finite_changes_nothing(optimizer, step_rule, prob
         assert all(
             torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(flat(mine), flat(before), strict=True)
         )
-    train(model, opt, problem, 1)  # and training goes on
+    train(model, opt, problem, 1)  # training continues
     assert opt.skipped_steps == 1
     assert not torch.equal(weights(model), torch.cat([kept[n].flatten() for n, _ in model.named_parameters()]))
 

@@ -1,4 +1,4 @@
-"""A stranger's diagonal optimizer: one file outside of the package, with a pure update, a shell and a one-line callback."""
+"""A user's diagonal optimizer: one file outside of the package, with a pure update, an optimizer and a callback."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.settings import POSITIVE_FRACTION, setting
 
-# -- the stranger's file --------------------------------------------------------------------------------------------------
+# -- the user's file ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerHyperparameters(Hyperparameters):
-    """With the power of the preconditioner."""
+    """Adds the power of the preconditioner."""
 
     power: float = setting(POSITIVE_FRACTION, default=1.0, schedulable=True)
 
@@ -54,7 +54,7 @@ class PowerVOGNCallback(VariationalCallback):
     optimizer_class = PowerVOGN
 
 
-# -- what it gets for that ------------------------------------------------------------------------------------------------
+# -- inherited features ---------------------------------------------------------------------------------------------------
 
 
 class Classifier(LightningModule):
@@ -109,7 +109,7 @@ def test_with_the_power_one_it_is_vogn(arguments):
 
 
 def test_one_step_of_the_shell_is_the_written_equation():
-    """Without noise: one full batch of a linear model, one example at a time in float64."""
+    """Without noise: one full batch of a linear model, one example at a time, in float64."""
     model = nn.Linear(2, 1, bias=False).double()
     start, x, y = model.weight.detach().clone(), torch.randn(5, 2).double(), torch.randn(5, 1).double()
     opt = PowerVOGN(model, lr=0.3, num_data=5, prior_precision=2.0, damping=0.1, power=0.5, betas=(0.0, 0.9))

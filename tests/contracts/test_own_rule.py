@@ -1,4 +1,4 @@
-"""A layer and its rule in one file outside of the package, as a user writes them: found by engines and optimizers."""
+"""A user's layer and its rule in one file outside of the package: engines and optimizers find them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OWN_FILE = '''
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The user's module, imported; its rule is forgotten after the test."""
+    """The imported user module; its rule is unregistered after the test."""
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
     path = tmp_path / "two_gates.py"
     path.write_text(textwrap.dedent(OWN_FILE), "utf-8")
@@ -82,7 +82,7 @@ def test_engines_use_the_rule(own, engine, generator, monkeypatch):
 
 
 def test_the_cases_of_the_rule_pass_its_contract(own, generator):
-    """As `test_rules` runs them for the package's own rules."""
+    """The checks of `test_rules` for the package's rules."""
     ((build, inputs),) = own.two_gates.cases
     layer, drawn = build().double(), inputs(generator)
     delta = torch.randn(5, 3, generator=generator, dtype=torch.float64)

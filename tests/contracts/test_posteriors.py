@@ -136,7 +136,7 @@ def test_it_is_a_posterior(posterior):
 
 
 def test_its_transformation_has_the_covariance(posterior, truth):
-    """T by feeding basis vectors as noise: T Tᵀ = Σ, with no sampling error that could hide a wrong triangle."""
+    """T from basis vectors as noise: T Tᵀ = Σ, without sampling errors that could hide a wrong triangle."""
     columns = [joint(posterior.transform(parts(e))) - joint(posterior.mean) for e in torch.eye(17, dtype=F64)]
     root = torch.stack(columns, 1)
     torch.testing.assert_close(root @ root.T, truth.covariance_matrix)
@@ -186,7 +186,7 @@ def test_the_variance_along_directions_is_that_of_the_dense_gaussian(posterior, 
 
 
 def equal(a, b):
-    """Equal dictionaries of anything that a state holds."""
+    """Compare dictionaries of state values."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b) and a.device == b.device
     if isinstance(a, dict):
@@ -243,7 +243,7 @@ def test_to_moves_every_tensor(posterior):
 
 
 def changed(posterior, **values):
-    """A posterior with another state; of a scaled one, that of the posterior inside."""
+    """A posterior with another state; for a scaled posterior, the state of the inner one."""
     state = posterior.state_dict()
     inner = {"posterior": {**state["posterior"], **values}} if isinstance(posterior, ScaledPosterior) else values
     return type(posterior).from_state_dict({**state, **inner})
@@ -294,7 +294,7 @@ def test_a_width_out_of_range_is_refused(generator, scale):
         ScaledPosterior(build("full", generator)[0], scale)
 
 
-# -- what only one family has --------------------------------------------------------------------------------------------
+# -- features of one family ---------------------------------------------------------------------------------------------
 
 
 def test_groups_of_a_convolution_are_independent_blocks(generator):
@@ -383,7 +383,7 @@ def test_a_model_too_large_for_a_full_covariance_is_told_the_memory():
 
 
 def test_a_chain_too_large_is_told_the_memory():
-    """2 layers of 100 → 100: 2 (100² + 101²) own and 100² + 101² between, times 4 B = 236.7 KiB."""
+    """2 layers of 100 → 100: 2 (100² + 101²) for layers and 100² + 101² for the link, times 4 B = 236.7 KiB."""
     net = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100))
     message = (
         r"factors of 2 linear layers and of the pairs of neighbours would take 236\.7 KiB, more than limit_mib=0\.1"

@@ -1,4 +1,4 @@
-"""What every layer rule promises, on the cases that stand in its file; the truth is a loop over examples."""
+"""The contract of every layer rule, on the cases listed in its file; the truth is a loop over examples."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def as_tuple(delta):
 
 
 def of_example(delta, i, output):
-    """The part of `delta` that belongs to example i, whose own output is known."""
+    """The part of `delta` that belongs to example i, given its own output."""
     (dim,) = (d for d, (many, one) in enumerate(zip(delta.shape, output.shape, strict=True)) if many != one)
     return delta.narrow(dim, i, 1)
 
@@ -88,7 +88,7 @@ def test_sums_are_those_of_the_contributions(case, limit_mib):
 
 @pytest.mark.parametrize("examples", range(1, 7))
 def test_uneven_parts_of_a_batch_are_summed_alike(examples, generator, monkeypatch):
-    """Layouts of patches are chosen by the number of positions, of which the last part has fewer."""
+    """Patch layouts depend on the number of positions, and the last block has fewer."""
     case = build_case((lambda: nn.Conv2d(3, 8, 3, padding=1), (7, 3, 3, 3)), generator)
     monkeypatch.setattr(Workspace, "examples_at_once", lambda self, elements: examples)
     assert_sums_fit(case, Workspace())
@@ -161,7 +161,7 @@ def test_plan_names_the_strategy(layer, size, name):
 
 
 def test_workspace_is_reused_and_keeps_results_apart(generator):
-    """Two layers after one another in one workspace: the first one's sums do not change."""
+    """Two layers in turn in one workspace: the sums of the first do not change."""
     workspace, variants = (
         Workspace(),
         [(lambda: nn.Conv2d(4, 6, 3), (5, 4, 7, 7)), (lambda: nn.Conv2d(3, 9, 3), (5, 3, 6, 6))],
@@ -174,7 +174,7 @@ def test_workspace_is_reused_and_keeps_results_apart(generator):
 
 
 class Largest(TorchDispatchMode):
-    """Notes the largest number of elements that an operation returns in memory of its own."""
+    """Records the largest number of elements that an operation allocates for its result."""
 
     def __init__(self):
         super().__init__()

@@ -24,7 +24,7 @@ CASES = [(cls, rule) for cls in OPTIMIZERS for rule in step_rules(cls) if rule !
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
 
 
-# A pass draws labels of its own, so two passes of half a batch are another draw than one pass of all.
+# Each pass samples its labels, so two passes of half a batch differ from one pass of the whole batch.
 same_labels = pytest.mark.parametrize(
     "optimizer", [cls for cls in OPTIMIZERS if not draws_labels(cls)], ids=lambda cls: cls.__name__
 )
@@ -56,7 +56,7 @@ def flat(model):
 
 
 def train(model, opt, passes, updates=3):
-    """Some updates, each from passes (number of the noise, rows)."""
+    """Run updates, each from passes (noise index, rows)."""
     for _ in range(updates):
         for sample, rows in passes:
             with opt.sampled_params(sample):
@@ -67,7 +67,7 @@ def train(model, opt, passes, updates=3):
 
 @same_labels
 def test_micro_batches_under_one_noise_are_one_large_batch(optimizer):
-    # A start without noise guesses a reparameterised Hessian from each pass, so the start is given.
+    # A first pass without noise only guesses the reparameterised Hessian, so the initial precision is set.
     start = {"init_precision": 20.0} if is_reparameterised(optimizer) else {}
     whole = train(*build(optimizer, **start), [(0, slice(None))])
     parts = train(*build(optimizer, **start), [(0, slice(0, 4)), (0, slice(4, 6)), (0, slice(6, 16))])
@@ -125,7 +125,7 @@ def test_an_error_inside_a_pass_leaves_the_mean(optimizer, error):
     with pytest.raises(error):
         broken_pass()
     assert torch.equal(flat(model), before)
-    assert train(model, opt, [(0, slice(None))]).isfinite().all()  # and the optimizer still works
+    assert train(model, opt, [(0, slice(None))]).isfinite().all()  # the optimizer still works
 
 
 @each_optimizer
@@ -175,7 +175,7 @@ def ranks(tmp_path_factory):
 @pytest.mark.ddp
 @same_labels
 def test_two_ranks_are_one_process_with_two_weight_samples(optimizer, ranks):
-    """Of 4 and of 12 examples; and both ranks hold the same bits."""
+    """Batches of 4 and of 12 examples; both ranks are bitwise equal."""
     first, second = (rank[optimizer.__name__] for rank in ranks)
     assert torch.equal(first, second)
     torch.testing.assert_close(first, train(*build(optimizer), list(enumerate(SHARDS))), rtol=1e-9, atol=1e-11)

@@ -1,4 +1,4 @@
-"""`max_noise`: an absolute bound of the noise, in what is drawn and in what is saved."""
+"""`max_noise`: an absolute bound on the noise, in samples and in saved posteriors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(build, problem, updates=3, **arguments):
 
 
 def drawn(model, opt):
-    """θ - μ of the weight under the same ε each time."""
+    """θ - μ of the weight, with the same ε in every call."""
     with torch.no_grad():
         sample = opt._sample(CounterNoise(0))[model.weight].clone()
     return sample - model.weight.detach()
@@ -80,7 +80,7 @@ def test_the_step_does_not_see_it(problem):
 
 
 def test_beside_relative_noise_the_smaller_of_the_two_decides(problem):
-    """Where the bounds are far narrower than the data's noise, the noise is flat and their precisions add up."""
+    """If the bounds are far below the data's noise, the noise is flat and the bounds' precisions add up."""
     model, opt = train(VOGN, problem, relative_noise=1e-4)
     size = torch.maximum(model.weight.square().mean().sqrt(), opt.state[model.weight]["scale"]).item()
     opt.param_groups[0]["max_noise"] = 1e-4

@@ -92,23 +92,23 @@ def test_resume_continues_the_schedule(problem):
 def test_a_value_outside_of_its_range_stops_when_it_appears(problem, last):
     model, opt = build(damping=lambda t: [0.5, 0.25, 0.0, last][t])
     train(model, opt, problem, 2)
-    message = rf"^damping={last} must be at least 0\. A function of the step gave this at step 3\.$"
+    message = rf"^damping={last} must be at least 0\. A function of the step returned this value at step 3\.$"
     with pytest.raises(HyperparameterError, match=message):
         train(model, opt, problem, 1)
-    assert opt.param_groups[0]["damping"] == 0.0  # so that a checkpoint of the interrupted run can be read
+    assert opt.param_groups[0]["damping"] == 0.0  # a checkpoint of the interrupted run stays readable
 
 
 def test_what_cannot_change_is_refused_by_name():
-    with pytest.raises(HyperparameterError, match=r"^seed cannot be a function of the step\. These can: betas, "):
+    with pytest.raises(HyperparameterError, match=r"^seed cannot be a function of the step\. Only betas, "):
         build(seed=lambda t: t)
 
 
 def test_bad_schedules_are_refused():
     with pytest.raises(HyperparameterError, match="steps=0 must be a whole number of at least 1"):
         LinearSchedule(0.0, 1.0, 0)
-    with pytest.raises(HyperparameterError, match="do not fit"):
+    with pytest.raises(HyperparameterError, match="do not match"):
         PiecewiseSchedule([1.0], [1])
-    with pytest.raises(HyperparameterError, match="do not fit"):
+    with pytest.raises(HyperparameterError, match="do not match"):
         PiecewiseSchedule([1.0, 2.0, 3.0], [5, 1])
 
 

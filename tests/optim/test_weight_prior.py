@@ -1,4 +1,4 @@
-"""A posterior as the next fit's prior: conjugate models in two parts, the prior of one number, KL by torch, restarts."""
+"""A posterior as the next fit's prior: conjugate models in two parts, scalar priors, torch's KL, restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RULES = [(optimizer, rule) for optimizer in MEAN_FIELD for rule in step_rules(op
 
 
 def rows(count, generator):
-    """Rows that each see one weight, so that the posterior is mean-field; targets."""
+    """Inputs with one nonzero feature each, so that the posterior is mean-field, and targets."""
     x = torch.eye(3, dtype=F64)[torch.arange(count) % 3] * torch.rand(count, 1, generator=generator, dtype=F64).add(0.5)
     return x, torch.randn(count, 1, generator=generator, dtype=F64)
 
@@ -68,7 +68,7 @@ def batch(generator, count=16):
 
 
 def some_prior(model, generator, scale=50.0, names=None):
-    """A posterior with precisions that differ from weight to weight."""
+    """A posterior with a different precision for every weight."""
     known = {name: p.detach() for name, p in model.named_parameters() if names is None or name in names}
     mean = {n: p + 0.3 * torch.randn(p.shape, generator=generator, dtype=F64) for n, p in known.items()}
     precision = {n: scale * (0.1 + torch.rand(p.shape, generator=generator, dtype=F64)) for n, p in known.items()}
@@ -97,7 +97,7 @@ def test_equal_precisions_are_the_prior_of_one_number(optimizer, rule, generator
             if per_weight
             else {"prior_mean": "initial", "prior_precision": 30.0}
         )
-        weight = {} if optimizer.__name__ == "VadaGrad" else {"kl_weight": falling}  # which must be 1 there
+        weight = {} if optimizer.__name__ == "VadaGrad" else {"kl_weight": falling}  # VadaGrad requires 1
         opt = construct(optimizer, model, step_rule=rule, num_data=64, **given, **weight)
         found.append((train(opt, model, data, 5), model))
     (own, own_model), (shared, model) = found
@@ -129,7 +129,7 @@ def test_samples_have_the_precision_that_is_read_out(optimizer, arguments, gener
 
 @pytest.mark.parametrize("relative_noise", [None, 0.2], ids=["bound", "shaped"])
 def test_large_tensors_are_sampled_alike(relative_noise, generator):
-    """Those beyond the shared buffer: the half with the larger precisions, and the other."""
+    """Tensors too large for the shared buffer: the half with the larger precisions, and the other half."""
     model = nn.Sequential(nn.Linear(4, 300), nn.ReLU(), nn.Linear(300, 300)).double()
     opt = VOGN(model, lr=1e-2, num_data=64, prior=some_prior(model, generator), relative_noise=relative_noise)
     q = train(opt, model, batch(generator), 2).posterior()
@@ -143,7 +143,7 @@ def test_large_tensors_are_sampled_alike(relative_noise, generator):
 
 @pytest.mark.parametrize("relative_noise", [None, 0.2])
 def test_the_kl_is_that_of_the_normal_distributions(relative_noise, generator):
-    """A layer that the prior does not name keeps the prior of one number."""
+    """A layer that the prior does not name keeps the scalar prior."""
     model = mlp()
     prior = some_prior(model, generator, names=("0.weight", "0.bias"))
     base = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -163,7 +163,7 @@ def test_the_kl_is_that_of_the_normal_distributions(relative_noise, generator):
 
 
 def test_the_shaped_posterior_minimises_its_objective(generator):
-    """(τ_t/Ñ) KL has the gradient δ̃ (μ - μ₀) at the mean, and the precision (Ñ/τ_t) s beside its prior's."""
+    """(τ_t/Ñ) KL has the gradient δ̃ (μ - μ₀) at the mean, and the precision (Ñ/τ_t) s in addition to its prior's."""
     model = mlp()
     prior, data = some_prior(model, generator), batch(generator)
     base = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -201,7 +201,7 @@ def test_an_initial_precision_says_what_the_data_add(generator):
 
 @pytest.mark.parametrize("user", [True, False], ids=["user", "natural"])
 def test_a_restart_keeps_the_prior(user, generator):
-    """The file alone holds it: the new optimizer is built without."""
+    """Only the file contains the prior: the new optimizer is constructed without it."""
     data, found = batch(generator), []
     prior = some_prior(mlp(), generator)
 
@@ -247,7 +247,7 @@ def test_a_posterior_of_another_width_counts_with_that_width(generator):
 
 
 def test_posteriors_under_one_prior_of_weights_merge(generator):
-    """Two parts after a first one, merged, are the posterior of all three."""
+    """Two posteriors trained from the same first part merge into the posterior of all three parts."""
     parts = [rows(count, generator) for count in (5, 8, 9)]
     first = conjugate(*parts[0])
     merged = merge([conjugate(*part, prior=first) for part in parts[1:]])
@@ -260,7 +260,7 @@ def test_posteriors_under_one_prior_of_weights_merge(generator):
 
 def test_a_width_of_zero_is_no_prior(generator):
     model = mlp()
-    with pytest.raises(PosteriorError, match=r"precisions of 0\.weight.*not finite.*earlier checkpoint"):
+    with pytest.raises(PosteriorError, match=r"non-finite means or precisions.* in 0\.weight.*earlier checkpoint"):
         VOGN(model, lr=0.1, num_data=64, prior=ScaledPosterior(some_prior(model, generator), 0.0))
 
 
@@ -268,17 +268,17 @@ def test_wrong_priors_are_refused_in_one_sentence(generator):
     model = mlp()
     prior = some_prior(model, generator)
     renamed = MeanField({"head": prior.mean["0.bias"]}, {"head": prior.precision["0.bias"]}, {"head": 1.0}, 10)
-    with pytest.raises(PosteriorError, match=r"names head, which Sequential lacks; it has 0\.weight.*select"):
+    with pytest.raises(PosteriorError, match=r"names head, which Sequential does not have;.* are 0\.weight.*select"):
         VOGN(model, lr=0.1, num_data=64, prior=renamed)
     wide = {name: torch.ones(3, dtype=F64) for name in prior.mean}
-    with pytest.raises(PosteriorError, match=r"0\.weight \(3,\) for \(8, 4\).*and 1 more"):
+    with pytest.raises(PosteriorError, match=r"0\.weight \(3,\) instead of \(8, 4\).*and 2 more"):
         VOGN(model, lr=0.1, num_data=64, prior=replace(prior, mean=wide, precision=wide))
     full = FullGaussian({"0.bias": torch.zeros(8)}, torch.eye(8), {"0.bias": 1.0}, 10)
-    with pytest.raises(PosteriorError, match=r"of the type FullGaussian.*marginals"):
+    with pytest.raises(PosteriorError, match=r"is a FullGaussian.*marginals"):
         VOGN(model, lr=0.1, num_data=64, prior=full)
-    with pytest.raises(PosteriorError, match=r"of the type str.*load_posterior\(path\)"):
+    with pytest.raises(PosteriorError, match=r"is a str.*load_posterior\(path\)"):
         VOGN(model, lr=0.1, num_data=64, prior="first.ckpt")
-    with pytest.raises(HyperparameterError, match=r"NoisyKFAC takes no prior=MeanField.*VOGN"):
+    with pytest.raises(HyperparameterError, match=r"NoisyKFAC does not support prior=MeanField.*VOGN"):
         NoisyKFAC(model, lr=0.1, num_data=64, prior=prior)
 
 

@@ -79,5 +79,5 @@ def test_a_model_that_is_spread_in_part_is_refused(sharded):
 
 def test_a_prior_of_whole_tensors_is_refused(sharded):
     prior = MeanField({"0.weight": torch.zeros(6, 4)}, {"0.weight": torch.ones(6, 4)}, {"0.weight": 1.0}, 48)
-    with pytest.raises(PosteriorError, match=r"^prior= holds whole tensors.*FSDP2 spreads those of FSDPSequential"):
+    with pytest.raises(PosteriorError, match=r"^prior= holds whole.*FSDP2 shards the parameters of FSDPSequential"):
         IVON(sharded, lr=0.01, num_data=48, prior=prior)

@@ -1,1 +1,1 @@
-"""Full and block-tridiagonal posteriors, for small models."""
+"""Optimizers with full and block-tridiagonal posteriors for small models."""

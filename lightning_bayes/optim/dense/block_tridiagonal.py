@@ -1,14 +1,15 @@
-"""Noisy K-FAC whose neighbouring layers are correlated (NNG-BlkTri), Zhang et al. 2018, section 3.5.
+"""Noisy K-FAC with correlations between neighbouring layers (NNG-BlkTri), Zhang et al. 2018, section 3.5.
 
-The approximation is that of Martens & Grosse 2015, section 4.3 (https://arxiv.org/abs/1503.05671): the curvature's blocks
-on and next to the diagonal are Kronecker products, its inverse is block-tridiagonal; see `linalg.block_tridiagonal`.
+It uses the approximation of Martens & Grosse 2015, section 4.3 (https://arxiv.org/abs/1503.05671): the blocks of the
+curvature on and next to the diagonal are Kronecker products, and its inverse is block-tridiagonal; see
+`linalg.block_tridiagonal`.
 
-    W = M + √(τ/Ñ) F̂^{-½} E          F̂ with π-damped diagonal blocks, δ̃ [+ γ], the old blocks
+    W = M + √(τ/Ñ) F̂^{-½} E          F̂ from the old blocks, with diagonal blocks π-damped by δ̃ [+ γ]
     blocks ← β₂ blocks + (1-β₂) measured
     m ← β₁ m + (1-β₁)(ĝ + δ̃ M)
-    M ← M - α F̂⁻¹ m̂                  the new blocks, δ̃ + γ
+    M ← M - α F̂⁻¹ m̂                  F̂ from the new blocks, damped by δ̃ + γ
 
-The matrices of a step are those of all layers of a chain of `torch.nn.Linear`.
+The functions below take the matrices of all layers of a chain of `torch.nn.Linear`.
 """
 
 from __future__ import annotations
@@ -28,94 +29,67 @@ from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
 class ChainCurvature(NamedTuple):
     """Curvature of the mean negative log-likelihood, prior not included."""
 
-    blocks: tuple[KroneckerProduct, ...]  # S_ii ⊗ A_ii of every layer
-    links: tuple[KroneckerProduct, ...]  # S_i,i+1 ⊗ A_i,i+1 of every pair of neighbours
+    blocks: tuple[KroneckerProduct, ...]  # S_ii ⊗ A_ii of each layer
+    links: tuple[KroneckerProduct, ...]  # S_i,i+1 ⊗ A_i,i+1 of each pair of neighbours
 
 
 class ChainState(NamedTuple):
     """State of a chain of layers."""
 
-    means: tuple[Tensor, ...]  # M of every layer, [out, K]
+    means: tuple[Tensor, ...]  # M of each layer, [out, K]
     momenta: tuple[Tensor, ...]
     curvature: ChainCurvature
 
 
 def damped_inverse(curvature: ChainCurvature, damping: float, names: Sequence[str] = ()) -> BlockTridiagonalInverse:
-    """F̂⁻¹ with the damping π-split into the diagonal blocks; links stay undamped, so F̂ stays positive definite."""
+    """Return F̂⁻¹, with damping only in the diagonal blocks so that F̂ is positive definite."""
     damped = [pi_damped(block, damping) for block in curvature.blocks]
     return BlockTridiagonalInverse.of(damped, curvature.links, names)
 
 
 def average_curvature(old: ChainCurvature, measured: ChainCurvature, *, beta: float) -> ChainCurvature:
-    """Average new blocks and links in with the weight `beta` on the old."""
-    blocks, links = (
-        tuple(average_factors(before, now, beta=beta) for before, now in zip(befores, nows, strict=True))
-        for befores, nows in zip(old, measured, strict=True)
-    )
-    return ChainCurvature(blocks, links)
+    """Return the running average of blocks and links; `beta` is the weight of the old ones."""
+    blocks = [average_factors(*pair, beta=beta) for pair in zip(old.blocks, measured.blocks, strict=True)]
+    links = [average_factors(*pair, beta=beta) for pair in zip(old.links, measured.links, strict=True)]
+    return ChainCurvature(tuple(blocks), tuple(links))
 
 
 def sample(
-    means: Sequence[Tensor],
-    covariance: BlockTridiagonalInverse,
-    noise: Sequence[Tensor],
+    means: Sequence[Tensor],  # M of each layer
+    covariance: BlockTridiagonalInverse,  # F̂⁻¹ of the noise, from the curvature before this update's measurement
+    noise: Sequence[Tensor],  # standard normal, one matrix per layer
     *,
-    num_data: float,
-    kl_weight: float = 1.0,
+    num_data: float,  # Ñ = ρN
+    kl_weight: float = 1.0,  # τ
 ) -> list[Tensor]:
-    """Draw all matrices of the chain.
-
-    Args:
-        means: M of every layer.
-        covariance: F̂⁻¹ of the noise, from the curvature before this update's measurement.
-        noise: Standard normal, one matrix per layer.
-        num_data: Ñ = ρN.
-        kl_weight: τ.
-
-    Returns:
-        W of every layer.
-    """
+    """Draw a posterior sample W of each layer."""
     scale = math.sqrt(kl_weight / num_data)
-    return [mean + scale * away for mean, away in zip(means, covariance.root(noise), strict=True)]
+    return [mean + scale * offset for mean, offset in zip(means, covariance.root(noise), strict=True)]
 
 
 def update(
     state: ChainState,
-    grads: Sequence[Tensor],
-    measured: ChainCurvature,
+    grads: Sequence[Tensor],  # ĝ of each layer at the sample
+    measured: ChainCurvature,  # blocks and links at the sample
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float,
-    damping: float = 0.0,
-    step: int = 1,
-    kl_clip: float | None = None,
+    lr: float,  # α_max
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float,  # δ̃
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    kl_clip: float | None = None,  # bound c of `optim.kronecker.kl_clip`; None for no bound
     invert: Callable[[ChainCurvature, float], BlockTridiagonalInverse] = damped_inverse,
 ) -> ChainState:
-    """One update of the chain; pure.
-
-    Args:
-        state: State before the update.
-        grads: ĝ of every layer at the sample.
-        measured: Blocks and links at the sample.
-        lr: α_max.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃.
-        damping: γ.
-        step: Number of this update, from 1.
-        kl_clip: c of `optim.kronecker.kl_clip`, None for none.
-        invert: Inverts the damped curvature; pass one that remembers its last result to share it with the noise.
-
-    Returns:
-        The new state.
-    """
+    """One update of the chain; pure. An `invert` that caches its last result can share it with the noise."""
     curvature = average_curvature(state.curvature, measured, beta=betas[1])
     momenta = tuple(
         average(momentum, grad + prior * mean, betas[0])
         for momentum, grad, mean in zip(state.momenta, grads, state.means, strict=True)
     )
     corrected = [debiased(momentum, betas[0], step) for momentum in momenta]
-    moves = invert(curvature, prior + damping).matvec(corrected)
-    rate = lr if kl_clip is None else clipped_lr(lr, fisher_norm(moves, corrected), kl_clip)[..., None, None]
-    means = tuple(mean - rate * move for mean, move in zip(state.means, moves, strict=True))
+    directions = invert(curvature, prior + damping).matvec(corrected)
+    rate: float | Tensor = lr
+    if kl_clip is not None:
+        rate = clipped_lr(lr, fisher_norm(directions, corrected), kl_clip)[..., None, None]
+    means = tuple(mean - rate * direction for mean, direction in zip(state.means, directions, strict=True))
     return ChainState(means, momenta, curvature)

@@ -1,4 +1,4 @@
-"""Block-tridiagonal Noisy K-FAC as an optimizer, around `optim.dense.block_tridiagonal`."""
+"""Block-tridiagonal Noisy K-FAC as an optimizer; `optim.dense.block_tridiagonal` is the algorithm."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 
 @final
 class BlockTridiagonalKFAC(JointOptimizer[ChainCurvature, BlockTridiagonal]):
-    """Noisy K-FAC with correlated neighbouring layers (Zhang et al. 2018, section 3.5), as a `torch.optim.Optimizer`.
+    """Noisy K-FAC with correlations between neighbouring layers (Zhang et al. 2018, section 3.5).
 
-    Factors are measured, averaged and inverted at every update.
+    It measures, averages and inverts the factors in every update.
 
     Args:
-        model: A chain of linear layers with element-wise activations in between, all of them trainable.
-        fisher: ``"sampled"`` draws labels from the likelihood, ``"empirical"`` takes the data's; None draws them where a
-            likelihood is known.
-        likelihood: The likelihood of the model's outputs; None looks for the model's attribute ``likelihood``.
-        kl_clip: c of `optim.kronecker.kl_clip`, None for none.
-        limit_mib: Memory in MiB that the factors may take.
-        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
+        model: A chain of trainable linear layers with element-wise activations in between.
+        fisher: ``"sampled"`` samples labels from the likelihood, ``"empirical"`` uses the data's labels. None samples labels
+            if there is a likelihood.
+        likelihood: The likelihood of the model's outputs; None uses the model's attribute ``likelihood``.
+        kl_clip: Bound c on the squared Fisher norm of the step, see `optim.kronecker.kl_clip`; None for no bound.
+        limit_mib: Maximum memory of the factors in MiB.
+        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
         **fields: See `JointFields`.
 
     Example:
@@ -62,11 +62,6 @@ class BlockTridiagonalKFAC(JointOptimizer[ChainCurvature, BlockTridiagonal]):
         linear_chain(model, limit_mib)
         params = trainable(model)
         estimator = ChainFactorsEstimator(
-            model,
-            params,
-            "BlockTridiagonalKFAC",
-            fisher=fisher,
-            likelihood=likelihood,
-            loss_reduction=loss_reduction,
+            model, params, "BlockTridiagonalKFAC", fisher=fisher, likelihood=likelihood, loss_reduction=loss_reduction
         )
         super().__init__(model, ChainCovariance(params, estimator.layers, kl_clip), estimator, fields)

@@ -1,4 +1,4 @@
-"""Measurements over all weights: the Hessian, outer products of examples' gradients, or the factors of a chain."""
+"""Curvature estimators over all weights: Hessian, outer products of per-example gradients, Kronecker factors of a chain."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, divide
 
 
 class JointEstimator(ABC):
-    """Measures the curvature of all weights together.
+    """Measures the joint curvature of all weights.
 
     Attributes:
-        engine: Measures the passes.
+        engine: Engine that captures the passes.
     """
 
     engine: AbstractEngine
@@ -35,8 +35,8 @@ class JointEstimator(ABC):
         """Open the capture of a pass.
 
         Args:
-            label_seed: Seed of the labels, where they are drawn.
-            loss_scale: Factor that multiplied the loss.
+            label_seed: Seed for sampling labels, if the estimator does so.
+            loss_scale: Factor by which the loss is multiplied.
 
         Returns:
             The engine's capture.
@@ -45,26 +45,12 @@ class JointEstimator(ABC):
 
     @abstractmethod
     def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
-        """Read the curvature of a finished pass.
-
-        Args:
-            captured: The capture.
-            loss_scale: Factor that multiplied the loss.
-
-        Returns:
-            Means over the pass's examples.
-        """
+        """Read the curvature of a finished pass, averaged over its examples; arguments as in `capture`."""
 
 
 @final
 class HessianEstimator(JointEstimator):
-    """The exact Hessian, ``[D, D]``.
-
-    Args:
-        model: The model.
-        params: Its trainable parameters.
-        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
-    """
+    """The exact Hessian, ``[D, D]``, of a model with respect to its trainable parameters."""
 
     def __init__(self, model: nn.Module, params: Sequence[nn.Parameter], loss_reduction: LossReduction) -> None:
         self.engine = HessianEngine(model, params, loss_reduction)
@@ -76,16 +62,15 @@ class HessianEstimator(JointEstimator):
 
 
 class RowsEstimator(JointEstimator, ABC):
-    """Curvature from the inputs and output gradients of every example in every layer.
+    """Curvature from the inputs and output gradients of all examples in each layer.
 
     Args:
         model: A model of linear layers and convolutions without groups.
         params: Its trainable parameters.
         optimizer: Name of the optimizer in error messages.
-        fisher: ``"sampled"`` draws labels from the likelihood, ``"empirical"`` takes the data's; None draws them where a
-            likelihood is known.
-        likelihood: The likelihood of the model's outputs; None looks for the model's attribute ``likelihood``.
-        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
+        fisher: See `optim.fisher.label_source`.
+        likelihood: See `optim.fisher.label_source`.
+        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
     """
 
     def __init__(
@@ -99,23 +84,23 @@ class RowsEstimator(JointEstimator, ABC):
         loss_reduction: LossReduction,
     ) -> None:
         check_fisher(fisher)
-        label_source(fisher, likelihood, model)  # refuses a likelihood that cannot be sampled
+        label_source(fisher, likelihood, model)  # raises if it cannot be sampled
         self._model, self._params, self._fisher, self._likelihood = model, list(params), fisher, likelihood
         self.layers = require_matrix_layers(model, params, optimizer)
         self._engine = self.engine = KroneckerEngine(model, loss_reduction, records=ExampleRows)
 
     def capture(self, label_seed: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """Open a capture that keeps the rows of all layers; see `JointEstimator.capture`."""
+        """Open a capture of the per-example rows of all layers; see `JointEstimator.capture`."""
         labels = label_source(self._fisher, self._likelihood, self._model)
         layers = {layer.module: layer.has_bias for layer in self.layers}
         return self._engine.capture(Request(layers, labels, label_seed, loss_scale))
 
     def _rows(self, captured: Any) -> list[LayerRows]:
-        """The rows of each layer; zeros where backward did not reach it."""
+        """The rows of each layer; zeros for layers that the backward pass did not reach."""
         assert isinstance(captured, KroneckerCapture)
-        found = example_rows(captured)
-        examples = len(next(iter(found.values())).inputs)
-        return [found.get(layer.module) or _no_rows(layer, examples) for layer in self.layers]
+        rows = example_rows(captured)
+        examples = len(next(iter(rows.values())).inputs)
+        return [rows.get(layer.module) or _zero_rows(layer, examples) for layer in self.layers]
 
 
 @final
@@ -124,31 +109,31 @@ class OuterProductEstimator(RowsEstimator):
 
     def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
         """Read the mean outer product; see `JointEstimator.read`."""
-        of_param: dict[nn.Parameter, Tensor] = {}
+        grads: dict[nn.Parameter, Tensor] = {}
         for layer, rows in zip(self.layers, self._rows(captured), strict=True):
-            of_param |= _example_gradients(layer, rows)
-        return [outer_products(torch.cat([of_param[param] for param in self._params], 1))]
+            grads |= _example_gradients(layer, rows)
+        return [outer_products(torch.cat([grads[param] for param in self._params], 1))]
 
 
 @final
 class ChainFactorsEstimator(RowsEstimator):
-    """S and A of every layer, then of every pair of neighbours; arguments as in `RowsEstimator`."""
+    """S and A of each layer, then of each pair of neighbours; arguments as in `RowsEstimator`."""
 
     def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
-        """Read the factors; see `JointEstimator.read`. Layers with several positions are a `ShapeError`."""
+        """Read the factors; see `JointEstimator.read`. Raises `ShapeError` for layers with several positions per example."""
         rows = self._rows(captured)
-        crowded = [layer.name for layer, seen in zip(self.layers, rows, strict=True) if seen.inputs.shape[1] > 1]
-        if crowded:
+        several = [layer.name for layer, row in zip(self.layers, rows, strict=True) if row.inputs.shape[1] > 1]
+        if several:
             raise ShapeError(
-                f"The curvature between two layers needs one position for each example, but {', '.join(crowded)} saw "
-                "several, or was called several times. Use NoisyKFAC for such layers."
+                f"The curvature between two layers requires one position per example, but {', '.join(several)} had several, "
+                "or was called several times. Use NoisyKFAC for such layers."
             )
         pairs = [*zip(rows, rows, strict=True), *pairwise(rows)]
         return [factor for pair in pairs for factor in _factors(*pair)]
 
 
 def require_matrix_layers(model: nn.Module, params: Sequence[nn.Parameter], optimizer: str) -> list[MatrixLayer]:
-    """Require every trainable parameter to lie in a linear layer or a convolution without groups.
+    """Find the layers with trainable parameters: linear layers and convolutions without groups, in the model's order.
 
     Args:
         model: The model.
@@ -156,29 +141,29 @@ def require_matrix_layers(model: nn.Module, params: Sequence[nn.Parameter], opti
         optimizer: Name of the optimizer in the error message.
 
     Returns:
-        The layers in the order of the model.
+        The layers.
 
     Raises:
-        UnsupportedLayerError: Listing the layers that do not fit.
+        UnsupportedLayerError: If other layers have trainable parameters, or layers share them.
     """
-    found = divide(model, [{"params": list(params)}], lambda weight, bias: True, max_side=2**31)
-    others = [*found.others, *(layer.name for layer in found.layers if layer.shape[0] > 1)]
+    division = divide(model, [{"params": list(params)}], lambda weight, bias: True, max_side=2**31)
+    others = [*division.others, *(layer.name for layer in division.layers if layer.shape[0] > 1)]
     if others:
         raise UnsupportedLayerError(
-            f"{optimizer} joins the weights of linear layers and of convolutions without groups, each with weights of its "
-            f"own, but these are others: {', '.join(name or type(model).__name__ for name in others)}. Freeze them with "
+            f"{optimizer} supports only linear layers and convolutions without groups, and no shared weights, which "
+            f"excludes {', '.join(name or type(model).__name__ for name in others)}. Freeze these layers with "
             "requires_grad_(False), or use NoisyKFAC or VOGN."
         )
-    return found.layers
+    return division.layers
 
 
-def _no_rows(layer: MatrixLayer, examples: int) -> LayerRows:
+def _zero_rows(layer: MatrixLayer, examples: int) -> LayerRows:
     _, rows, columns = layer.shape
     return LayerRows(layer.weight.new_zeros(examples, 1, columns), layer.weight.new_zeros(examples, 1, rows))
 
 
 def _example_gradients(layer: MatrixLayer, rows: LayerRows) -> dict[nn.Parameter, Tensor]:
-    """The gradient of each example with respect to a layer's parameters, ``[B, numel]``."""
+    """Per-example gradients of a layer's parameters, ``[B, numel]``."""
     grads = rows.example_gradients()
     if not layer.has_bias:
         return {layer.weight: grads.flatten(1)}
@@ -188,8 +173,6 @@ def _example_gradients(layer: MatrixLayer, rows: LayerRows) -> dict[nn.Parameter
 def _factors(before: LayerRows, after: LayerRows) -> tuple[Tensor, Tensor]:
     """(1/B) Σ δ δ'ᵀ and (1/B) Σ ā ā'ᵀ of two layers, or of a layer and itself; see `curvature.factors.link_factors`."""
     count = len(before.inputs)
-    inputs, gradients = (
-        [rows.flatten(0, 1) for rows in pair]
-        for pair in zip(*((r.inputs, r.gradients) for r in (before, after)), strict=True)
-    )
-    return gradients[0].mT @ gradients[1] / count, inputs[0].mT @ inputs[1] / count
+    output = before.gradients.flatten(0, 1).mT @ after.gradients.flatten(0, 1) / count
+    input_ = before.inputs.flatten(0, 1).mT @ after.inputs.flatten(0, 1) / count
+    return output, input_

@@ -1,4 +1,4 @@
-"""The full-covariance family in an optimizer: flattened weights between its state and `optim.dense.full_gaussian`."""
+"""The full-covariance family: conversion between an optimizer's tensors and flat vectors of `optim.dense.full_gaussian`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.optim.dense.full_gaussian import FullState, sample, update
-from lightning_bayes.optim.dense.joint_optimizer import JointFamily, Moved, States
-from lightning_bayes.optim.hyperparameters import Hyperparameters
+from lightning_bayes.optim.dense.full_gaussian import FullState, damped, sample, update
+from lightning_bayes.optim.dense.joint_optimizer import JointFamily, JointUpdate, States
+from lightning_bayes.optim.effective import Effective
 from lightning_bayes.posteriors import FullGaussian, initial_curvature
 
 _KEY = "joint_curvature"  # in the state of the first parameter
@@ -18,72 +18,58 @@ _KEY = "joint_curvature"  # in the state of the first parameter
 
 @final
 class FullCovariance(JointFamily[Tensor, FullGaussian]):
-    """S over all weights, ``[D, D]``.
-
-    Args:
-        params: The parameters.
-    """
+    """S over all weights, ``[D, D]``, with D = the number of weights in `params`."""
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = list(params)
 
-    def kept(self, states: States) -> Tensor | None:
-        """S; see `JointFamily.kept`."""
+    def load(self, states: States) -> Tensor | None:
+        """Read S; see `JointFamily.load`."""
         return states[self.params[0]].get(_KEY)
 
-    def keep(self, states: States, curvature: Tensor) -> None:
-        """Write S; see `JointFamily.keep`."""
+    def store(self, states: States, curvature: Tensor) -> None:
+        """Write S; see `JointFamily.store`."""
         states[self.params[0]][_KEY] = curvature
 
-    def start(self, hyper: Hyperparameters) -> Tensor:
-        """A multiple of I; see `JointFamily.start`."""
-        start = initial_curvature(hyper.init_precision or 0.0, **hyper.effective().start_arguments)
+    def initial(self, init_precision: float, effective: Effective) -> Tensor:
+        """Return a multiple of I; see `JointFamily.initial`."""
         mean = _flat(self.params)
-        return start * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+        return damped(
+            mean.new_zeros(len(mean), len(mean)), initial_curvature(init_precision, **effective.start_arguments)
+        )
 
     def measured(self, tensors: list[Tensor]) -> Tensor:
-        """Ĥ; see `JointFamily.measured`."""
+        """Return Ĥ; see `JointFamily.measured`."""
         (measured,) = tensors
         return measured
 
-    def sample(self, curvature: Tensor, noise: list[Tensor], hyper: Hyperparameters) -> list[Tensor]:
+    def sample(self, curvature: Tensor, noise: list[Tensor], effective: Effective) -> list[Tensor]:
         """Draw weights; see `JointFamily.sample`."""
-        now, mean = hyper.effective(), _flat(self.params)
-        drawn = sample(
+        mean = _flat(self.params)
+        weights = sample(
             FullState(mean, curvature, torch.zeros_like(mean)),
             _flat(noise),
-            num_data=now.num_data,
-            prior=now.prior,
-            kl_weight=now.kl_weight,
-            damping=now.noise_damping,
+            num_data=effective.num_data,
+            prior=effective.prior,
+            kl_weight=effective.kl_weight,
+            damping=effective.noise_damping,
         )
-        return self._parts(drawn)
+        return self._parts(weights)
 
     def update(
-        self, old: Tensor, measured: Tensor, momenta: list[Tensor], grads: list[Tensor], hyper: Hyperparameters
-    ) -> Moved[Tensor]:
+        self, old: Tensor, measured: Tensor, momenta: list[Tensor], grads: list[Tensor], **arguments: Any
+    ) -> JointUpdate[Tensor]:
         """Call `full_gaussian.update`; see `JointFamily.update`."""
-        now = hyper.effective()
-        new = update(
-            FullState(_flat(self.params), old, _flat(momenta)),
-            _flat(grads),
-            measured,
-            lr=hyper.lr,
-            betas=hyper.betas,
-            prior=now.prior,
-            damping=now.damping,
-            step=hyper.step + 1,
-        )
-        return Moved(self._parts(new.mean), self._parts(new.momentum), new.curvature)
+        state = FullState(_flat(self.params), old, _flat(momenta))
+        new = update(state, _flat(grads), measured, **arguments)
+        return JointUpdate(self._parts(new.mean), self._parts(new.momentum), new.curvature)
 
     def posterior(
-        self, curvature: Tensor, names: dict[nn.Parameter, str], shared: dict[str, Any], hyper: Hyperparameters
+        self, curvature: Tensor, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> FullGaussian:
-        """(Ñ/τ)(S + (δ̃ [+ γ]) I); see `JointFamily.posterior`."""
-        now = hyper.effective()
-        identity = torch.eye(len(curvature), dtype=curvature.dtype, device=curvature.device)
-        shift = now.noise_damping + now.prior
-        return FullGaussian(precision=(curvature + shift * identity) * now.scale, **shared)
+        """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I); see `JointFamily.posterior`."""
+        precision = damped(curvature, effective.noise_damping + effective.prior) * effective.scale
+        return FullGaussian(precision=precision, **shared)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         parts = torch.split(flat, [param.numel() for param in self.params])

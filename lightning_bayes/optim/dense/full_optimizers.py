@@ -1,7 +1,7 @@
 """Full-covariance optimizers for small models: `FullVON`, `VONG`, `NNGFull`, around `optim.dense.full_gaussian`.
 
-They differ in Ĥ: the exact Hessian; the mean of g_i g_iᵀ with the labels of the data; and with labels that the model draws.
-A D × D matrix is kept, factorised for every pass and every update, so D is hundreds or a few thousands.
+They differ in Ĥ: the exact Hessian, the mean of g_i g_iᵀ with the data's labels, or with labels sampled from the model. A
+D × D matrix is stored and factorised in every pass and every update, which limits D to a few thousand weights.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 class FullVON(JointOptimizer[Tensor, FullGaussian]):
     """Variational online Newton with the full Hessian (Khan et al. 2018, eqs. 7-9), as a `torch.optim.Optimizer`.
 
-    The Hessian takes one backward pass for each weight. It may have negative eigenvalues, for which there is no posterior:
-    the error then asks for a larger ``prior_precision``, or ``damping`` with ``damping_in_noise=True``. With
-    ``betas=(0, 1 - lr)`` it is CVI.
+    The Hessian requires one backward pass per weight. If its negative eigenvalues outweigh the prior, no posterior exists,
+    and the error suggests a larger ``prior_precision``, or ``damping`` with ``damping_in_noise=True``. With
+    ``betas=(0, 1 - lr)`` the algorithm is CVI.
 
     Args:
-        model: Any model that torch can differentiate twice.
-        limit_mib: Memory in MiB that one D × D matrix may take.
-        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
+        model: Any twice differentiable model.
+        limit_mib: Maximum memory of one D × D matrix in MiB.
+        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
         **fields: See `JointFields`.
 
     Example:
@@ -53,7 +53,7 @@ class FullVON(JointOptimizer[Tensor, FullGaussian]):
         loss_reduction: LossReduction = "auto",
         **fields: Unpack[JointFields],
     ) -> None:
-        params = _small_enough(model, limit_mib)
+        params = _checked_params(model, limit_mib)
         super().__init__(model, FullCovariance(params), HessianEstimator(model, params, loss_reduction), fields)
 
 
@@ -63,8 +63,8 @@ class VONG(JointOptimizer[Tensor, FullGaussian]):
 
     Args:
         model: A model of linear layers and convolutions without groups.
-        limit_mib: Memory in MiB that one D × D matrix may take.
-        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
+        limit_mib: Maximum memory of one D × D matrix in MiB.
+        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
         **fields: See `JointFields`.
     """
 
@@ -76,7 +76,7 @@ class VONG(JointOptimizer[Tensor, FullGaussian]):
         loss_reduction: LossReduction = "auto",
         **fields: Unpack[JointFields],
     ) -> None:
-        params = _small_enough(model, limit_mib)
+        params = _checked_params(model, limit_mib)
         estimator = OuterProductEstimator(
             model, params, "VONG", fisher="empirical", likelihood=None, loss_reduction=loss_reduction
         )
@@ -89,9 +89,9 @@ class NNGFull(JointOptimizer[Tensor, FullGaussian]):
 
     Args:
         model: A model of linear layers and convolutions without groups.
-        limit_mib: Memory in MiB that one D × D matrix may take.
-        likelihood: Draws the labels; None looks for the model's attribute ``likelihood``.
-        loss_reduction: ``"auto"``, ``"mean"`` or ``"sum"``, see `curvature.measure`.
+        limit_mib: Maximum memory of one D × D matrix in MiB.
+        likelihood: Likelihood to sample labels from; None uses the model's attribute ``likelihood``.
+        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
         **fields: See `JointFields`.
     """
 
@@ -106,14 +106,14 @@ class NNGFull(JointOptimizer[Tensor, FullGaussian]):
         loss_reduction: LossReduction = "auto",
         **fields: Unpack[JointFields],
     ) -> None:
-        params = _small_enough(model, limit_mib)
+        params = _checked_params(model, limit_mib)
         estimator = OuterProductEstimator(
             model, params, "NNGFull", fisher="sampled", likelihood=likelihood, loss_reduction=loss_reduction
         )
         super().__init__(model, FullCovariance(params), estimator, fields)
 
 
-def _small_enough(model: nn.Module, limit_mib: float) -> list[nn.Parameter]:
-    """The trainable parameters, if their D × D matrix fits into the limit."""
+def _checked_params(model: nn.Module, limit_mib: float) -> list[nn.Parameter]:
+    """Return the trainable parameters, and raise an error if their D × D matrix exceeds the memory limit."""
     check_full_size({name: param for name, param in model.named_parameters() if param.requires_grad}, limit_mib)
     return trainable(model)

@@ -1,7 +1,7 @@
-"""The optimizer around a posterior that joins all weights of a small model.
+"""Base of optimizers whose posterior correlates all weights of a small model.
 
-It serves plain PyTorch, as `VOGN` does: ``with opt.sampled_params(): loss.backward()``, then ``opt.step()``. The first pass
-is free of noise, unless ``init_precision`` gives the noise, and the curvature starts with the first measurement.
+They work in plain PyTorch like `VOGN`: ``with opt.sampled_params(): loss.backward()``, then ``opt.step()``. Unless
+``init_precision`` is set, the first pass uses no noise and the curvature average starts with the first measurement.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.estimators import JointEstimator
+from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -34,21 +35,24 @@ States: TypeAlias = Mapping[Any, dict[str, Any]]  # by parameter
 
 
 class JointFields(TypedDict, total=False):
-    """Arguments that the optimizers of joint posteriors share.
+    """Arguments shared by all optimizers of joint posteriors.
 
     Attributes:
-        lr: α, 0.01 by default.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        num_data: N. Required before the first update.
-        prior_precision: δ of the prior N(0, 1/δ).
-        kl_weight: τ, above 0: below 1 is a cold posterior, above 1 a warm one.
-        data_augmentation_factor: ρ; the posterior counts Ñ = ρN examples.
-        damping: γ, added to the curvature in the preconditioner.
-        damping_in_noise: Whether γ counts in the noise and the posterior precision.
-        init_precision: Posterior precision before the first update; None takes the first batch's curvature.
-        mc_samples: K, weight samples per ``step(closure)``.
-        seed: Seed of the noise.
-        max_nonfinite_steps: Updates in a row that may be skipped for a measurement that is not finite.
+        lr: Learning rate α. Default: 0.01.
+        betas: (β₁, β₂), decay rates of the momentum and of the curvature average. Default: (0.9, 0.999).
+        num_data: N, number of training examples. Required before the first update.
+        prior_precision: Precision δ of the prior N(0, 1/δ). Default: 1.
+        kl_weight: τ, weight of the KL term, above 0. Values below 1 give a cold posterior, values above 1 a warm one.
+            Default: 1.
+        data_augmentation_factor: ρ, factor by which data augmentation increases the number of examples: Ñ = ρN. Default: 1.
+        damping: γ, added to the curvature in the preconditioner. Default: 0.
+        damping_in_noise: Whether γ also counts in the noise and in the posterior precision. Default: False.
+        init_precision: Posterior precision before the first update. None: the first pass uses no noise, and the curvature
+            average starts with the first batch.
+        mc_samples: K, number of weight samples per ``step(closure)``. Default: 1.
+        seed: Seed of the noise. Default: 0.
+        max_nonfinite_steps: Maximum number of consecutive updates that are skipped because a measurement is not finite.
+            Default: 10.
     """
 
     lr: float | Schedule
@@ -67,16 +71,16 @@ class JointFields(TypedDict, total=False):
 
 @final
 @dataclass(frozen=True)
-class Moved(Generic[CurvatureT]):  # Python 3.10 has no generic NamedTuple
-    """The result of an update."""
+class JointUpdate(Generic[CurvatureT]):  # Python 3.10 has no generic NamedTuple
+    """The result of an update, with tensors in the order of the parameters."""
 
-    means: list[Tensor]  # of every parameter
+    means: list[Tensor]
     momenta: list[Tensor]
     curvature: CurvatureT
 
 
 class JointFamily(ABC, Generic[CurvatureT, PosteriorT]):
-    """A posterior over all weights, with the paper's sample and update; tensors are listed in the parameters' order.
+    """A posterior over all weights, with the paper's sample and update; lists of tensors have the order of the parameters.
 
     Attributes:
         params: The parameters.
@@ -85,45 +89,50 @@ class JointFamily(ABC, Generic[CurvatureT, PosteriorT]):
     params: list[nn.Parameter]
 
     @abstractmethod
-    def kept(self, states: States) -> CurvatureT | None:
-        """The curvature in the optimizer's state; None before the first update."""
+    def load(self, states: States) -> CurvatureT | None:
+        """Read the curvature from the optimizer's state; None before the first update."""
 
     @abstractmethod
-    def keep(self, states: States, curvature: CurvatureT) -> None:
+    def store(self, states: States, curvature: CurvatureT) -> None:
         """Write the curvature into the optimizer's state."""
 
     @abstractmethod
-    def start(self, hyper: Hyperparameters) -> CurvatureT:
-        """The curvature whose posterior has the precision ``init_precision``."""
+    def initial(self, init_precision: float, effective: Effective) -> CurvatureT:
+        """Return the curvature whose posterior has the precision `init_precision`."""
 
     @abstractmethod
     def measured(self, tensors: list[Tensor]) -> CurvatureT:
-        """The curvature from the means that the estimator has read."""
+        """Build the curvature from the tensors that the estimator has read."""
 
     @abstractmethod
-    def sample(self, curvature: CurvatureT, noise: list[Tensor], hyper: Hyperparameters) -> list[Tensor]:
-        """Turn standard normal noise into a posterior sample of the parameters."""
+    def sample(self, curvature: CurvatureT, noise: list[Tensor], effective: Effective) -> list[Tensor]:
+        """Transform standard normal noise into a posterior sample of the parameters."""
 
     @abstractmethod
     def update(
-        self, old: CurvatureT, measured: CurvatureT, momenta: list[Tensor], grads: list[Tensor], hyper: Hyperparameters
-    ) -> Moved[CurvatureT]:
-        """The paper's update; writes nothing."""
+        self,
+        old: CurvatureT,
+        measured: CurvatureT,
+        momenta: list[Tensor],
+        grads: list[Tensor],
+        **arguments: Any,
+    ) -> JointUpdate[CurvatureT]:
+        """Compute the paper's update with `arguments` lr, betas, prior, damping and step; modifies nothing."""
 
     @abstractmethod
     def posterior(
-        self, curvature: CurvatureT, names: dict[nn.Parameter, str], shared: dict[str, Any], hyper: Hyperparameters
+        self, curvature: CurvatureT, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> PosteriorT:
-        """Build the posterior from the arguments that all families share, and the curvature."""
+        """Build the posterior from the curvature and the constructor arguments that all families share."""
 
 
 class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
-    """Trains a posterior that joins all weights; final classes choose its family and its estimator.
+    """Trains a posterior that correlates all weights; subclasses choose its family and curvature estimator.
 
     Args:
-        model: The model, all of whose trainable parameters are taken.
-        family: The posterior family.
-        estimator: Measures the curvature.
+        model: The model; all of its trainable parameters are trained.
+        family: Posterior family.
+        estimator: Curvature estimator.
         fields: See `JointFields`.
     """
 
@@ -140,7 +149,9 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
         known = JointFields.__annotations__
         unknown = sorted(set(fields) - set(known))
         if unknown:
-            raise TypeError(f"There is no argument {', '.join(unknown)}. These are: {', '.join(sorted(known))}.")
+            raise TypeError(
+                f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(known))}."
+            )
         require_sizes(model)
         require_full_precision(family.params)
         values = Hyperparameters.given(fields, {"lr": 1e-2})
@@ -160,71 +171,71 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
 
     @torch.no_grad()
     def posterior(self) -> PosteriorT:
-        """The posterior by the model's parameter names.
+        """Return the posterior, with the model's parameter names.
 
         Returns:
             Copies of mean and precision; frozen parameters and buffers are among the constants.
 
         Raises:
-            PosteriorError: If nothing was measured yet.
+            PosteriorError: Before the first update, unless ``init_precision`` is set.
         """
-        hyper, params = self._hyper, self.family.params
-        curvature = self._curvature(hyper)
+        hyperparameters = self._hyperparameters
+        curvature = self._curvature(hyperparameters)
         if curvature is None:
-            raise PosteriorError(f"{type(self).__name__} has no posterior before its first update, or init_precision.")
+            raise PosteriorError(
+                f"{type(self).__name__} has no posterior before its first update. Train it first, or pass init_precision=..."
+            )
         names = {param: name for name, param in self.model.named_parameters()}
-        own = [names[param] for param in params]
-        state = self.model.state_dict()
+        mean = {names[param]: param.detach().clone() for param in self.family.params}
         shared = {
-            "mean": {names[param]: param.detach().clone() for param in params},
-            "prior_precision": dict.fromkeys(own, hyper.prior_precision),
-            "num_data": hyper.num_data,
-            "constants": {n: v.detach().clone() for n, v in state.items() if n not in own and isinstance(v, Tensor)},
+            "mean": mean,
+            "prior_precision": dict.fromkeys(mean, hyperparameters.prior_precision),
+            "num_data": hyperparameters.num_data,
+            "constants": {
+                name: value.detach().clone()
+                for name, value in self.model.state_dict().items()
+                if name not in mean and isinstance(value, Tensor)
+            },
         }
-        return self.family.posterior(curvature, names, shared, hyper)
+        return self.family.posterior(curvature, names, shared, hyperparameters.effective())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take the one group there is; see `torch.optim.Optimizer`.
-
-        Args:
-            param_group: The group.
-
-        Raises:
-            UnsupportedTrainingError: If there is one already: the posterior joins all weights of one group.
-        """
+        """Add the only parameter group; a second one raises `UnsupportedTrainingError`."""
         if self.param_groups:
             raise UnsupportedTrainingError(
                 f"{type(self).__name__} joins all weights under one set of hyperparameters, so it has one parameter group. "
-                "Freeze what should not be learned with requires_grad_(False) before the optimizer is built."
+                "To exclude parameters, freeze them with requires_grad_(False) before constructing the optimizer."
             )
         super().add_param_group(param_group)
 
     @property
-    def _hyper(self) -> Hyperparameters:
+    def _hyperparameters(self) -> Hyperparameters:
         return Hyperparameters.of(self.param_groups[0])
 
-    def _curvature(self, hyper: Hyperparameters) -> CurvatureT | None:
-        """The curvature of the noise now; None where there is no noise yet."""
-        kept = self.family.kept(self.state)
-        return self.family.start(hyper) if kept is None and hyper.init_precision is not None else kept
+    def _curvature(self, hyperparameters: Hyperparameters) -> CurvatureT | None:
+        """The current curvature of the noise; None before the first update without an initial precision."""
+        curvature = self.family.load(self.state)
+        if curvature is None and hyperparameters.init_precision is not None:
+            return self.family.initial(hyperparameters.init_precision, hyperparameters.effective())
+        return curvature
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        hyper, params = self._hyper, self.family.params
-        curvature = self._curvature(hyper)
+        hyperparameters, params = self._hyperparameters, self.family.params
+        curvature = self._curvature(hyperparameters)
         if curvature is None:
             return {}
-        draws = [torch.empty_like(param, requires_grad=False) for param in params]
-        noise.fill_(draws)
-        torch._foreach_copy_(draws, self.family.sample(curvature, draws, hyper))
-        return dict(zip(params, draws, strict=True))
+        values = [torch.empty_like(param, requires_grad=False) for param in params]
+        noise.fill_(values)
+        torch._foreach_copy_(values, self.family.sample(curvature, values, hyperparameters.effective()))
+        return dict(zip(params, values, strict=True))
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        own = set(self.family.params)
-        frozen = [name for name, p in self.model.named_parameters() if p in own and not p.requires_grad]
+        params = set(self.family.params)
+        frozen = [name for name, p in self.model.named_parameters() if p in params and not p.requires_grad]
         if frozen:
             raise UnsupportedTrainingError(
-                f"{type(self).__name__} joins all weights that were trainable when it was built, and these no longer are: "
-                f"{', '.join(frozen)}. Freeze parameters before the optimizer is built."
+                f"{type(self).__name__} joins all weights that were trainable when it was constructed, but "
+                f"{', '.join(frozen)} were frozen afterwards. Freeze parameters before constructing the optimizer."
             )
         return self.estimator.capture(self._label_seed(sample), loss_scale)
 
@@ -235,17 +246,26 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
         return dict(curvature)
 
     def _update_all(self, measurement: Measurement) -> None:
-        hyper, family = self._hyper, self.family
+        hyperparameters, family = self._hyperparameters, self.family
         measured = family.measured(list(measurement.curvature.values()))
-        old, grads = self._curvature(hyper), [param.grad for param in family.params if param.grad is not None]
-        moved = family.update(measured if old is None else old, measured, self._momenta(), grads, hyper)
-        for param, mean, momentum in zip(family.params, moved.means, moved.momenta, strict=True):
+        old = self._curvature(hyperparameters)
+        momenta = [self.state[param].get("momentum", torch.zeros_like(param)) for param in family.params]
+        grads = [param.grad for param in family.params if param.grad is not None]
+        effective = hyperparameters.effective()
+        new = family.update(
+            measured if old is None else old,
+            measured,
+            momenta,
+            grads,
+            lr=hyperparameters.lr,
+            betas=hyperparameters.betas,
+            prior=effective.prior,
+            damping=effective.damping,
+            step=hyperparameters.step + 1,
+        )
+        for param, mean, momentum in zip(family.params, new.means, new.momenta, strict=True):
             param.copy_(mean)
             self.state[param]["momentum"] = momentum.clone()
-        family.keep(self.state, moved.curvature)
+        family.store(self.state, new.curvature)
         self.param_groups[0]["step"] += 1
         apply_functions(self.param_groups[0], self._functions, Hyperparameters)
-
-    def _momenta(self) -> list[Tensor]:
-        found = [(param, self.state[param].get("momentum")) for param in self.family.params]
-        return [torch.zeros_like(param) if momentum is None else momentum for param, momentum in found]

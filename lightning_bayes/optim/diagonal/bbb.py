@@ -5,14 +5,14 @@ With θ = μ + σε and δ̃ = τδ/Ñ, the bound per example F = E_ε[f(θ)] + 
     ∂F/∂μ     = E[ĝ] + δ̃ μ
     ∂F/∂log σ = σ E[ĝ ε] + (τ/Ñ)(δσ² - 1) = (τ/Ñ) (ĥ - s) / (s + δ̃)
 
-where ĥ = ĝ ε / σ is what `ReparameterisedVON` measures, and s = (τ/Ñ)/σ² - δ̃ is the package's one parametrisation of σ. So
-the state keeps s: a step of log σ by -d multiplies s + δ̃ by exp(2d). s is negative, but above -δ̃, where the posterior is
-wider than the prior. Adam does not see the factor τ/Ñ, and with r = (ĥ - s) / (s + δ̃):
+where ĥ = ĝ ε / σ is what `ReparameterisedVON` measures, and s = (τ/Ñ)/σ² - δ̃ is this package's parametrisation of σ. The
+state therefore stores s: decreasing log σ by d multiplies s + δ̃ by exp(2d). Where the posterior is wider than the prior,
+s is negative, but above -δ̃. Adam's steps do not depend on the factor τ/Ñ, so with r = (ĥ - s) / (s + δ̃):
 
     m, v ← averages of ĝ + δ̃ μ and of its square           μ ← μ - α m̂ / (√v̂ + γ + ε)
     n, w ← averages of r and of r²                         log σ ← log σ - α_σ n̂ / (√ŵ + ε)
 
-Blundell et al. write σ = log(1 + e^ρ), which is e^ρ where σ ≪ 1; the optimum is the same, and it is VON's.
+Blundell et al. write σ = log(1 + e^ρ), about e^ρ where σ ≪ 1. The optimum is the same, and it is VON's.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArgu
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import NOT_NEGATIVE, setting
 
-EPSILON = 1e-8  # ε of Adam
+EPSILON = 1e-8  # Adam's ε
 
 
 class BBBState(NamedTuple):
-    """State of one parameter, all shaped like it."""
+    """State of one parameter; all tensors have its shape."""
 
     mean: Tensor  # μ
     curvature: Tensor  # s = (τ/Ñ)/σ² - δ̃
@@ -47,55 +47,29 @@ class BBBState(NamedTuple):
 
 
 def pathwise_gradients(state: BBBState, grad: Tensor, hessian: Tensor, prior: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the bound; pure.
-
-    Args:
-        state: State with μ and s.
-        grad: ĝ, mean gradient of the negative log-likelihood, averaged over samples.
-        hessian: ĝ ε / σ, averaged over samples.
-        prior: δ̃.
-
-    Returns:
-        ∂F/∂μ, and Ñ/τ times ∂F/∂log σ.
-    """
+    """Compute the gradients of the bound, ∂F/∂μ and Ñ/τ times ∂F/∂log σ; pure. Arguments as in `update`."""
     return grad + prior * state.mean, (hessian - state.curvature) / (state.curvature + prior)
 
 
 def update(
-    state: BBBState,
-    grad: Tensor,
-    hessian: Tensor,
+    state: BBBState,  # with s above -δ̃
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood, averaged over samples
+    hessian: Tensor,  # ĝ ε / σ, averaged over samples
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    std_lr: float | None = None,
-    debias: bool = True,
+    lr: float,  # α, Adam's learning rate for μ
+    betas: tuple[float, float],  # (β₁, β₂) of Adam
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ, added to Adam's ε
+    step: int = 1,  # update index t, from 1
+    std_lr: float | None = None,  # α_σ, Adam's learning rate for log σ; None for α
+    debias: bool = True,  # whether averages of squares start at zero with a constant β₂, and need bias correction
 ) -> BBBState:
-    """One update of one parameter; pure.
-
-    Args:
-        state: State before the update; s above -δ̃.
-        grad: ĝ, mean gradient of the negative log-likelihood, averaged over samples.
-        hessian: ĝ ε / σ, averaged over samples.
-        lr: α, Adam's learning rate of μ.
-        betas: (β₁, β₂) of Adam.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ, added to ε.
-        step: Number of this update, from 1.
-        std_lr: α_σ, Adam's learning rate of log σ; None for α.
-        debias: Whether the averages of squares started at zero with a constant β₂.
-
-    Returns:
-        State after the update.
-    """
-    of_mean, of_log_std = pathwise_gradients(state, grad, hessian, prior)
-    momentum = average(state.momentum, of_mean, betas[0])
-    log_std_momentum = average(state.log_std_momentum, of_log_std, betas[0])
-    mean_square = average(state.mean_square, of_mean.square(), betas[1])
-    log_std_square = average(state.log_std_square, of_log_std.square(), betas[1])
+    """One BBB update of one parameter; pure."""
+    mean_grad, log_std_grad = pathwise_gradients(state, grad, hessian, prior)
+    momentum = average(state.momentum, mean_grad, betas[0])
+    log_std_momentum = average(state.log_std_momentum, log_std_grad, betas[0])
+    mean_square = average(state.mean_square, mean_grad.square(), betas[1])
+    log_std_square = average(state.log_std_square, log_std_grad.square(), betas[1])
     bias1, bias2 = 1 - betas[0] ** step, 1 - betas[1] ** step if debias else 1.0
     mean = state.mean - lr / bias1 * momentum / ((mean_square / bias2).sqrt() + (damping + EPSILON))
     log_std_rate = (lr if std_lr is None else std_lr) / bias1
@@ -106,7 +80,7 @@ def update(
 
 @dataclass(frozen=True, kw_only=True)
 class BBBHyperparameters(Hyperparameters):
-    """With a learning rate of log σ."""
+    """Adds the learning rate for log σ."""
 
     std_lr: float | None = setting(NOT_NEGATIVE, upper_limit=1e12, schedulable=True, optional=True)
 
@@ -116,14 +90,11 @@ class BBB(MeanFieldOptimizer):
     """Bayes by Backprop as a `torch.optim.Optimizer`.
 
     Args:
-        model: Any model; see `MeanFieldOptimizer`.
-        params: See there.
-        std_lr: Learning rate of log σ; None for ``lr``, also with the step rule ``"trust_region"``, which bounds the
-            mean's step alone.
+        model: See `MeanFieldOptimizer`.
+        params: See `MeanFieldOptimizer`.
+        std_lr: Learning rate for log σ; None uses ``lr``. The trust region of ``step_rule="trust_region"`` bounds only the
+            step of the mean.
         **fields: See `MeanFieldOptimizer`.
-
-    Raises:
-        HyperparameterError: If a value lies outside of its range.
     """
 
     noisy = signed_curvature = True
@@ -146,5 +117,5 @@ class BBB(MeanFieldOptimizer):
         arguments = super()._update_arguments(group, step, precision)
         if arguments["std_lr"] is None:
             arguments["std_lr"] = arguments["lr"]
-        # A trust region takes running means of squares, which have no bias.
+        # Steps other than the natural one start with running means of squares, which have no bias.
         return {**arguments, "debias": self.step_of(group).is_published}

@@ -1,11 +1,11 @@
 """Conjugate-computation variational inference (CVI), Khan & Lin 2017, https://arxiv.org/abs/1703.04265.
 
-For a mean-field Gaussian (Khan et al. 2017, "Vprop", eqs. 7-8, https://arxiv.org/abs/1712.01038) it is
+For a mean-field Gaussian (Khan et al. 2017, "Vprop", eqs. 7-8, https://arxiv.org/abs/1712.01038) the update is
 
     1/σ² ← (1-β)/σ² + β (E_q[diag ∇²F] + δ)        F: negative log-likelihood of the whole data set
     μ ← μ - β σ² (E_q[∇F] + δ μ)                     with the new σ²
 
-which is `VON` with s = (τ/Ñ)/σ² - δ̃, one rate β = α = 1-β₂, no momentum (β₁ = 0), and expectations over many samples.
+This is `VON` with s = (τ/Ñ)/σ² - δ̃, a single rate β = α = 1-β₂, no momentum (β₁ = 0), and expectations over many samples.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, moved_curvature, update
 from lightning_bayes.optim.hyperparameters import MeanFieldArguments
 
-MC_SAMPLES = 10  # of the paper's experiments
-
 
 @final
 class CVI(MeanFieldOptimizer):
-    """CVI as a `torch.optim.Optimizer`: VON with ten samples a step and no momentum; arguments as in `NewtonArguments`.
+    """CVI as a `torch.optim.Optimizer`: VON with ten samples per step and no momentum; arguments as in `NewtonArguments`.
 
-    The paper's one rate is ``lr`` = 1-β₂.
+    The paper has a single rate: pass ``betas=(0.0, 1 - lr)``.
     """
 
     noisy = signed_curvature = True
@@ -36,7 +34,7 @@ class CVI(MeanFieldOptimizer):
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
     curvature_update = staticmethod(moved_curvature)
-    own_defaults: ClassVar[Mapping[str, Any]] = {"mc_samples": MC_SAMPLES, "betas": (0.0, 0.999)}
+    own_defaults: ClassVar[Mapping[str, Any]] = {"mc_samples": 10, "betas": (0.0, 0.999)}  # 10: the paper's experiments
 
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]

@@ -1,21 +1,22 @@
 """Improved variational online Newton (IVON), Shen et al. 2024, Algorithm 1, https://arxiv.org/abs/2402.17641.
 
-In the package's one parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, Σ), Σ = (τ/Ñ) / (s + δ̃),
+In this package's parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, Σ), Σ = (τ/Ñ) / (s + δ̃),
 δ̃ = τδ/Ñ:
 
     ĥ = ĝ (θ - μ) / Σ                                                  E_q[ĥ] = E_q[diag ∇²f], Price's theorem
-    m ← β₁ m + (1-β₁) ĝ                                                without the prior's gradient
+    m ← β₁ m + (1-β₁) ĝ                                                prior's gradient not included
     s ← β₂ s + (1-β₂) ĥ + ½ (1-β₂)² (s - ĥ)² / (s + δ̃)                 no bias correction
     μ ← μ - α clip((m̂ + δ̃ μ) / (s + δ̃ + γ), ±ξ)                        m̂ = m / (1-β₁ᵗ)
 
-One backward pass of any layer is enough, but a single ĥ is very noisy and may be negative. The quadratic term, from Lin et
-al. 2020, keeps s + δ̃ above half of what it was, whatever ĥ: with x = (1-β₂)(ĥ - s) / (s + δ̃),
+One backward pass is enough, through any layer, but a single ĥ is very noisy and may be negative. The quadratic term,
+from Lin et al. 2020, keeps s + δ̃ above half of its previous value for every ĥ: with x = (1-β₂)(ĥ - s) / (s + δ̃),
 
     s_new + δ̃ = (s + δ̃)(1 + x + x²/2) = (s + δ̃)(1 + (1+x)²) / 2.
 
-Shen et al. write h for s, λ for Ñ/τ and δ for δ̃, their weight decay; β₂ is close to 1 (0.99999) to average the noise out.
-Their h₀ is s₀ = τ(P₀ - δ)/Ñ of ``init_precision`` P₀. Without one, the first batch's pass has no noise, so that s₀ = M ĝ²
-(M examples): the empirical Fisher if gradients were independent of mean zero, a heuristic.
+Shen et al. write h for s, λ for Ñ/τ and δ for δ̃, their weight decay. β₂ is close to 1 (0.99999) to average out the
+noise. Their h₀ is s₀ = τ(P₀ - δ)/Ñ, where P₀ is ``init_precision``. Without ``init_precision`` the first pass has no
+noise, and s₀ = M ĝ² (M examples). This would be the empirical Fisher if gradients were independent with mean zero; it
+is a heuristic.
 """
 
 from __future__ import annotations
@@ -41,33 +42,18 @@ from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, setting
 
 
 def update(
-    state: MeanFieldState,
-    grad: Tensor,
-    hessian: Tensor,
+    state: MeanFieldState,  # with s + δ̃ > 0, before and after the update
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood at the sample
+    hessian: Tensor,  # ĥ, estimate of the Hessian's diagonal, of any sign
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    clip_radius: float = math.inf,
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ, above 0
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    clip_radius: float = math.inf,  # ξ, bound on each component of the step before multiplication by α
 ) -> MeanFieldState:
-    """One IVON update of one parameter; pure.
-
-    Args:
-        state: State before the update, with s + δ̃ > 0.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
-        hessian: ĥ, estimate of the Hessian's diagonal; may be negative.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃ = τδ/Ñ, above 0.
-        damping: γ.
-        step: Number of this update, t, from 1.
-        clip_radius: ξ, bound of each component of the step before α.
-
-    Returns:
-        State after the update, with s + δ̃ > 0.
-    """
+    """One IVON update of one parameter; pure."""
     curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, "correction")
     momentum = average(state.momentum, grad, betas[0])
     gradient = with_prior(debiased(momentum, betas[0], step), state.mean, prior)
@@ -76,26 +62,19 @@ def update(
 
 
 def check_rescaling(values: Mapping[str, Any]) -> None:
-    """Require what a rescaled learning rate needs: the natural step, and an initial curvature.
-
-    Args:
-        values: Hyperparameters by name.
-
-    Raises:
-        HyperparameterError: If one is missing.
-    """
+    """Raise `HyperparameterError` if ``rescale_lr`` lacks the natural step or an initial precision it requires."""
     if values["rescale_lr"] and (values["init_precision"] is None or values["step_rule"] != "natural"):
         raise HyperparameterError(
             "rescale_lr=True multiplies the learning rate of the natural step by the initial curvature. Pass lr=... and "
-            "init_precision=..., or leave rescale_lr=False."
+            "init_precision=..., or set rescale_lr=False."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class IVONHyperparameters(Hyperparameters):
-    """With a bound of the step, and a learning rate that may be rescaled."""
+    """Adds the bound on the step and the option to rescale the learning rate."""
 
-    clip_radius: float = setting(POSITIVE_OR_INFINITE, schedulable=True)  # infinite for none
+    clip_radius: float = setting(POSITIVE_OR_INFINITE, schedulable=True)  # infinity: no bound
     rescale_lr: bool = setting()
 
 
@@ -104,15 +83,12 @@ class IVON(MeanFieldOptimizer):
     """IVON as a `torch.optim.Optimizer`.
 
     Args:
-        model: As in `MeanFieldOptimizer`.
-        params: As in `MeanFieldOptimizer`.
-        clip_radius: ξ, bound of each component of the natural step before the learning rate.
-        rescale_lr: Multiply α by s₀ + δ̃ = τP₀/Ñ of the start, so that α compares with SGD's, as in the authors' code, where
-            it is the default. For ``step_rule="natural"`` with an `init_precision`.
-        **fields: As in `MeanFieldOptimizer`.
-
-    Raises:
-        HyperparameterError: If a value lies outside of its range, or `rescale_lr` lacks what it needs.
+        model: See `MeanFieldOptimizer`.
+        params: See `MeanFieldOptimizer`.
+        clip_radius: ξ, bound on each component of the natural step before multiplication by the learning rate.
+        rescale_lr: Whether to multiply α by the initial s₀ + δ̃ = τP₀/Ñ, so that α is comparable to SGD's learning rate. This
+            is the default of the authors' code. Requires ``step_rule="natural"`` and an ``init_precision``.
+        **fields: See `MeanFieldOptimizer`.
 
     Example:
         >>> import torch
@@ -128,10 +104,10 @@ class IVON(MeanFieldOptimizer):
 
     noisy = signed_curvature = True
     natural_update = staticmethod(update)
-    curvature_update = staticmethod(corrected_curvature)  # s starts at ĥ = M ĝ² or at s₀, never below 0
+    curvature_update = staticmethod(corrected_curvature)  # s starts at M ĝ² or at s₀, both at least 0
     estimator = Reparameterised()
     hyperparameters = IVONHyperparameters
-    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99999)}  # a β₂ close to 1 averages the noisy ĥ
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99999)}  # β₂ close to 1 averages the noisy ĥ
 
     def __init__(
         self,
@@ -146,20 +122,16 @@ class IVON(MeanFieldOptimizer):
         super().__init__(model, params, own=own, **fields)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, see `MeanFieldOptimizer`.
-
-        Args:
-            param_group: The group.
-        """
+        """Add a parameter group; see `MeanFieldOptimizer.add_param_group`."""
         check_rescaling({**self.defaults, **param_group})
-        # There from the start: torch.distributed.checkpoint loads into the keys that it finds.
+        # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
         super().add_param_group({"rate_factor": None, **param_group})
 
     def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         arguments = super()._update_arguments(group, step, precision)
         if group["rescale_lr"]:
-            if group.get("rate_factor") is None:  # fixed at the start, so a warm-up of the KL weight does not change it
-                start = effective(group)
-                group["rate_factor"] = group["init_precision"] * start.kl_weight / start.num_data
+            if group.get("rate_factor") is None:  # fixed at the start, so KL warm-up does not change it
+                initial = effective(group)
+                group["rate_factor"] = group["init_precision"] * initial.kl_weight / initial.num_data
             arguments["lr"] *= group["rate_factor"]
         return arguments

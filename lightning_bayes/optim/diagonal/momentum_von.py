@@ -1,17 +1,17 @@
 """VON with natural momentum, Khan et al. 2018, eqs. 18-19 and 82-83, https://arxiv.org/abs/1806.04854.
 
-Polyak's heavy ball with the distance between posteriors in the place of that between parameters:
+Polyak's heavy-ball method, with the distance between parameters replaced by a distance between posteriors:
 
     s_{t+1} = s_t + β (ĥ - s_t)                                                    β = 1-β₂, as in `optim.diagonal.von`
     μ_{t+1} = μ_t - α (ĝ + δ̃ μ_t) / (s_{t+1} + δ̃ + γ)
                   + β₁ (s_t + δ̃ + γ) / (s_{t+1} + δ̃ + γ) · (μ_t - μ_{t-1})
 
 Khan et al. use one rate, ᾱ = α = β, and write γ̄ for β₁; their mirror-descent rates (β_t, α_t) give ᾱ = β_t / (1-α_t) and
-γ̄ = α_t / (1-α_t). In the long run the mean moves at the rate α / (1-β₁).
+γ̄ = α_t / (1-α_t). The long-run rate of the mean is α / (1-β₁).
 
-While α is constant this is the raw momentum M ← β₁ M + ĝ + δ̃ μ, μ ← μ - α M / (s + δ̃ + γ) of Osawa et al. 2019, because
+With a constant α this is the raw momentum M ← β₁ M + ĝ + δ̃ μ, μ ← μ - α M / (s + δ̃ + γ) of Osawa et al. 2019, because
 (s_t + δ̃ + γ)(μ_t - μ_{t-1}) = -α M. With Adam's step sizes (eq. 66), α (1-β₁) / (1-β₁ᵗ) and β₁ (1-β₁ᵗ⁻¹) / (1-β₁ᵗ), it is
-`VON` with its bias-corrected average. It differs from both where steps are changed on the way, as a trust region does.
+`VON` with its bias-corrected average. It differs from both if steps are modified, as by a trust region.
 """
 
 from __future__ import annotations
@@ -30,48 +30,33 @@ from lightning_bayes.optim.hyperparameters import MeanFieldArguments
 
 
 class MomentumVONState(NamedTuple):
-    """State of one parameter, all shaped like it."""
+    """State of one parameter; all tensors have its shape."""
 
     mean: Tensor  # μ_t
     curvature: Tensor  # s_t
-    momentum: Tensor  # running average of the gradient: the size of SGD's step, which a trust region asks for
-    previous_mean: Tensor  # μ_{t-1}, of no meaning before the first update
+    momentum: Tensor  # running average of the gradient, used only by the trust region around SGD's step
+    previous_mean: Tensor  # μ_{t-1}, meaningless before the first update
 
 
 def update(
     state: MomentumVONState,
-    grad: Tensor,
-    hessian: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood at the sample
+    hessian: Tensor,  # ĥ, the diagonal of its Hessian
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    positivity: Positivity = "backtracking",
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the previous step and of the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1; the first update has no previous step
+    positivity: Positivity = "backtracking",  # how s + δ̃ stays positive
 ) -> MomentumVONState:
-    """One update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
-        hessian: ĥ, its Hessian's diagonal.
-        lr: α.
-        betas: (β₁, β₂), weight of the last move and of the old curvature.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ.
-        step: Number of this update, from 1; the first has no move before it.
-        positivity: How s + δ̃ is kept positive.
-
-    Returns:
-        State after the update.
-    """
+    """One update of one parameter; pure."""
     curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, positivity)
     gradient = grad + prior * state.mean
-    push = -lr * gradient
+    force = -lr * gradient
     if step > 1:
-        push = push + betas[0] * (state.curvature + (prior + damping)) * (state.mean - state.previous_mean)
-    mean = state.mean + push / (curvature + (prior + damping))
+        force = force + betas[0] * (state.curvature + (prior + damping)) * (state.mean - state.previous_mean)
+    mean = state.mean + force / (curvature + (prior + damping))
     return MomentumVONState(mean, curvature, average(state.momentum, gradient, betas[0]), state.mean)
 
 

@@ -1,19 +1,20 @@
 """Noisy Adam, Zhang et al. 2018, Algorithm 1, https://arxiv.org/abs/1712.02390.
 
-In the package's one parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
+In this package's parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
 
     m ← β₁ m + (1-β₁)(ĝ + δ̃ θ)                     the prior's gradient at the sample
-    s ← β₂ s + (1-β₂) ĥ                            without the prior's, no bias correction
+    s ← β₂ s + (1-β₂) ĥ                            prior not included, no bias correction
     μ ← μ - α m̂ / (s + δ̃ + γ)                      m̂ = m / (1-β₁ᵗ); no square root
 
-Zhang et al. climb log p and write f for s, λ for τ, η for 1/δ, γ_in for δ̃ and γ_ex for γ, which is in the preconditioner
-alone: so leave ``damping_in_noise=False``. They start from s₀ = 0, which is ``init_precision=prior_precision``. The prior's
-gradient has the same mean as VOGN's, δ̃ μ, but noise of its own. It is part of each pass's gradient here, so gradient
-clipping sees it.
+Zhang et al. maximise log p and write f for s, λ for τ, η for 1/δ, γ_in for δ̃ and γ_ex for γ. Their γ_ex enters the
+preconditioner only, so leave ``damping_in_noise=False``. They start from s₀ = 0, which is
+``init_precision=prior_precision``. The prior's gradient δ̃ θ has the same mean as VOGN's, δ̃ μ, but higher variance. It
+is added to the gradient of each pass, so gradient clipping includes it.
 
-    `NoisyAdam`         ĥ = ĝ², as printed: the width depends on the batch size, see `optim.diagonal.estimators.batch_square`
-    `NoisyAdamFisher`   ĥ = mean_i diag J_iᵀ H_i J_i, the Fisher for labels of the model's own, as in released code of this
-                        family; exact for linear regression. Code draws one label for each example; this is the expectation.
+    `NoisyAdam`         ĥ = ĝ², as printed; the posterior's width depends on the batch size, see
+                        `optim.diagonal.estimators.batch_square`
+    `NoisyAdamFisher`   ĥ = mean_i diag J_iᵀ H_i J_i, the Fisher with labels from the model, exact for linear regression.
+                        Released code of this family samples one label per example; this is the expectation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import final
 
 from lightning_bayes.optim.diagonal.estimators import BatchSquare, SecondOrder
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-from lightning_bayes.optim.diagonal.vogn import update  # it adds δ̃ μ; the passes below add the rest of δ̃ θ
+from lightning_bayes.optim.diagonal.vogn import update  # adds δ̃ μ; each pass adds δ̃ (θ - μ)
 
 
 @final
@@ -51,8 +52,8 @@ class NoisyAdam(MeanFieldOptimizer):
 class NoisyAdamFisher(MeanFieldOptimizer):
     """Noisy Adam with the Fisher's diagonal, as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
 
-    BackPACK computes it (the argument ``engine`` has no effect) for models built from layers and losses that it knows;
-    others are refused by name before the first step.
+    BackPACK computes the diagonal, whatever the argument ``engine``. Models with layers or losses that BackPACK does not
+    support are refused before the first step.
     """
 
     noisy = prior_at_sample = True

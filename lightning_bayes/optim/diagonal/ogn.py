@@ -1,7 +1,7 @@
-"""Online Gauss-Newton (OGN): VOGN's update with the noise off, so gradients are taken at the mean.
+"""Online Gauss-Newton (OGN): VOGN without noise, so gradients are evaluated at the mean.
 
-Osawa et al. 2019 (https://arxiv.org/abs/1906.02506) use it as the deterministic baseline, and advise to tune it like
-Adam before noise is switched on. It leaves a point, no posterior.
+Osawa et al. 2019 (https://arxiv.org/abs/1906.02506) use it as the deterministic baseline, and recommend tuning it like Adam
+before switching to VOGN. It is a point estimate without a posterior.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lightning_bayes.optim.diagonal.vogn import update
 
 @final
 class OGN(MeanFieldOptimizer):
-    """OGN as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`, those of the noise without effect."""
+    """OGN as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`. Arguments of the noise have no effect."""
 
     noisy = False
     amortises = True

@@ -1,4 +1,4 @@
-"""The state of a mean-field method for each parameter, and the two averages that all of them use."""
+"""The state of mean-field methods for one parameter, and the operations that all of them share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class MeanFieldState(NamedTuple):
-    """State of one parameter, all shaped like it."""
+    """State of one parameter; all tensors have its shape."""
 
     mean: Tensor  # μ
     curvature: Tensor  # s, of the mean negative log-likelihood, prior not included
@@ -22,12 +22,12 @@ def average(old: Tensor, new: Tensor, weight_of_old: float) -> Tensor:
 
 
 def debiased(momentum: Tensor, beta: float, step: int) -> Tensor:
-    """Return m̂ = m / (1-βᵗ), the running average since it started from zero `step` updates ago."""
+    """Return m̂ = m / (1-βᵗ), the bias-corrected running average after `step` updates from zero."""
     return momentum / (1 - beta**step)
 
 
 def with_prior(grad: Tensor, distance: Tensor, prior: float | Tensor) -> Tensor:
-    """Return ĝ + δ̃ (μ - μ₀), where δ̃ is one number or one for each weight."""
+    """Return ĝ + δ̃ (μ - μ₀), for a scalar δ̃ or one per weight."""
     if isinstance(prior, Tensor):
         return torch.addcmul(grad, distance, prior)
     return torch.add(grad, distance, alpha=prior)

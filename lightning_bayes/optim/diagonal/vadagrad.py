@@ -1,24 +1,26 @@
 """Variational AdaGrad (VadaGrad): from inference to optimization, Khan et al. 2018, §5, https://arxiv.org/abs/1806.04854.
 
-The bound with a temperature τ, E_q[Nf] + τ KL(q ‖ p), is variational inference at τ = 1 and variational *optimization* at
-τ = 0, where q is a search distribution that contracts and no posterior. The natural gradient of the precision P = 1/Σ is
+The bound with a temperature τ, E_q[Nf] + τ KL(q ‖ p), is variational inference at τ = 1 and variational *optimization*
+at τ = 0, where q is a contracting search distribution and not a posterior. The natural-gradient update of the precision
+P = 1/Σ is
 
     P ← (1 - τβ) P + β (E_q[∇²Nf] + τδ)
 
-and, with P = Ñ (s + δ̃) and δ̃ = δ/Ñ as everywhere in this package, δ cancels: eq. 24, with β = 1-β₂ and ĝ² for the Hessian,
+With P = Ñ (s + δ̃) and δ̃ = δ/Ñ, as elsewhere in this package, δ cancels. Eq. 24, with β = 1-β₂ and ĝ² for the Hessian,
+becomes
 
     s ← (1 - τ(1-β₂)) s + (1-β₂) ĝ²                θ ~ N(μ, 1 / (Ñ (s + δ̃)))
     m ← β₁ m + (1-β₁)(ĝ + τδ̃ μ)                    m̂ = m / (1-β₁ᵗ); β₁ = 0, the default, is the paper's
     μ ← μ - α m̂ / (√(s + (1-τ)δ̃) + τδ̃ + γ)
 
 τ = 1 is Vprop with scaling="mean" (eq. 14; with β₁ > 0 it is Vadam without the bias correction of s). τ = 0 is VadaGrad
-(eq. 96), whose s is s + δ̃ = P/Ñ here: AdaGrad with the initial accumulator P₀/Ñ if β₂ = 0. There the prior has no part but
-in that number, so choose ``init_precision``. In between s → h/τ, so that P → Ñh/τ + δ is the exact tempered posterior; the
-paper's s + τδ̃ in place of s + δ̃ agrees at both ends only. Let `temperature` fall from 1 to 0 with the updates to anneal
-inference into optimization (App. L, Fig. 7).
+(eq. 96), whose s is s + δ̃ = P/Ñ here: AdaGrad with the initial accumulator P₀/Ñ if β₂ = 0. The prior then enters only
+through this initial value, so set ``init_precision``. For τ in between, s → h/τ, so that P → Ñh/τ + δ is the exact
+tempered posterior; the paper's s + τδ̃ instead of s + δ̃ agrees only at both ends. To anneal inference into
+optimization (App. L, Fig. 7), pass a schedule from 1 to 0 as `temperature`.
 
-The temperature is the KL weight, but fades the old s too; so ``kl_weight`` stays 1. ĝ² is no Hessian: the width of q depends
-on the batch size, see `optim.diagonal.estimators.batch_square`.
+The temperature acts as the KL weight and also decays the old s, so ``kl_weight`` must remain 1. ĝ² is not a Hessian:
+the width of q depends on the batch size, see `optim.diagonal.estimators.batch_square`.
 """
 
 from __future__ import annotations
@@ -41,50 +43,24 @@ from lightning_bayes.optim.settings import FRACTION, setting
 
 
 def faded_curvature(curvature: Tensor, squared_grad: Tensor, rate: float, temperature: float) -> Tensor:
-    """(1 - τβ) s + β ĝ²; pure.
-
-    Args:
-        curvature: s.
-        squared_grad: ĝ².
-        rate: β.
-        temperature: τ.
-
-    Returns:
-        The new s.
-    """
+    """Return the new s, (1 - τβ) s + β ĝ²; pure."""
     return curvature.mul(1 - temperature * rate).add_(squared_grad, alpha=rate)
 
 
 def update(
     state: MeanFieldState,
-    grad: Tensor,
-    squared_grad: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood, averaged over samples
+    squared_grad: Tensor,  # ĝ², averaged over samples
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    temperature: float = 1.0,
-    full_prior: float | Tensor,
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂); β₁ is the weight of the old momentum, 1-β₂ the weight of ĝ²
+    prior: float | Tensor,  # τδ̃, weight of the prior in the bound
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    temperature: float = 1.0,  # τ
+    full_prior: float | Tensor,  # δ̃ = δ/Ñ, the prior's part of the precision
 ) -> MeanFieldState:
-    """One VadaGrad update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample, averaged over samples.
-        squared_grad: ĝ², averaged over samples.
-        lr: α.
-        betas: (β₁, β₂); β₁ is the weight of the old momentum, 1-β₂ the weight of ĝ².
-        prior: τδ̃, the prior's weight in the bound.
-        damping: γ.
-        step: Number of this update, t, from 1.
-        temperature: τ.
-        full_prior: δ̃ = δ/Ñ, its part of the precision.
-
-    Returns:
-        State after the update.
-    """
+    """One VadaGrad update of one parameter; pure."""
     curvature = faded_curvature(state.curvature, squared_grad, 1 - betas[1], temperature)
     momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     scale = (curvature + (full_prior - prior)).sqrt_().add_(prior + damping)
@@ -93,16 +69,9 @@ def update(
 
 
 def require_unit_kl_weight(values: Mapping[str, Any]) -> None:
-    """Require a KL weight of 1, without warm-up.
-
-    Args:
-        values: Hyperparameters by name.
-
-    Raises:
-        HyperparameterError: If it is another.
-    """
-    needed = {"kl_weight": 1, "kl_warmup_steps": 0}
-    wrong = [f"{name}={values[name]!r}" for name, value in needed.items() if values.get(name, value) != value]
+    """Raise `HyperparameterError` unless the KL weight is 1 without warm-up."""
+    required = {"kl_weight": 1, "kl_warmup_steps": 0}
+    wrong = [f"{name}={values[name]!r}" for name, value in required.items() if values.get(name, value) != value]
     if wrong:
         raise HyperparameterError(
             f"VadaGrad has {' and '.join(wrong)}, but its temperature is the weight of the KL term. Leave kl_weight=1 and "
@@ -112,7 +81,7 @@ def require_unit_kl_weight(values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class VadaGradHyperparameters(Hyperparameters):
-    """With a temperature."""
+    """Adds the temperature."""
 
     temperature: float = setting(FRACTION, schedulable=True)
 
@@ -122,13 +91,10 @@ class VadaGrad(MeanFieldOptimizer):
     """VadaGrad as a `torch.optim.Optimizer`.
 
     Args:
-        model: As in `MeanFieldOptimizer`.
-        params: As in `MeanFieldOptimizer`.
-        temperature: τ, from 1 (the variational bound) to 0 (variational optimization); may be a function of the updates.
-        **fields: As in `MeanFieldOptimizer`; ``kl_weight`` must be 1.
-
-    Raises:
-        HyperparameterError: If a value lies outside of its range, or the KL weight is not 1.
+        model: See `MeanFieldOptimizer`.
+        params: See `MeanFieldOptimizer`.
+        temperature: τ, from 1 (the variational bound) to 0 (variational optimization), or a function of the step.
+        **fields: See `MeanFieldOptimizer`; ``kl_weight`` must be 1.
 
     Example:
         >>> import torch
@@ -149,7 +115,7 @@ class VadaGrad(MeanFieldOptimizer):
     natural_update = staticmethod(update)
     curvature_update = staticmethod(faded_curvature)
     hyperparameters = VadaGradHyperparameters
-    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}  # the paper's method has no momentum
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}  # no momentum, as in the paper
 
     def __init__(
         self,
@@ -162,11 +128,7 @@ class VadaGrad(MeanFieldOptimizer):
         super().__init__(model, params, own={"temperature": temperature}, **fields)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, see `MeanFieldOptimizer`.
-
-        Args:
-            param_group: The group; its KL weight must be 1.
-        """
+        """Add a parameter group, whose KL weight must be 1; see `MeanFieldOptimizer.add_param_group`."""
         require_unit_kl_weight({**self.defaults, **param_group})
         super().add_param_group(param_group)
 

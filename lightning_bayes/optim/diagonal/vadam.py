@@ -1,18 +1,19 @@
 """Variational Adam (Vadam), Khan et al. 2018, Fig. 1 and eqs. 88-93, https://arxiv.org/abs/1806.04854.
 
-In the package's one parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
+In this package's parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
 
     m ← β₁ m + (1-β₁)(ĝ + δ̃ μ)                     the prior's gradient at the mean
-    s ← β₂ s + (1-β₂) ĝ²                           without the prior's
+    s ← β₂ s + (1-β₂) ĝ²                           prior not included
     μ ← μ - α m̂ / (√ŝ + δ̃ + γ)                     m̂ = m / (1-β₁ᵗ);  ŝ = s / (1-β₂ᵗ) if s₀ = 0, else s
 
-Without noise and prior this is Adam with ε = γ. Khan et al. write γ₁, γ₂ for β₁, β₂ and λ̃ for δ̃; their eq. 93 has λ̃ under
-the root, their Fig. 1, eq. 86 and code outside, as here. Noise has the s of before the update, without bias correction.
+Without noise and prior this is Adam with ε = γ. Khan et al. write γ₁, γ₂ for β₁, β₂ and λ̃ for δ̃. Their eq. 93 has λ̃
+under the root; their Fig. 1, eq. 86 and code have it outside, as here. The noise uses s before the update, without bias
+correction.
 
-The paper starts from s₀ = 0, which is ``init_precision=prior_precision``: the first noise is as wide as the prior. From
-another start s holds more than its measurements, so ŝ = s; the authors' code divides by 1-β₂ᵗ all the same.
+The paper starts from s₀ = 0, which is ``init_precision=prior_precision``: the first noise is as wide as the prior. With
+any other start s contains more than measurements, so ŝ = s here; the authors' code divides by 1-β₂ᵗ nevertheless.
 
-ĝ² is no Hessian: the posterior's width depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+ĝ² is not a Hessian: the posterior's width depends on the batch size, see `optim.diagonal.estimators.batch_square`.
 """
 
 from __future__ import annotations
@@ -32,34 +33,18 @@ from lightning_bayes.posteriors import initial_curvature
 
 def update(
     state: MeanFieldState,
-    grad: Tensor,
-    squared_grad: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood, averaged over samples
+    squared_grad: Tensor,  # ĝ², averaged over samples
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    from_zero: bool = False,
-    total_weight: float | None = None,
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    from_zero: bool = False,  # whether s₀ = 0, so that s needs bias correction
+    total_weight: float | None = None,  # of the measurements in s; None for 1-β₂ᵗ, if every update has measured
 ) -> MeanFieldState:
-    """One Vadam update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample, averaged over samples.
-        squared_grad: ĝ², averaged over samples.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ.
-        step: Number of this update, t, from 1.
-        from_zero: Whether s₀ = 0, so that s is debiased.
-        total_weight: Weight of all measurements in s together; None for 1-β₂ᵗ, where every update has measured.
-
-    Returns:
-        State after the update.
-    """
+    """One Vadam update of one parameter; pure."""
     curvature = average(state.curvature, squared_grad, betas[1])
     momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     if total_weight is None:
@@ -91,21 +76,20 @@ class Vadam(MeanFieldOptimizer):
     natural_update = staticmethod(update)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, see `MeanFieldOptimizer`.
-
-        Args:
-            param_group: The group.
-        """
-        # There from the start: torch.distributed.checkpoint loads into the keys that it finds.
+        """Add a parameter group; see `MeanFieldOptimizer.add_param_group`."""
+        # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
         super().add_param_group({"from_zero": None, **param_group})
 
     def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        # Steps other than the papers' take running means from the first batch on, which have no bias.
-        if group.get("from_zero") is None:  # decided once: schedules of the prior do not change where s started
+        # Steps other than the natural one start with running means, which have no bias.
+        if group.get("from_zero") is None:  # decided once, because a schedule of the prior does not change s₀
             group["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
         covered = updates_covered(step, self.num_updates + 1, group["curvature_interval"])
-        own = {"from_zero": group["from_zero"], "total_weight": 1 - group["betas"][1] ** covered}
-        return {**super()._update_arguments(group, step, precision), **own}
+        return {
+            **super()._update_arguments(group, step, precision),
+            "from_zero": group["from_zero"],
+            "total_weight": 1 - group["betas"][1] ** covered,
+        }
 
 
 def _starts_at_zero(group: dict[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """Variational online Gauss-Newton (VOGN), Khan et al. 2018, eqs. 10-11, https://arxiv.org/abs/1806.04854.
 
-In the package's one parametrisation, with ĝ = mean_i g_i and ĥ = mean_i g_i² at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
+In this package's parametrisation, with ĝ = mean_i g_i and ĥ = mean_i g_i² at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
 
     s ← β₂ s + (1-β₂) ĥ
     m ← β₁ m + (1-β₁)(ĝ + δ̃ μ)                     momentum of Osawa et al. 2019; β₁ = 0 is Khan's VOGN
@@ -24,30 +24,16 @@ from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_p
 
 def update(
     state: MeanFieldState,
-    grad: Tensor,
-    sq_grad: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood at the sample
+    sq_grad: Tensor,  # ĥ, mean squared per-example gradient at the sample
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
 ) -> MeanFieldState:
-    """One VOGN update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
-        sq_grad: ĥ, mean squared per-example gradient at the sample.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ.
-        step: Number of this update, from 1.
-
-    Returns:
-        State after the update.
-    """
+    """One VOGN update of one parameter; pure."""
     curvature = average(state.curvature, sq_grad, betas[1])
     momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     mean = torch.addcdiv(state.mean, momentum, curvature + (prior + damping), value=-lr / (1 - betas[0] ** step))

@@ -1,6 +1,6 @@
 """Variational online Newton (VON), Khan et al. 2018, eqs. 7-8 and App. D.1, https://arxiv.org/abs/1806.04854.
 
-In the package's one parametrisation, with ĝ the mean gradient at θ ~ N(μ, Σ), Σ = (τ/Ñ) / (s + δ̃), δ̃ = τδ/Ñ:
+In this package's parametrisation, with ĝ the mean gradient at θ ~ N(μ, Σ), Σ = (τ/Ñ) / (s + δ̃), δ̃ = τδ/Ñ:
 
     ĥ = mean_i diag ∇²ℓ_i(θ)                        `VON`: exact, through BackPACK
     ĥ = ĝ (θ - μ) / Σ                               `ReparameterisedVON`: unbiased for E_q[diag ∇²f], but noisy
@@ -9,18 +9,19 @@ In the package's one parametrisation, with ĝ the mean gradient at θ ~ N(μ, Σ
     μ ← μ - α m̂ / (s + δ̃ + γ)                       m̂ = m / (1-β₁ᵗ)
 
 Khan et al. use one rate, α = β, and no momentum, β₁ = 0. With exact expectations the fixed point is the optimum of the
-mean-field bound: 1/Σ = (Ñ/τ) E_q[diag ∇²f] + δ. ĥ may be negative, and s + δ̃ has to stay positive:
+mean-field bound: 1/Σ = (Ñ/τ) E_q[diag ∇²f] + δ. ĥ may be negative, but s + δ̃ must stay positive:
 
     "backtracking"   β = min(1-β₂, ½ (s + δ̃) / (s - ĥ)) where ĥ < 0
     "correction"     s ← s + β (ĥ - s) + ½ β² (ĥ - s)² / (s + δ̃)      Lin et al. 2020, https://arxiv.org/abs/2002.10060
 
-A negative ĥ halves s + δ̃ at most, and under the correction any ĥ does. The back-tracking is that of App. D.1 with three
-repairs: the bound there, s/|ĥ|, belongs to s + βĥ and not to (1-β)s + βĥ; s + δ̃ must stay positive, not s; and each weight
-has its own rate. It cuts moves for negative ĥ only, so noise in ĥ leaves s too large; the correction's bias is of second
-order in β.
+With backtracking a negative ĥ at most halves s + δ̃; with the correction no ĥ does more than that. The backtracking is
+that of App. D.1 with three repairs: the bound printed there, s/|ĥ|, applies to s + βĥ and not to (1-β)s + βĥ; s + δ̃
+must stay positive, not s; and each weight has its own rate. It shortens updates for negative ĥ only, so noise in ĥ
+biases s upwards. The bias of the correction is of second order in β.
 
-The diagonal of the Hessian of a network of linear layers, ReLU and max-pooling is that of its Gauss-Newton matrix: the
-output is piecewise linear in each single weight. It is negative only with curved activations such as tanh.
+For a network of linear layers, ReLU and max-pooling, the diagonal of the Hessian equals that of the Gauss-Newton
+matrix, because the output is piecewise linear in each single weight. It can be negative only with curved activations
+such as tanh.
 """
 
 from __future__ import annotations
@@ -45,14 +46,7 @@ Positivity: TypeAlias = Literal["backtracking", "correction"]
 
 
 def check_positivity(value: str) -> None:
-    """Require the name of a way to keep the precision positive.
-
-    Args:
-        value: The name.
-
-    Raises:
-        HyperparameterError: If there is no such way.
-    """
+    """Raise `HyperparameterError` unless `value` is ``"backtracking"`` or ``"correction"``."""
     if value not in get_args(Positivity):
         raise HyperparameterError(f"positivity={value!r} must be {' or '.join(map(repr, get_args(Positivity)))}.")
 
@@ -60,11 +54,11 @@ def check_positivity(value: str) -> None:
 def moved_curvature(
     curvature: Tensor, hessian: Tensor, rate: float, prior: float | Tensor, positivity: Positivity
 ) -> Tensor:
-    """Move s towards ĥ while s + δ̃ stays positive; pure.
+    """Move s towards ĥ and keep s + δ̃ positive; pure.
 
     Args:
-        curvature: s. Where a first batch has started it at or below -δ̃, its magnitude takes its place.
-        hessian: ĥ, any sign.
+        curvature: s. If the first batch has started it at or below -δ̃, its magnitude is used.
+        hessian: ĥ, of any sign.
         rate: β = 1-β₂.
         prior: δ̃.
         positivity: How s + δ̃ is kept positive.
@@ -81,12 +75,12 @@ def moved_curvature(
     if positivity == "correction":
         return corrected_curvature(start, hessian, rate, prior)
     gap, precision = hessian - start, start + prior
-    largest = 0.5 * precision / gap.neg().clamp_min(torch.finfo(gap.dtype).tiny)
-    return keep_positive(start + gap * torch.where(hessian < 0, largest.clamp_max(rate), rate), prior)
+    halving_rate = 0.5 * precision / gap.neg().clamp_min(torch.finfo(gap.dtype).tiny)
+    return keep_positive(start + gap * torch.where(hessian < 0, halving_rate.clamp_max(rate), rate), prior)
 
 
 def corrected_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: float | Tensor) -> Tensor:
-    """`moved_curvature` by the correction of Lin et al. 2020, for s above -δ̃."""
+    """`moved_curvature` with the correction of Lin et al. 2020, for s above -δ̃."""
     gap = hessian - curvature
     moved = torch.add(curvature, gap, alpha=rate)
     return keep_positive(moved.addcdiv_(gap.square_(), curvature + prior, value=rate**2 / 2), prior)
@@ -94,32 +88,17 @@ def corrected_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: 
 
 def update(
     state: MeanFieldState,
-    grad: Tensor,
-    hessian: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood at the sample
+    hessian: Tensor,  # ĥ, the diagonal of its Hessian or an estimate
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    positivity: Positivity = "backtracking",
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    positivity: Positivity = "backtracking",  # how s + δ̃ stays positive
 ) -> MeanFieldState:
-    """One VON update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample.
-        hessian: ĥ, its Hessian's diagonal or an estimate.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ.
-        step: Number of this update, from 1.
-        positivity: How s + δ̃ is kept positive.
-
-    Returns:
-        State after the update.
-    """
+    """One VON update of one parameter; pure."""
     curvature = moved_curvature(state.curvature, hessian, 1 - betas[1], prior, positivity)
     momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
     mean = torch.addcdiv(state.mean, momentum, curvature + (prior + damping), value=-lr / (1 - betas[0] ** step))
@@ -128,7 +107,7 @@ def update(
 
 @dataclass(frozen=True, kw_only=True)
 class NewtonHyperparameters(Hyperparameters):
-    """With a way to keep the precision positive."""
+    """Adds the method that keeps the precision positive."""
 
     positivity: Positivity = setting(choice(*get_args(Positivity)), default="backtracking")
 
@@ -137,7 +116,8 @@ class NewtonArguments(MeanFieldArguments, total=False):
     """Keyword arguments of VON and its variants.
 
     Attributes:
-        positivity: ``"backtracking"``, the default, or ``"correction"``; see the head of `optim.diagonal.von`.
+        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
+            Default: ``"backtracking"``.
     """
 
     positivity: Positivity
@@ -147,8 +127,8 @@ class NewtonArguments(MeanFieldArguments, total=False):
 class VON(MeanFieldOptimizer):
     """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonArguments`.
 
-    BackPACK computes it (the argument ``engine`` has no effect) for models built from layers, activations, pooling and
-    losses that it knows; others are refused by name before the first step.
+    BackPACK computes the diagonal, whatever the argument ``engine``. Models with layers, activations or losses that BackPACK
+    does not support are refused before the first step.
     """
 
     noisy = signed_curvature = amortises = True
@@ -165,9 +145,9 @@ class VON(MeanFieldOptimizer):
 
 @final
 class ReparameterisedVON(MeanFieldOptimizer):
-    """VON with the Hessian's diagonal estimated from gradient and noise, for any model; arguments as in `VON`.
+    """VON with the Hessian's diagonal estimated from gradient and noise, for any model; arguments as in `NewtonArguments`.
 
-    It costs what Adam costs. The estimate's noise grows as the posterior narrows: keep β₂ near 1.
+    It costs as much as Adam. The variance of the estimate grows as the posterior narrows, so keep β₂ close to 1.
     """
 
     noisy = signed_curvature = True

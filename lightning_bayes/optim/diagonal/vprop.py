@@ -1,9 +1,9 @@
-"""Variational RMSprop (Vprop): the workshop paper's and the conference paper's, which have different posteriors.
+"""Variational RMSprop (Vprop), in the workshop and the conference paper's versions, which have different posteriors.
 
     Khan et al. 2017, https://arxiv.org/abs/1712.01038      scaling="sum"
     Khan et al. 2018, eq. 14, https://arxiv.org/abs/1806.04854      scaling="mean"
 
-In the package's one parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
+In this package's parametrisation, with ĝ the gradient of the batch's mean loss at θ ~ N(μ, (τ/Ñ) / (s + δ̃)), δ̃ = τδ/Ñ:
 
     mean:   ĥ = ĝ²              c = √s
     sum:    ĥ = (Ñ/τ) ĝ²        c = s
@@ -11,17 +11,17 @@ In the package's one parametrisation, with ĝ the gradient of the batch's mean l
     s ← β₂ s + (1-β₂) ĥ
     μ ← μ - α m̂ / (c + δ̃ + γ)                      the new s; m̂ = m / (1-β₁ᵗ)
 
-β₁ = 0, the default, is the papers' Vprop; above it, eqs. 86-87 of the second. `Vprop` with K = `mc_samples` is Vprop-K;
-`Vprop0` takes its gradients at μ: RMSprop with ε = δ̃ + γ and the prior's gradient, in the mean form.
+β₁ = 0, the default, is the papers' Vprop; β₁ > 0 is eqs. 86-87 of the second paper. `Vprop` with K = `mc_samples` is
+Vprop-K. `Vprop0` evaluates gradients at μ: with scaling="mean" it is RMSprop with ε = δ̃ + γ and the prior's gradient.
 
-The first paper works with the gradient G = Ñĝ of the **sum** and one rate, α = 1-β₂:
-s' ← β₂ s' + (1-β₂) G², μ ← μ - α (G + δμ) / (s' + δ), 1/Σ = s' + δ, which is the above with s = s'/Ñ (and, with a KL weight,
-for the likelihood to the power 1/τ). The fixed points of the precision are
+The first paper uses the gradient G = Ñĝ of the **sum** and one rate, α = 1-β₂: s' ← β₂ s' + (1-β₂) G², μ ← μ - α (G +
+δμ) / (s' + δ), 1/Σ = s' + δ. These are the equations above with s = s'/Ñ (and, with a KL weight, for the likelihood to
+the power 1/τ). The fixed points of the precision are
 
     mean:   1/Σ = δ + (Ñ/τ) E[ĝ²]           about right with batches of one example, too small with more
-    sum:    1/Σ = δ + (Ñ/τ)² E[ĝ²]          about right with all data in one batch, about N/M too large with M examples
+    sum:    1/Σ = δ + (Ñ/τ)² E[ĝ²]          about right with all data in one batch, about N/M times too large with M examples
 
-because E_q[G²] = E_q[∇²f] where q is the posterior itself; see `optim.diagonal.estimators.batch_square` for ĝ².
+because E_q[G²] = E_q[∇²f] if q is the posterior itself; see `optim.diagonal.estimators.batch_square` for ĝ².
 """
 
 from __future__ import annotations
@@ -42,47 +42,32 @@ from lightning_bayes.optim.settings import choice, setting
 
 Scaling: TypeAlias = Literal["mean", "sum"]
 
-WITHOUT_MOMENTUM = {"betas": (0.0, 0.999)}  # as the papers' method
+WITHOUT_MOMENTUM = {"betas": (0.0, 0.999)}  # as in the papers
 
 
 def update(
     state: MeanFieldState,
-    grad: Tensor,
-    curvature: Tensor,
+    grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood, averaged over samples
+    curvature: Tensor,  # ĥ, either ĝ² or (Ñ/τ) ĝ², averaged over samples
     *,
-    lr: float,
-    betas: tuple[float, float],
-    prior: float | Tensor,
-    damping: float = 0.0,
-    step: int = 1,
-    scaling: Scaling = "mean",
+    lr: float,  # α
+    betas: tuple[float, float],  # (β₁, β₂), weights of the old momentum and the old curvature
+    prior: float | Tensor,  # δ̃ = τδ/Ñ
+    damping: float = 0.0,  # γ
+    step: int = 1,  # update index t, from 1
+    scaling: Scaling = "mean",  # "mean" divides by √s, "sum" by s
 ) -> MeanFieldState:
-    """One Vprop update of one parameter; pure.
-
-    Args:
-        state: State before the update.
-        grad: ĝ, mean gradient of the negative log-likelihood at the sample, averaged over samples.
-        curvature: ĥ, which is ĝ² or (Ñ/τ) ĝ², averaged over samples.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and the old curvature.
-        prior: δ̃ = τδ/Ñ.
-        damping: γ.
-        step: Number of this update, t, from 1.
-        scaling: ``"mean"`` divides by √s, ``"sum"`` by s.
-
-    Returns:
-        State after the update.
-    """
-    new = average(state.curvature, curvature, betas[1])
+    """One Vprop update of one parameter; pure."""
+    new_curvature = average(state.curvature, curvature, betas[1])
     momentum = average(state.momentum, with_prior(grad, state.mean, prior), betas[0])
-    scale = (new.sqrt() if scaling == "mean" else new) + (prior + damping)
+    scale = (new_curvature.sqrt() if scaling == "mean" else new_curvature) + (prior + damping)
     mean = torch.addcdiv(state.mean, momentum, scale, value=-lr / (1 - betas[0] ** step))
-    return MeanFieldState(mean, new, momentum)
+    return MeanFieldState(mean, new_curvature, momentum)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VpropHyperparameters(Hyperparameters):
-    """With a scaling."""
+    """Adds the scaling."""
 
     scaling: Scaling = setting(choice(*get_args(Scaling)), default="mean")
 
@@ -91,7 +76,7 @@ class VpropArguments(MeanFieldArguments, total=False):
     """Keyword arguments of `Vprop` and `Vprop0`.
 
     Attributes:
-        scaling: ``"mean"``, the default, or ``"sum"``; see the head of this module.
+        scaling: ``"mean"`` or ``"sum"``, see `optim.diagonal.vprop`. Default: ``"mean"``.
     """
 
     scaling: Scaling
@@ -99,15 +84,7 @@ class VpropArguments(MeanFieldArguments, total=False):
 
 @final
 class Vprop(MeanFieldOptimizer):
-    """Vprop as a `torch.optim.Optimizer`.
-
-    Args:
-        model: As in `MeanFieldOptimizer`.
-        params: As in `MeanFieldOptimizer`.
-        **fields: As in `VpropArguments`.
-
-    Raises:
-        HyperparameterError: If a value lies outside of its range.
+    """Vprop as a `torch.optim.Optimizer`; arguments as in `VpropArguments`.
 
     Example:
         >>> import torch
@@ -134,20 +111,14 @@ class Vprop(MeanFieldOptimizer):
 
 @final
 class Vprop0(MeanFieldOptimizer):
-    """Vprop-0, without noise: gradients are taken at the mean. It leaves a point, no posterior.
+    """Vprop-0, without noise: it evaluates gradients at the mean and has no posterior; arguments as in `VpropArguments`.
 
-    Args:
-        model: As in `MeanFieldOptimizer`.
-        params: As in `MeanFieldOptimizer`.
-        **fields: As in `VpropArguments`, those of the noise without effect.
-
-    Raises:
-        HyperparameterError: If a value lies outside of its range.
+    Arguments of the noise have no effect.
     """
 
     noisy = False
-    default_step = "trust_region"  # the user's own step would be all there is
     averages_curvature = amortises = True
+    default_step = "trust_region"  # with the user's own step nothing of Vprop-0 would remain
     estimator = BatchSquare()
     natural_update = staticmethod(update)
     hyperparameters = VpropHyperparameters

@@ -1,8 +1,8 @@
-"""Inversions of many layers, distributed over processes: each inverts some, and one sum gives every result to all.
+"""Layer inversions distributed over processes: each process inverts some layers, and one all-reduce shares the results.
 
-The costliest layer goes first, each to the process with the least work so far (Graham 1969,
-https://doi.org/10.1137/0117039, at most 4/3 of the shortest possible time); a layer costs the cubes of its sides. A result
-is zero on the processes that do not compute it, so the sum is exact, and the same bits everywhere.
+Layers are assigned in order of decreasing cost, each to the process with the least work so far. The makespan is at most 4/3
+of the optimum (Graham 1969, https://doi.org/10.1137/0117039). The cost of a layer is the sum of the cubes of its sides. A
+result is zero on all processes but one, so the sum is exact and bitwise identical everywhere.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 
 
 class WorkerGroup(NamedTuple):
-    """Processes that hold the same parameters and the same curvature.
+    """Processes with identical parameters and curvature.
 
     Attributes:
-        rank: This process's number among them.
-        size: Their number.
-        add_: Replaces tensors by their sums over all of them.
+        rank: Rank of this process.
+        size: Number of processes.
+        add_: Replaces tensors by their sums over all processes.
     """
 
     rank: int
@@ -34,14 +34,14 @@ class WorkerGroup(NamedTuple):
 
 
 def assign(costs: Sequence[float], count: int) -> list[int]:
-    """Distribute tasks.
+    """Assign tasks to processes so that the loads are balanced.
 
     Args:
-        costs: The cost of each task.
+        costs: Cost of each task.
         count: Number of processes.
 
     Returns:
-        The process of each task.
+        Rank of the process for each task.
 
     Example:
         >>> assign([1.0, 3.0, 2.0, 5.0], 2)
@@ -60,48 +60,33 @@ def invert_all(
     invert: Callable[[MatrixLayer], None],
     workers: WorkerGroup | None,
 ) -> None:
-    """Invert layers; each on one process where several work together, and an error of one layer is raised on all.
+    """Invert layers, each on one process; an error in any layer is raised on all processes.
 
     Args:
-        kinds: The layers, in the same order on all processes, and the products that the inversion of each writes into the
-            state of its weight: ``"inverse"``, ``"root"``.
-        states: The optimizer's state by parameter.
+        kinds: The layers, in the same order on all processes, with the products that each inversion writes into the state of
+            the layer's weight: ``"inverse"``, ``"root"``.
+        states: Optimizer states by parameter.
         invert: Inverts one layer.
-        workers: The processes; None for this one alone.
+        workers: The processes; None inverts all layers in this process.
     """
-    if workers is None or len(kinds) < 2:  # a single layer is inverted sooner than sent
+    if workers is None or len(kinds) < 2:  # inverting a single layer is faster than communicating the result
         for layer in kinds:
             invert(layer)
-    else:
-        _distribute(kinds, states, invert, workers)
-
-
-def _distribute(
-    kinds: Mapping[MatrixLayer, Sequence[str]],
-    states: Mapping[Any, dict[str, Any]],
-    invert: Callable[[MatrixLayer], None],
-    workers: WorkerGroup,
-) -> None:
+        return
     owners = assign([layer.inversion_cost for layer in kinds], workers.size)
-    for (layer, wanted), owner in zip(kinds.items(), owners, strict=True):
+    for (layer, products), owner in zip(kinds.items(), owners, strict=True):
         state = states[layer.weight]
         if owner != workers.rank:
-            layer_state.fill(state, wanted, 0.0)
-        elif not _has_inverted(layer, invert):
-            layer_state.fill(state, wanted, math.nan)
-        layer_state.make_contiguous(state, wanted)
-    results = [layer_state.sides(states[layer.weight], wanted) for layer, wanted in kinds.items()]
+            layer_state.fill(state, products, 0.0)
+        else:
+            try:
+                invert(layer)
+            except BayesError:  # the other processes wait, so this one must not raise before the sum
+                layer_state.fill(state, products, math.nan)
+        layer_state.make_contiguous(state, products)
+    results = [layer_state.sides(states[layer.weight], products) for layer, products in kinds.items()]
     workers.add_([side for sides in results for side in sides])
     finite = torch.stack([torch.stack([side.sum() for side in sides]).sum() for sides in results]).isfinite()
     for layer, is_finite in zip(kinds, finite.tolist(), strict=True):
         if not is_finite:
-            invert(layer)  # raises the error of this layer
-
-
-def _has_inverted(layer: MatrixLayer, invert: Callable[[MatrixLayer], None]) -> bool:
-    """Invert, and return whether it succeeded: the other processes wait, so this one must not raise before the sum."""
-    try:
-        invert(layer)
-    except BayesError:
-        return False
-    return True
+            invert(layer)  # raises the layer's error

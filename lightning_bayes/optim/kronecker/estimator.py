@@ -1,4 +1,4 @@
-"""K-FAC's measurements: factors of layers with matrices, squared gradients of all other parameters."""
+"""K-FAC's curvature measurements: Kronecker factors of matrix layers, squared gradients of all other parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
 
 class FactorKey(NamedTuple):
-    """The key of one factor of a layer in a measurement."""
+    """Key of a layer's factor in a measurement."""
 
     weight: nn.Parameter
     side: str  # "output" for S, "input" for A
@@ -25,7 +25,7 @@ class FactorKey(NamedTuple):
 
 @final
 class KroneckerFactorsEstimator(CurvatureEstimator):
-    """S and A by `FactorKey`, each averaged on its own; nothing from passes that are not measured.
+    """Reads S and A by `FactorKey`, averaged separately; passes without measurement yield nothing.
 
     Args:
         quantity: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
@@ -38,24 +38,18 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
         """Read one pass; see `CurvatureEstimator`."""
         if not isinstance(finished.captured, KroneckerCapture):
             return {}
-        found: Curvature = {}
-        for layer, (output, input_) in ((m, f.factors) for m, f in finished.captured.mean_factors().items()):
+        curvature: Curvature = {}
+        for layer, measured in finished.captured.mean_factors().items():
             assert isinstance(layer.weight, nn.Parameter)
+            output, input_ = measured.factors
             if finished.loss_scale != 1:
                 output.div_(finished.loss_scale**2)
-            found |= {FactorKey(layer.weight, "output"): output, FactorKey(layer.weight, "input"): input_}
-        return {**found, **finished.squares()}
+            curvature |= {FactorKey(layer.weight, "output"): output, FactorKey(layer.weight, "input"): input_}
+        return {**curvature, **finished.squares()}
 
 
 def factor_shapes(layer: MatrixLayer) -> dict[Hashable, Tensor]:
-    """A layer's keys, with tensors of the shapes of its factors.
-
-    Args:
-        layer: The layer.
-
-    Returns:
-        Tensors that take no memory.
-    """
+    """Return tensors with the shapes of a layer's factors by `FactorKey`; expanded zeros, which need no memory."""
     groups, *sides = layer.shape
     lead = () if groups == 1 else (groups,)
     zero = torch.zeros((), dtype=layer.weight.dtype, device=layer.weight.device)
@@ -64,5 +58,5 @@ def factor_shapes(layer: MatrixLayer) -> dict[Hashable, Tensor]:
 
 
 def factors_of(layer: MatrixLayer, curvature: Mapping[Hashable, Tensor]) -> KroneckerProduct:
-    """The measured S ⊗ A of a layer."""
+    """Return the measured S ⊗ A of a layer."""
     return KroneckerProduct(*(curvature[FactorKey(layer.weight, side)] for side in ("output", "input")))

@@ -1,12 +1,12 @@
-"""The source of K-FAC's factors: an engine, one of its kinds of factors, and the layers that it has none for.
+"""The engine and kind of K-FAC's factors, and the treatment of layers that the engine does not support.
 
-With ``engine="fused"`` this package measures KFAC's factors of every linear layer and convolution; everything else is
-mean-field, measured by its squared gradients. With ``engine="backpack"`` BackPACK measures those of linear layers and of
-convolutions without groups that pad with zeros. The one rule for all others that hold parameters: they are refused by name
-when the optimizer is built, unless an argument says how to measure them.
+With ``engine="fused"`` this package measures the KFAC factors of all linear layers and convolutions. All other layers are
+mean-field with squared gradients. With ``engine="backpack"`` BackPACK measures the factors of linear layers and of
+convolutions without groups and with zero padding. Constructing an optimizer with other layers that have parameters raises an
+error that lists them, unless `unsupported_layers` selects a measurement:
 
-    unsupported_layers="mean_field"     by their squared gradients
-    unsupported_layers="fused"          by this package's factors where it has them, else by their squared gradients
+    unsupported_layers="mean_field"     squared gradients
+    unsupported_layers="fused"          this package's factors if the layer has them, otherwise squared gradients
 """
 
 from __future__ import annotations
@@ -26,18 +26,9 @@ UnsupportedLayers: TypeAlias = Literal["refuse", "mean_field", "fused"]
 
 
 def check_factors(engine: str, factors: str, unsupported_layers: str) -> None:
-    """Require factors that the engine measures, and a known rule for the other layers.
-
-    Args:
-        engine: ``"fused"`` or ``"backpack"``.
-        factors: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
-        unsupported_layers: ``"refuse"``, ``"mean_field"`` or ``"fused"``.
-
-    Raises:
-        HyperparameterError: If one is unknown, or the engine does not measure the factors.
-    """
-    given = {"factors": (factors, KroneckerQuantity), "unsupported_layers": (unsupported_layers, UnsupportedLayers)}
-    for name, (value, choices) in given.items():
+    """Raise `HyperparameterError` if an argument is unknown, or the engine does not measure the factors."""
+    arguments = {"factors": (factors, KroneckerQuantity), "unsupported_layers": (unsupported_layers, UnsupportedLayers)}
+    for name, (value, choices) in arguments.items():
         if value not in get_args(choices):
             raise HyperparameterError(f"{name}={value!r} must be {' or '.join(map(repr, get_args(choices)))}.")
     if engine == "fused" and factors != "kfac":
@@ -45,38 +36,21 @@ def check_factors(engine: str, factors: str, unsupported_layers: str) -> None:
 
 
 def layer_rule(engine: KroneckerEngine, unsupported_layers: UnsupportedLayers) -> Callable[[nn.Module], bool]:
-    """Whether a layer has a matrix.
-
-    Args:
-        engine: The engine.
-        unsupported_layers: As in `check_factors`.
-
-    Returns:
-        A function of a layer.
-    """
+    """Return a function that tells whether a layer has Kronecker factors."""
     return has_factors if unsupported_layers == "fused" else engine.has_factors
 
 
 def require_factors(model: nn.Module, division: Division, engine: KroneckerEngine) -> None:
-    """Require an engine that has factors for every layer that this package has any rule for.
-
-    Args:
-        model: The model.
-        division: Its layers.
-        engine: The engine.
-
-    Raises:
-        UnsupportedLayerError: Listing the layers without.
-    """
+    """Raise `UnsupportedLayerError` if the engine has no factors for a layer with trainable parameters."""
     modules = {name: model.get_submodule(name) for name in division.others}
-    missed = [
+    unsupported = [
         f"{name or 'the model itself'} ({type(module).__name__})"
         for name, module in modules.items()
         if not engine.has_factors(module)
     ]
-    if missed:
+    if unsupported:
         raise UnsupportedLayerError(
-            f"BackPACK has no factors for {name_some(missed, 160)}. Pass unsupported_layers='mean_field' to measure them by "
-            "their squared gradients, unsupported_layers='fused' for this package's factors where it has them, or train by "
+            f"BackPACK has no factors for {name_some(unsupported, 160)}. Pass unsupported_layers='mean_field' to use their "
+            "squared gradients, unsupported_layers='fused' to use this package's factors where available, or "
             "engine='fused'."
         )

@@ -1,7 +1,6 @@
-"""When curvature is measured and inverted: every T_stats and every T_inv updates; layers take turns.
+"""When K-FAC measures and inverts factors: every T_stats and every T_inv updates, with the layers' inversions staggered.
 
-Averages start from a single batch, so the early ones change fast: they are also inverted at the measurements 1, 2, 4, 8, and
-so on.
+Averages start from a single batch and change fast at first, so they are also inverted after 1, 2, 4, 8, … measurements.
 """
 
 from __future__ import annotations
@@ -9,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.settings import POSITIVE_COUNT
 
 
 def is_due(step: int, interval: int, offset: int = 0) -> bool:
-    """Whether an action that repeats every `interval` updates is due; at the first update every action is.
+    """Whether an action that repeats every `interval` updates is due; every action is due at the first update.
 
     Args:
-        step: Number of the update, from 1.
+        step: Update index, from 1.
         interval: T.
-        offset: Delay, such as the layer's number, which spreads the work of many layers over the interval.
+        offset: Delay in updates, to spread the work of many layers over the interval.
 
     Returns:
-        True if it is due.
+        True if the action is due.
 
     Example:
         >>> [step for step in range(1, 12) if is_due(step, 5)], [step for step in range(1, 12) if is_due(step, 5, 2)]
@@ -30,27 +30,27 @@ def is_due(step: int, interval: int, offset: int = 0) -> bool:
 
 
 def layers_due(counts: Sequence[int], step: int, interval: int, *, measures: bool) -> list[int]:
-    """The layers whose factors are inverted in an update.
+    """Select the layers whose factors are inverted in an update.
 
     Args:
         counts: Number of measurements of each layer so far.
-        step: Number of the update, from 1.
-        interval: T_inv, over which the layers take turns.
-        measures: Whether this update has measured.
+        step: Update index, from 1.
+        interval: T_inv, over which the inversions are spread.
+        measures: Whether this update has measured the factors.
 
     Returns:
-        Numbers of the layers.
+        Indices of the layers.
 
     Example:
         >>> layers_due([16, 17], 2, 100, measures=True), layers_due([16, 17], 51, 100, measures=False)
         ([0], [1])
     """
-    delays = [turn * interval // len(counts) for turn in range(len(counts))]
-    return [
-        i
-        for i, (count, delay) in enumerate(zip(counts, delays, strict=True))
-        if (measures and _is_power_of_two(count)) or is_due(step, interval, delay)
-    ]
+    due = []
+    for i, count in enumerate(counts):
+        offset = i * interval // len(counts)
+        if (measures and _is_power_of_two(count)) or is_due(step, interval, offset):
+            due.append(i)
+    return due
 
 
 def _is_power_of_two(count: int) -> bool:
@@ -58,18 +58,12 @@ def _is_power_of_two(count: int) -> bool:
 
 
 def check_intervals(stats_interval: int, inverse_interval: int) -> None:
-    """Require whole numbers of at least 1, and no inverse without new statistics.
-
-    Args:
-        stats_interval: T_stats.
-        inverse_interval: T_inv.
-
-    Raises:
-        HyperparameterError: If they are not.
-    """
-    named = {"stats_interval": stats_interval, "inverse_interval": inverse_interval}
+    """Raise `HyperparameterError` unless both are whole numbers of at least 1 and T_inv is not below T_stats."""
+    intervals = {"stats_interval": stats_interval, "inverse_interval": inverse_interval}
     wrong = [
-        f"{name}={value!r} must be a whole number of at least 1" for name, value in named.items() if not _ok(value)
+        f"{name}={value!r} must be {POSITIVE_COUNT.words}"
+        for name, value in intervals.items()
+        if value not in POSITIVE_COUNT
     ]
     if wrong:
         raise HyperparameterError("; ".join(wrong) + ".")
@@ -78,7 +72,3 @@ def check_intervals(stats_interval: int, inverse_interval: int) -> None:
             f"inverse_interval={inverse_interval} is below stats_interval={stats_interval}: it would invert factors that "
             f"have not changed. Use inverse_interval={stats_interval} or more."
         )
-
-
-def _ok(value: object) -> bool:
-    return isinstance(value, int) and value >= 1

@@ -1,4 +1,4 @@
-"""The layers of a model whose weight and bias are one matrix."""
+"""The layers of a model whose weight and bias form one matrix."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lightning_bayes.private_torch import own_parameters
 
 @dataclass(frozen=True, eq=False)
 class MatrixLayer:
-    """A linear layer or a convolution.
+    """A linear layer or a convolution with its parameters.
 
     Attributes:
         name: Name in the model.
         module: The layer.
-        params: The weight, and the bias if it is the last column of the matrix.
-        groups: Their parameter groups. The weight's group states the prior, the noise and the damping of the matrix; each
-            parameter has the learning rate of its own group.
+        params: The weight, followed by the bias if it is the last column of the matrix.
+        groups: Their parameter groups. The weight's group determines prior, noise and damping of the matrix; each parameter
+            uses the learning rate of its group.
     """
 
     name: str
@@ -34,7 +34,7 @@ class MatrixLayer:
 
     @property
     def weight(self) -> nn.Parameter:
-        """The weight, whose optimizer state holds the state of the matrix."""
+        """The weight, whose optimizer state includes the state of the matrix."""
         return self.params[0]
 
     @property
@@ -49,22 +49,22 @@ class MatrixLayer:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Number of the convolution's groups, rows and columns of the matrix."""
+        """Number of convolution groups, rows and columns of the matrix."""
         groups = _conv_groups(self.module)
         return groups, len(self.weight) // groups, self.weight[0].numel() + self.has_bias
 
     @property
     def inversion_cost(self) -> int:
-        """Multiplications to invert the curvature's two factors, up to a constant: the cubes of the sides."""
+        """Cost of inverting both factors, up to a constant: the sum of the cubes of their sides."""
         groups, rows, columns = self.shape
         return groups * (rows**3 + columns**3)
 
     def matrix(self, values: Sequence[Tensor]) -> Tensor:
-        """Join tensors shaped like `params`, see `layer_matrix`."""
+        """Join tensors shaped like `params` into a matrix; see `layer_matrix`."""
         return layer_matrix(values[0], values[1] if self.has_bias else None, _conv_groups(self.module))
 
     def tensors(self, matrix: Tensor) -> list[Tensor]:
-        """Inverse of `matrix`."""
+        """Split a matrix into tensors shaped like `params`."""
         weight, bias = layer_tensors(matrix, self.weight.shape, self.has_bias)
         return [weight] if bias is None else [weight, bias]
 
@@ -74,9 +74,9 @@ class Division:
     """A model's layers with and without a matrix.
 
     Attributes:
-        layers: The layers with a matrix.
-        too_long: Layers without one because a side would be too long: that side by name.
-        others: Names of the other modules that hold trainable parameters.
+        layers: Layers with a matrix.
+        too_long: Longest side, by name, of layers without a matrix because this side exceeds the limit.
+        others: Names of all other modules with trainable parameters.
     """
 
     layers: list[MatrixLayer]
@@ -93,39 +93,40 @@ def divide(
 ) -> Division:
     """Find the layers whose weight and bias are sampled and preconditioned as one matrix.
 
-    They are the linear layers and convolutions whose trained parameters belong to them alone, with sides of at most
-    `max_side`. A bias that is frozen, or not in `param_groups`, is left out of the matrix.
+    These are the linear layers and convolutions with sides of at most `max_side` whose trained parameters are not shared
+    with other layers. The matrix excludes a bias that is frozen or not in `param_groups`.
 
     Args:
         model: The model.
-        param_groups: The optimizer's groups.
-        is_alike: Whether a weight and its bias both have noise, or both have none.
-        max_side: Longest side.
-        is_matrix: Whether a layer can have a matrix.
+        param_groups: The optimizer's parameter groups.
+        is_alike: Returns whether a weight and its bias either both have noise or both have none.
+        max_side: Limit for the sides of a matrix.
+        is_matrix: Returns whether a layer can have a matrix.
 
     Returns:
-        The layers, and the rest by name.
+        The layers with a matrix, and the names of all others.
     """
     group_of = {p: group for group in param_groups for p in group["params"] if p.requires_grad}
     units = [unit for unit in find_measured_modules(model) if any(p in group_of for p in unit.module.parameters())]
-    holders = Counter(p for unit in units for p in unit.module.parameters())
-    found = Division([], {}, [])
+    uses = Counter(p for unit in units for p in unit.module.parameters())
+    division = Division([], {}, [])
     for unit in units:
         layer = _layer(unit, group_of) if is_matrix(unit.module) else None
-        if layer is None or any(holders[p] > 1 for p in layer.params) or not is_alike(layer.weight, layer.params[-1]):
-            found.others.append(unit.name)
+        if layer is None or any(uses[p] > 1 for p in layer.params) or not is_alike(layer.weight, layer.params[-1]):
+            division.others.append(unit.name)
         elif max(layer.shape[1:]) > max_side:
-            found.too_long[unit.name] = max(layer.shape[1:])
+            division.too_long[unit.name] = max(layer.shape[1:])
         else:
-            found.layers.append(layer)
-    return found
+            division.layers.append(layer)
+    return division
 
 
 def _layer(unit: MeasuredModule, group_of: dict[nn.Parameter, dict[str, Any]]) -> MatrixLayer | None:
-    own = own_parameters(unit.module)
-    if own["weight"] not in group_of:
+    """Return the layer with its trained parameters; None if its weight is not trained."""
+    named = own_parameters(unit.module)
+    if named["weight"] not in group_of:
         return None
-    params = tuple(p for p in (own["weight"], own.get("bias")) if p is not None and p in group_of)
+    params = tuple(p for p in (named["weight"], named.get("bias")) if p is not None and p in group_of)
     return MatrixLayer(unit.name, unit.module, params, tuple(group_of[p] for p in params))
 
 

@@ -1,4 +1,4 @@
-"""Moves of parameters whose directions are computed before the first one moves, because their length is common to all."""
+"""Steps whose directions are all computed before the first parameter moves, because they share one length."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lightning_bayes.optim.steps import Cohort
 
 @final
 class Move(Cohort):
-    """Parameters whose state is updated, with the changes of their means at the learning rate 1.
+    """Parameters whose state is already updated, with the changes of their means at learning rate 1.
 
     Args:
         params: The parameters.
-        states: Their optimizer states, which count this update already.
+        states: Their optimizer states; ``step`` already counts this update.
         group: Their parameter group.
-        changes: The changes of the means, which a step may overwrite; empty where another optimizer moves the means.
-        norm: vᵀ F v of the changes, a scalar; None where nothing asks for it.
+        changes: Changes of the means, which a step may overwrite; empty if the user's optimizer updates the means.
+        norm: vᵀ F v of the changes, a scalar; None if not needed.
 
     Attributes:
-        share: Factor of the changes that the bound of the whole step's Fisher norm leaves.
+        share: Factor on the changes that satisfies the bound on the whole step's Fisher norm.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Move(Cohort):
         torch._foreach_add_(list[Tensor](self.params), self.propose_(float(self.group["lr"]), 0.0))
 
     def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
-        """The changes at a learning rate; see `Cohort`."""
+        """Return the changes at a learning rate; see `Cohort`."""
         torch._foreach_mul_(self._changes, lr * self.share)
         return self._changes
 
     def average_(self, weight_of_old: float) -> None:
-        """Nothing, because the curvature is updated already; see `Cohort`."""
+        """Do nothing, because the curvature is already updated; see `Cohort`."""

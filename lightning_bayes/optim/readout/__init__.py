@@ -1,7 +1,6 @@
-"""Read posteriors out of optimizers and checkpoints.
+"""Reading posteriors from optimizers and checkpoints.
 
-An optimizer keeps its numbers in parameter groups and state, under names that only `optim` knows. `posteriors` takes
-numbers; this package looks them up.
+This package translates the keys of parameter groups and optimizer states into the numbers that `posteriors` works with.
 """
 
 from lightning_bayes.optim.readout.checkpoint import (

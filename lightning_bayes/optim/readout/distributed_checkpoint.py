@@ -1,4 +1,4 @@
-"""Reading the directory that Lightning's `ModelParallelStrategy` writes: each process's rows, and a file of the rest."""
+"""Reading the checkpoint directory of Lightning's `ModelParallelStrategy`: sharded tensors, and a file of metadata."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from typing import Any, Final
 
 import torch
 
-METADATA: Final = "meta.pt"  # what Lightning writes beside the files of torch.distributed.checkpoint
+METADATA: Final = "meta.pt"  # the file that Lightning adds to those of torch.distributed.checkpoint
 
 
 def is_distributed_checkpoint(path: Path) -> bool:
-    """Whether a path is the directory of a distributed checkpoint."""
+    """Whether `path` is the directory of a distributed checkpoint."""
     return path.is_dir() and (path / METADATA).is_file()
 
 
 def read_distributed_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a distributed checkpoint in one process, without running code from it.
+    """Read a distributed checkpoint in one process, without executing code from it.
 
     Args:
         path: The directory.
         map_location: Device of the tensors.
 
     Returns:
-        The contents that a single file of the same run would have, with whole tensors. Optimizer states have parameter names
-        where those of a single file have numbers.
+        The contents of the equivalent single-file checkpoint, with whole tensors. Optimizer states are keyed by parameter
+        names instead of indices.
     """
-    found: dict[str, Any] = torch.load(path / METADATA, map_location=map_location, weights_only=True)
+    checkpoint: dict[str, Any] = torch.load(path / METADATA, map_location=map_location, weights_only=True)
     for keys, value in _read_values(path, map_location):
-        target = found
+        target = checkpoint
         for key, following in pairwise(keys):
             target = _enter(target, key, [] if isinstance(following, int) else {})
         _enter(target, keys[-1], value)
-    states = sorted(key for key in found if key.startswith("optimizer_") and key != "optimizer_states")
-    found["optimizer_states"] = [found.pop(key) for key in states]
-    return found
+    states = sorted(key for key in checkpoint if key.startswith("optimizer_") and key != "optimizer_states")
+    checkpoint["optimizer_states"] = [checkpoint.pop(key) for key in states]
+    return checkpoint
 
 
 def _enter(target: Any, key: Any, value: Any) -> Any:
+    """Insert `value` into a list or dict unless `key` exists, and return the entry."""
     if isinstance(target, list):
         if len(target) == key:
             target.append(value)
@@ -49,10 +50,10 @@ def _enter(target: Any, key: Any, value: Any) -> Any:
 
 
 def _read_values(path: Path, device: str | torch.device) -> list[tuple[tuple[str | int, ...], Any]]:
-    dcp: Any = import_module("torch.distributed.checkpoint")  # here, because it takes a second
+    dcp: Any = import_module("torch.distributed.checkpoint")  # imported here because it takes a second
 
     class SafePlanner(dcp.DefaultLoadPlanner):  # type: ignore[misc]
-        """Loads objects as tensors and plain values only; the default unpickles them."""
+        """Loads objects with ``weights_only=True``; the default planner unpickles them."""
 
         def load_bytes(self, read_item: Any, value: Any) -> None:
             self.original_state_dict[read_item.dest_index.fqn] = torch.load(
@@ -66,7 +67,7 @@ def _read_values(path: Path, device: str | torch.device) -> list[tuple[tuple[str
         for name, entry in metadata.state_dict_metadata.items()
     }
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which no_dist asks for
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended, by no_dist
         dcp.load(
             values,
             storage_reader=reader,

@@ -1,4 +1,4 @@
-"""The noise of a layer's matrix, from the parameter group and the optimizer state of its weight."""
+"""Posterior precision of a layer's matrix, from the parameter group and the optimizer state of its weight."""
 
 from __future__ import annotations
 
@@ -13,16 +13,7 @@ from lightning_bayes.posteriors import kronecker_precision
 
 
 def layer_precision(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> KroneckerProduct | None:
-    """Posterior precision of a layer's matrix, as if its factors were inverted now.
-
-    Args:
-        group: The parameter group of the layer's weight.
-        state: Its optimizer state.
-        weight: μ.
-
-    Returns:
-        L ⊗ R, or None where there is no noise.
-    """
+    """L ⊗ R of a layer from its current factors; None without noise. Arguments as in `layer_shape`."""
     if not group["noisy"] or not state["noisy"]:
         return None
     scale, damping = layer_shape(group, state, weight)

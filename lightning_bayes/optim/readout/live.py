@@ -1,4 +1,4 @@
-"""The posterior of a model that its optimizer holds."""
+"""The posterior of a model in training, from its optimizer."""
 
 from __future__ import annotations
 
@@ -19,32 +19,28 @@ def posterior_of_model(
     trained: Iterable[tuple[Mapping[str, Any], nn.Parameter]],
     states: Mapping[Tensor, Mapping[str, Any]],
 ) -> WeightPosterior:
-    """Read the posterior of a model; under FSDP2 all processes have to call it together.
+    """Read the posterior of a model; under FSDP2 all processes must call it together.
 
     Args:
-        model: The model, at its mean.
-        trained: Its trained parameters, with their groups.
-        states: Their optimizer states.
+        model: The model, at its posterior mean.
+        trained: Its trained parameters with their groups.
+        states: Optimizer states by parameter.
 
     Returns:
         Copies of mean and precision by name; parameters without noise and buffers are among the constants.
     """
     free_gathered(model)
     names = {param: name for name, param in model.named_parameters()}
-    found = posterior_of(Entry(names[p], whole(p), group, whole_state(states[p])) for group, p in trained)
-    others = {n: v for n, v in model.state_dict().items() if n not in found.mean and isinstance(v, Tensor)}
-    return replace(found, constants={name: whole(value).detach().clone() for name, value in others.items()})
+    entries = (Entry(names[param], whole(param), group, whole_state(states[param])) for group, param in trained)
+    posterior = posterior_of(entries)
+    constants = {
+        name: whole(value).detach().clone()
+        for name, value in model.state_dict().items()
+        if name not in posterior.mean and isinstance(value, Tensor)
+    }
+    return replace(posterior, constants=constants)
 
 
 def determined_of(group: Mapping[str, Any], state: Mapping[str, Any], param: nn.Parameter) -> Tensor:
-    """The number of a tensor's parameters that the data determine; under FSDP2 as `posterior_of_model`.
-
-    Args:
-        group: Its parameter group.
-        state: Its optimizer state, with a curvature.
-        param: The tensor.
-
-    Returns:
-        A scalar.
-    """
+    """Number of weights of `param` that the data determine, a scalar; under FSDP2 all processes must call it together."""
     return determined(whole(state["curvature"]), damping_of(group, state, param.detach()))

@@ -1,4 +1,4 @@
-"""The posterior from parameter groups and optimizer states, live or in a checkpoint."""
+"""The posterior from parameter groups and optimizer states, of a live optimizer or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ WeightPosterior: TypeAlias = MeanField | MatrixGaussian
 
 
 class Entry(NamedTuple):
-    """A parameter with its part of an optimizer."""
+    """A parameter with its optimizer group and state."""
 
     name: str
     weights: Tensor  # μ
-    group: Mapping[str, Any]  # its parameter group
-    state: Mapping[str, Any]  # its optimizer state
+    group: Mapping[str, Any]
+    state: Mapping[str, Any]
 
 
 def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
-    """Posterior precision of a parameter outside of matrices.
+    """Posterior precision of a parameter with a diagonal posterior.
 
     Args:
         group: Its parameter group.
@@ -34,19 +34,20 @@ def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
         mean: μ, shaped like the parameter.
 
     Returns:
-        1/Σ, or None where there is no noise: a point estimate, or no measurement yet.
+        1/Σ, shaped like the parameter; None if the parameter is deterministic, or has no measured or initial precision.
     """
-    is_point = not group["noisy"] or not state or not state["noisy"]
-    if is_point or (state["step"] == 0 and group["init_precision"] is None):
+    is_deterministic = not group["noisy"] or not state or not state["noisy"]
+    if is_deterministic or (state["step"] == 0 and group["init_precision"] is None):
         return None
-    shape, (now, (curvature,)) = shape_of(group, [state], [mean]), noise_terms(group, [state])
+    shape = shape_of(group, [state], [mean])
+    hyperparameters, (curvature,) = noise_terms(group, [state])
     if shape is None:
-        return precision(curvature, **now.precision_arguments)
+        return precision(curvature, **hyperparameters.precision_arguments)
     return shaped_precision(curvature, shape.scale[0], shape.damping[0])
 
 
 def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
-    """Collect the parameters that have noise.
+    """Build the posterior of the parameters that are sampled with noise.
 
     Args:
         entries: The parameters of an optimizer.
@@ -54,26 +55,43 @@ def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
     Returns:
         Copies of means and precisions, without constants; empty if no parameter has noise.
     """
-    known = {entry.name: entry for entry in entries}
-    layers = {name: both for name, entry in known.items() if (both := _matrix(entry)) is not None}
-    biases = {name: bias for name in layers if (bias := _bias_in_matrix(known[name])) is not None}
-    of_weight = {bias: name for name, bias in biases.items()}  # a matrix has the prior of its weight
-    single = {name: found for name, entry in known.items() if (found := _single(entry)) is not None}
-    noisy = {name: known[of_weight.get(name, name)] for name in known if name in {*single, *layers, *of_weight}}
-    mean = {name: known[name].weights.detach().clone() for name in noisy}
-    shapes = {name: _shape(entry) for name, entry in noisy.items()}
-    prior_precision = {name: _prior_precision(entry, shapes[name]) for name, entry in noisy.items()}
-    centres = {name: _prior_mean(known[name], shapes[name]) for name in noisy}
-    prior_mean = {name: centre for name, centre in centres.items() if centre is not None}
-    num_data = max((float(entry.group["num_data"]) for entry in noisy.values()), default=0.0)
-    if not layers:
-        return MeanField(mean, single, prior_precision, num_data, prior_mean=prior_mean)
-    precisions = {name: float(delta) for name, delta in prior_precision.items()}  # no method with matrices takes others
-    return MatrixGaussian(mean, layers, biases, single, precisions, num_data, prior_mean=prior_mean)
+    by_name = {entry.name: entry for entry in entries}
+    diagonal: dict[str, Tensor] = {}
+    factors: dict[str, tuple[Tensor, Tensor]] = {}  # L and R of each layer, under the name of its weight
+    weight_of: dict[str, str] = {}  # the weight of each bias that is a column of its matrix
+    for name, (_, weights, group, state) in by_name.items():
+        if "input_factor" in state:
+            product = layer_precision(group, state, weights)
+            if product is not None:
+                factors[name] = product.left, product.right
+                if state["input_factor"].shape[-1] > weights[0].numel():
+                    weight_of[name.removesuffix("weight") + "bias"] = name
+        elif "curvature" in state:
+            values = state_precision(group, state, weights)
+            if values is not None:
+                diagonal[name] = values
+    with_noise = {*diagonal, *factors, *weight_of}
+    # A matrix has the prior of its weight.
+    owners = {name: by_name[weight_of.get(name, name)] for name in by_name if name in with_noise}
+    shapes = {entry.name: _shape(entry) for entry in owners.values()}
+    prior_precision: dict[str, Any] = {}
+    prior_mean: dict[str, Tensor] = {}
+    for name, owner in owners.items():
+        prior_precision[name] = _prior_precision(owner, shapes[owner.name])
+        centre = _prior_mean(by_name[name], shapes[owner.name])
+        if centre is not None:
+            prior_mean[name] = centre
+    mean = {name: by_name[name].weights.detach().clone() for name in owners}
+    num_data = max((float(owner.group["num_data"]) for owner in owners.values()), default=0.0)
+    if not factors:
+        return MeanField(mean, diagonal, prior_precision, num_data, prior_mean=prior_mean)
+    biases = {weight: bias for bias, weight in weight_of.items()}
+    scalars = {name: float(delta) for name, delta in prior_precision.items()}  # Kronecker methods refuse other priors
+    return MatrixGaussian(mean, factors, biases, diagonal, scalars, num_data, prior_mean=prior_mean)
 
 
 def _shape(entry: Entry) -> Shape | None:
-    """The shape of a parameter's noise; None where it is that of the bound, whose prior is the stated one."""
+    """The shape of a parameter's noise; None for the noise of the bound, whose prior is the stated one."""
     if entry.group.get("relative_noise") is None:
         return None
     if "input_factor" in entry.state:
@@ -82,35 +100,20 @@ def _shape(entry: Entry) -> Shape | None:
 
 
 def _prior_precision(entry: Entry, shape: Shape | None) -> float | Tensor:
-    """δ of a parameter, or of each of its weights where they have priors of their own."""
-    own = entry.state.get("prior_precision")
-    if own is None:
+    """δ of a parameter, or of each weight if the parameter has per-weight priors."""
+    per_weight: Tensor | None = entry.state.get("prior_precision")
+    if per_weight is None:
         return float(entry.group["prior_precision"] if shape is None else shape.prior_precision)
-    return own.clone() if shape is None else (effective(entry.group).prior_of(own) + shape.damping) * shape.scale
+    if shape is None:
+        return per_weight.clone()
+    return (effective(entry.group).prior_of(per_weight) + shape.damping) * shape.scale
 
 
 def _prior_mean(entry: Entry, shape: Shape | None) -> Tensor | None:
-    """Centre of a parameter's prior; None for zero."""
+    """The prior's centre for a parameter; None for zero."""
     stated = entry.state.get("prior_mean")
     if shape is None:
         return None if stated is None else stated.clone()
-    strength = stated_prior_of(entry.group, entry.state)
-    damping = shape.damping + strength if "prior_precision" in entry.state else shape.damping
-    return prior_centre(entry.weights.detach(), 0.0 if stated is None else stated, strength, damping)
-
-
-def _single(entry: Entry) -> Tensor | None:
-    """1/Σ of a parameter outside of matrices."""
-    return state_precision(entry.group, entry.state, entry.weights) if "curvature" in entry.state else None
-
-
-def _matrix(entry: Entry) -> tuple[Tensor, Tensor] | None:
-    """L and R of a layer, under its weight."""
-    found = layer_precision(entry.group, entry.state, entry.weights) if "input_factor" in entry.state else None
-    return None if found is None else (found.left, found.right)
-
-
-def _bias_in_matrix(entry: Entry) -> str | None:
-    """Name of the bias in the last column of a weight's matrix, which is then one column wider than the weight."""
-    has_bias = entry.state["input_factor"].shape[-1] > entry.weights[0].numel()
-    return entry.name.removesuffix("weight") + "bias" if has_bias else None
+    prior = stated_prior_of(entry.group, entry.state)
+    damping = shape.damping + prior if "prior_precision" in entry.state else shape.damping
+    return prior_centre(entry.weights.detach(), 0.0 if stated is None else stated, prior, damping)

@@ -41,7 +41,7 @@ def draw(at, noise, damping=0.0, kl_weight=1.0):
 
 
 def step(at, grads, measured=None, betas=(0.0, 1.0), damping=DAMPING, **arguments):
-    """One update; by default the curvature stays."""
+    """One update; by default without changing the curvature."""
     measured = at.curvature if measured is None else measured
     return update(at, grads, measured, betas=betas, prior=PRIOR, damping=damping, **arguments)
 
@@ -56,7 +56,7 @@ def parts(vector, sides=SIDES):
 
 
 def dense(measured, damping):
-    """For two layers F̂ is exact: the damped diagonal blocks and the undamped link."""
+    """For two layers F̂ is exact: damped diagonal blocks and the undamped link."""
     blocks, link = [dense_damped(block, damping) for block in measured.blocks], torch.kron(*measured.links[0])
     return torch.cat([torch.cat([blocks[0], link], 1), torch.cat([link.T, blocks[1]], 1)])
 

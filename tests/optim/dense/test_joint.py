@@ -1,4 +1,4 @@
-"""Optimizers whose posterior joins all weights: exact regression, autograd's curvature, noise, resume, refusals."""
+"""Optimizers with a joint posterior over all weights: exact regression, autograd's curvature, noise, resume, errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def weights(model):
 
 
 def dense_precision(posterior):
-    """Of all weights in the order of the mean, by the log-density's second differences: q is a Gaussian."""
+    """Precision of all weights in the order of the mean, by second differences of the Gaussian log-density."""
     shapes = {name: mean.shape for name, mean in posterior.mean.items()}
     start = torch.cat([mean.flatten() for mean in posterior.mean.values()])
 
@@ -108,7 +108,7 @@ def test_the_hessian_equals_torchs_own(data):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_vong_keeps_the_mean_outer_product_of_example_gradients(reduction, generator):
-    """Through a convolution, whose gradient is a sum over positions."""
+    """With a convolution, whose gradient is a sum over positions."""
     model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(9, 2)).double()
     x, y = torch.randn(6, 2, 4, generator=generator, dtype=F64), torch.tensor([0, 1, 0, 1, 1, 0])
     outer = []
@@ -125,7 +125,7 @@ def test_vong_keeps_the_mean_outer_product_of_example_gradients(reduction, gener
 
 
 def test_nng_full_expects_the_exact_precision_of_linear_regression(generator):
-    """Drawn labels have E[(y - f)²] = 1/τ whatever the data's labels; the standard error is that of the mean of ε²."""
+    """Sampled labels have E[(y - f)²] = 1/τ for any labels of the data; the standard error is that of the mean of ε²."""
     x = torch.randn(20_000, 2, generator=generator, dtype=F64)
     model = nn.Linear(2, 1, bias=False).double()
     opt = NNGFull(model, num_data=20_000, likelihood=Gaussian(0.5))
@@ -138,7 +138,7 @@ def test_nng_full_expects_the_exact_precision_of_linear_regression(generator):
 
 
 def test_the_first_block_tridiagonal_step_is_the_natural_one(data):
-    """Of two layers the approximation keeps all blocks, so the inverse of the posterior's precision is what moves."""
+    """For two layers the approximation keeps all blocks, so the step uses the inverse of the posterior precision."""
     model = small()
     before, (x, y) = weights(model), data
     opt = build(BlockTridiagonalKFAC, model, fisher="empirical", betas=(0.0, 0.9), prior_precision=4.0)
@@ -199,7 +199,7 @@ def test_damping_is_in_the_step_and_only_where_asked_in_the_noise(optimizer, in_
     for damping in (0.0, 0.5):
         model = small()
         opt = build(optimizer, model, lr=0.0, prior_precision=200.0, damping=damping, damping_in_noise=in_noise)
-        train(model, opt, data, 1)  # measures, and moves nothing
+        train(model, opt, data, 1)  # measures, but moves nothing
         with torch.no_grad(), opt.sampled_params(0):
             samples.append(weights(model))
     assert torch.equal(*samples) != in_noise
@@ -226,7 +226,7 @@ def test_init_precision_is_the_first_posteriors(optimizer, data):
     torch.testing.assert_close(dense_precision(opt.posterior()), 200.0 * torch.eye(21, dtype=F64))
 
 
-# -- refusals -----------------------------------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", FULL, ids=lambda cls: cls.__name__)
@@ -249,17 +249,17 @@ def test_half_precision_is_refused(optimizer):
 def test_a_model_of_another_shape_is_refused_by_name():
     normed = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))
     for optimizer in (VONG, NNGFull):
-        with pytest.raises(UnsupportedLayerError, match=rf"{optimizer.__name__} joins .* others: 1\. Freeze them"):
+        with pytest.raises(UnsupportedLayerError, match=rf"{optimizer.__name__} supports only .* excludes 1\. Freeze"):
             build(optimizer, normed)
     with pytest.raises(PosteriorError, match=r"chain of nn\.Linear layers, but Sequential has 1 \(LayerNorm\)"):
         build(BlockTridiagonalKFAC, normed)
-    build(FullVON, normed)  # torch differentiates it twice
+    build(FullVON, normed)  # twice differentiable
 
 
 def test_layers_with_positions_have_no_blocks_between_them(data):
     model = small()
     opt = build(BlockTridiagonalKFAC, model, fisher="empirical")
-    with pytest.raises(ShapeError, match=r"one position for each example, but 0, 2 saw several"), opt.sampled_params():
+    with pytest.raises(ShapeError, match=r"one position per example, but 0, 2 had several"), opt.sampled_params():
         loss_of(model, data[0].view(20, 2, 3), data[1].view(20, 2, 1)).backward()
 
 
@@ -273,7 +273,7 @@ def test_a_hessian_without_a_posterior_is_refused(data):
 
 
 def dead():
-    """The first layer's units are zero for all inputs, and so are its gradients."""
+    """A model whose first layer has zero activations and gradients for all inputs."""
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).to(F64)
     nn.init.constant_(model[0].bias, -1e3)
     return model
@@ -284,7 +284,7 @@ def test_a_dead_layer_keeps_its_prior(optimizer, data):
     model = dead()
     opt = build(optimizer, model, prior_precision=4.0, lr=1e-3)
     train(model, opt, data, 2)
-    first = dense_precision(opt.posterior())[:12, :12]  # of the weights of the first layer
+    first = dense_precision(opt.posterior())[:12, :12]  # the weights of the first layer
     torch.testing.assert_close(first, 4.0 * torch.eye(12, dtype=F64), rtol=1e-3, atol=1e-3)
 
 
@@ -296,7 +296,7 @@ def test_a_vanishing_factor_without_prior_and_damping_names_layer_and_factor(dat
 
 
 def test_labels_that_cannot_be_drawn_are_refused():
-    with pytest.raises(HyperparameterError, match=r"fisher='sampled' draws labels.*likelihood=Softmax\(\)"):
+    with pytest.raises(HyperparameterError, match=r"fisher='sampled' requires a likelihood.*likelihood=Softmax\(\)"):
         NNGFull(small())
     NNGFull(small(out=2), likelihood=Softmax())
 

@@ -44,7 +44,7 @@ def measured(problem, mean, std, noise):
 
 
 def test_pathwise_gradients_are_autograds(generator):
-    """Algorithms E31, with the KL of torch.distributions, at a σ below and one above the prior's."""
+    """Algorithms E31, with the KL of torch.distributions, for one σ below and one above the prior's."""
     problem = LogisticRegression(generator, n=N)
     noise = torch.randn(5, 3, generator=generator, dtype=F64)
     for std in (0.2, 1.5):
@@ -60,7 +60,7 @@ def test_pathwise_gradients_are_autograds(generator):
 
 
 def test_is_torchs_adam_on_mean_and_log_std(generator):
-    """100 steps under the same noise; Adam sees N/τ times the gradient of log σ, so that its ε has the same size."""
+    """100 steps with the same noise; the gradient of log σ is multiplied by N/τ to match the scale of Adam's ε."""
     problem = LogisticRegression(generator, n=N)
     state = start(torch.zeros(3, dtype=F64), torch.full((3,), 0.3, dtype=F64))
     mean = torch.zeros(3, dtype=F64, requires_grad=True)
@@ -78,7 +78,7 @@ def test_is_torchs_adam_on_mean_and_log_std(generator):
 
 
 def test_quadrature_lands_on_the_optimum_of_the_bound(generator):
-    """Algorithms E31: the optimum that VON and L-BFGS find, where Adam's learning rate decays."""
+    """Algorithms E31: with a decaying learning rate, Adam finds the optimum of VON and L-BFGS."""
     problem = LogisticRegression(generator, n=N, prior_precision=DELTA)
     state = start(torch.zeros(3, dtype=F64), torch.full((3,), 0.5, dtype=F64))
     for t in range(1, 1501):

@@ -1,4 +1,4 @@
-"""What ĝ² measures (Khan et al. 2018, Theorem 1), by enumeration of minibatches; and the warning where it is nothing."""
+"""What ĝ² measures (Khan et al. 2018, Theorem 1), by enumeration of minibatches; and the warning if it is no curvature."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_with_replacement_the_weight_is_one_over_the_batch_size(model, data):
 
 
 def test_batches_of_one_measure_what_vogn_measures(model, data):
-    """And the batch of all data measures the square of its gradient, where VOGN does not change."""
+    """The batch of all data measures the square of its gradient; VOGN's measurement does not change."""
     every = range(EXAMPLES)
     of_ones = torch.stack([measured(Vadam, model, data, [row]) for row in every]).mean(0)
     torch.testing.assert_close(of_ones, measured(VOGN, model, data, every), rtol=1e-12, atol=1e-14)
@@ -71,7 +71,7 @@ def test_batches_of_one_measure_what_vogn_measures(model, data):
 
 
 def test_micro_batches_add_up_before_the_square_and_weight_samples_after(model, data):
-    """Passes under one noise are one batch; passes under two are averaged after the square."""
+    """Passes with the same noise form one batch; passes with different noise are averaged after squaring."""
     x, y = data
 
     def curvature(passes):
@@ -111,7 +111,7 @@ def test_smaller_batches_are_not_warned_of(rows, model, data):
 
 
 def test_weight_samples_do_not_count_as_examples(model, data):
-    """Three samples of a batch of two are six passes' worth of examples, and not the whole data set."""
+    """Three samples of a batch of two count six examples, but are not the whole data set."""
     opt = Vadam(model, num_data=EXAMPLES)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

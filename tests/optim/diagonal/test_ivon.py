@@ -115,7 +115,7 @@ def test_precision_stays_positive_for_every_curvature(dtype, beta2, generator):
         new = update(state, zeros, hessian, lr=0.1, betas=(0.9, beta2), prior=prior)
         assert ((new.curvature + prior) > 0).all()
         assert new.mean.isfinite().all()
-        state = state._replace(curvature=new.curvature.clamp_max(1e3))  # so that small ones come again
+        state = state._replace(curvature=new.curvature.clamp_max(1e3))  # so that small values recur
 
 
 def test_precision_at_most_halves(generator):
@@ -197,7 +197,7 @@ def test_a_rescaled_rate_is_that_of_the_start_also_while_the_kl_weight_warms_up(
 
 
 def test_momentum_holds_no_prior():
-    """Its gradient is added after the bias correction, as published."""
+    """The prior's gradient is added after the bias correction, as published."""
     state = MeanFieldState(torch.full((1,), 3.0), torch.zeros(1), torch.zeros(1))
     new = update(state, torch.zeros(1), torch.zeros(1), lr=0.5, betas=(0.9, 0.9), prior=0.1)
     assert new.momentum.item() == 0

@@ -30,7 +30,7 @@ def half_squares(model, x, y):
 @pytest.mark.parametrize("kl_weight", [1.0, 0.5])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_steps_at_recorded_samples_are_algorithm_1(kl_weight, reduction, generator):
-    """Ascent of log p, prior at the sample, γ_ex outside of the noise, m̃ corrected and f not; mean or sum of losses."""
+    """Ascent on log p, prior at the sample, γ_ex not in the noise, bias correction of m̃ but not f; mean or sum of losses."""
     x, y = regression(generator)
     model = linear()
     n, variance, external = 40, 0.25, 0.01  # N, η, γ_ex
@@ -63,7 +63,7 @@ def test_steps_at_recorded_samples_are_algorithm_1(kl_weight, reduction, generat
 
 
 def test_the_prior_s_gradient_is_part_of_the_pass(generator):
-    """g + δ̃(θ - μ), in the loss's scale, is what clipping sees; it is averaged over samples as g is."""
+    """Clipping applies to g + δ̃(θ - μ), in the scale of the loss, averaged over samples like g."""
     x, y = regression(generator)
     model = linear()
     opt = NoisyAdam(model, num_data=100, prior_precision=30.0, init_precision=60.0)
@@ -91,7 +91,7 @@ def test_unused_parameters_are_pulled_to_the_prior_at_their_samples(generator):
 
 
 def test_first_pass_without_noise_has_the_prior_at_the_mean(generator):
-    """θ = μ there, so the step is VOGN's with the same curvature: of one example."""
+    """θ = μ without noise, so with one example the step and the curvature are VOGN's."""
     x, y = regression(generator)
     weights = []
     for optimizer in (NoisyAdam, VOGN):
@@ -105,7 +105,7 @@ def test_first_pass_without_noise_has_the_prior_at_the_mean(generator):
 
 
 def test_fisher_form_has_the_exact_posterior_of_linear_regression(generator):
-    """The Fisher of labels of the model's own is the Hessian there: the diagonal of the exact precision (algorithms E4)."""
+    """The Fisher with labels from the model is the Hessian: the diagonal of the exact precision (algorithms E4)."""
     x, y = regression(generator)
     model = linear()
     opt = NoisyAdamFisher(model, lr=0.02, betas=(0.9, 0.9), num_data=40, prior_precision=2.0)

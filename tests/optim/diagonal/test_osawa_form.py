@@ -45,7 +45,7 @@ class Published:
         self.buffer = self.momentum * self.buffer + grads.mean(0) + self.l2 * mean  # raw: no (1 - momentum)
         self.ema, self.l2_ema = self._average(grads.square().mean(0), self.ema), self._average(self.l2, self.l2_ema)
         mean = mean - self.settings["lr"] * self._inverse() * self.buffer
-        self.steps += 1  # from here on the KL weight is the next update's
+        self.steps += 1  # the KL weight is now that of the next update
         return mean, (self.kl / self.settings["num_data"] * self._inverse()).sqrt()
 
 
@@ -65,7 +65,7 @@ def per_example_gradients(theta, x, y):
 
 
 def compared(published, generator):
-    """For each update their mean and standard deviation after it, and ours, from the same mean before and the same noise."""
+    """Their and our mean and standard deviation after each update, with the same mean before it and the same noise."""
     momentum, settings = published.momentum, published.settings
     x = torch.randn(40, 3, generator=generator, dtype=F64)
     y = (x[:, :1] > 0).to(F64)
@@ -113,7 +113,7 @@ def test_without_warm_up_nothing_differs(generator):
 
 
 def test_their_averaged_prior_hardly_differs_with_their_weight_of_the_new_curvature(generator):
-    """It is 0.999 in all their CIFAR configurations with a warm-up, which take longer than the 300 updates here."""
+    """β₂ is 0.999 in all their CIFAR configurations with a warm-up, which is longer than the 300 updates here."""
     published = Published(True, momentum=0.9, ema_decay=0.999, warmup=300, **SETTINGS)
     for mean, std, ours, our_std in compared(published, generator):
         torch.testing.assert_close(ours, mean, rtol=1e-3, atol=1e-5)

@@ -69,7 +69,7 @@ def test_only_matching_parameters_are_bayesian(generator):
     opt = fit(model, x, y, bayesian=r"^2\.")
     assert sorted(opt.posterior().mean) == ["2.bias", "2.weight"]
     assert "0.weight" in opt.posterior().constants
-    assert not torch.equal(model[0].weight, before)  # points are trained too
+    assert not torch.equal(model[0].weight, before)  # deterministic parameters are trained too
     mean = {name: param.detach().clone() for name, param in model.named_parameters()}
     with opt.sampled_params(), torch.no_grad():
         moved = {name for name, param in model.named_parameters() if not torch.equal(param, mean[name])}
@@ -111,7 +111,7 @@ def test_normalisation_layers_that_are_all_there_is_keep_their_noise():
 
 @pytest.mark.parametrize("engine", ["fused", "backpack"])
 def test_parameters_without_a_posterior_are_neither_measured_nor_stored(engine, generator):
-    """The user's optimizer moves them; of the last layer the squares are those of a model that is measured whole."""
+    """The user's optimizer updates all parameters; the last layer has the squares of a model measured as a whole."""
     x, y = torch.randn(20, 3, generator=generator), torch.randint(2, (20,), generator=generator)
     found = []
     for arguments in ({"bayesian": r"^2\."}, {}):

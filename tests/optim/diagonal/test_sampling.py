@@ -1,4 +1,4 @@
-"""Antithetic noise and what is kept of it between updates, against draws and shapes computed anew."""
+"""Antithetic noise and its caches between updates, compared with fresh draws and shapes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def updates(opt, model, batch, count):
 
 
 def test_two_updates_share_a_draw_with_opposite_signs(generator):
-    """The curvature is not measured after the tenth update and lr is 0, so all that changes is the noise."""
+    """Without measurements after the tenth update and with lr = 0, only the noise changes."""
     model = network()
     found = updates(optimizer(model), model, data(generator), 18)
     for first in (10, 12, 14, 16):
@@ -89,11 +89,11 @@ def test_a_pool_that_was_kept_is_the_one_drawn_again(generator, monkeypatch):
         results.append(([p.detach().clone() for p in model.parameters()], len(drawn)))
     (kept, few), (anew, many) = results
     assert all(torch.equal(a, b) for a, b in zip(kept, anew, strict=True))
-    assert (few, many) == (9 + 2, 24)  # the first update has no noise, the first ten keep nothing
+    assert (few, many) == (9 + 2, 24)  # the first update has no noise, the first ten cache nothing
 
 
 def test_no_weight_meets_a_number_twice_but_with_the_opposite_sign():
-    """Windows of one pool: those of a pair are alike, the others uncorrelated in standard errors, and all have the law."""
+    """Windows of a pool: equal within a pair, otherwise uncorrelated in standard errors, all with the right distribution."""
     param = torch.nn.Parameter(torch.zeros(300, 300))
     cohort = CohortNoise([param])
     drawn = []
@@ -206,7 +206,7 @@ def test_a_pair_measures_the_curvature_of_a_quadratic_without_its_gradient():
     z = (pairs.mean() - b) / (pairs.std() / count**0.5)
     assert abs(z) < 4
     alone = torch.stack(estimates)[::2].std()
-    assert pairs.std() < 0.1 * alone  # the gradient's part, a ε / σ, is gone
+    assert pairs.std() < 0.1 * alone  # the gradient's part, a ε / σ, cancels
 
 
 def test_the_default_step_of_ivon_shares_draws_and_rests_at_the_hessian(generator):
@@ -228,7 +228,7 @@ def test_the_default_step_of_ivon_shares_draws_and_rests_at_the_hessian(generato
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_large_tensors_have_memory_of_their_own_and_the_same_law(bias, generator):
-    """θ = μ ± σ ε, drawn in the memory of the sample, or kept beside it."""
+    """θ = μ ± σ ε, with ε drawn into the memory of the sample or kept separately."""
     model = nn.Sequential(nn.Linear(300, 300, bias=bias))
     opt = optimizer(model)
     batch = torch.randn(4, 300, generator=generator), torch.randint(300, (4,), generator=generator)

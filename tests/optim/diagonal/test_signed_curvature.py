@@ -1,4 +1,4 @@
-"""A negative curvature keeps its precision positive when a schedule lets the prior's part of it fall."""
+"""The precision stays positive with negative curvature while a schedule lowers the prior."""
 
 from __future__ import annotations
 

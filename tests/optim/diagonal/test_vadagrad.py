@@ -82,7 +82,7 @@ def test_temperature_1_is_vprop(generator):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.1, 0.5, 1.0])
 def test_precision_takes_the_natural_gradient_step_of_the_bound(temperature):
-    """P ← P + 2β ∂/∂Σ of E_q[Nf] + τ KL, by autograd, for f = ½hθ²; num_data and prior as everywhere (P = Ns + δ)."""
+    """P ← P + 2β ∂/∂Σ of E_q[Nf] + τ KL, by autograd, for f = ½hθ²; num_data and prior as elsewhere (P = Ns + δ)."""
     n, delta, h, beta, s = 50.0, 2.0, 0.7, 0.05, 0.3
     variance = (1 / vector(n * s + delta)).requires_grad_()
     kl = 0.5 * (delta * variance - 1 - (delta * variance).log())

@@ -128,7 +128,7 @@ def test_steps_at_recorded_samples_are_the_paper_s(start, data):
 
 
 def test_first_noise_of_the_paper_s_start_is_as_wide_as_the_prior():
-    """s₀ = 0: std 1/√δ, in standard errors over 4000 weights; it is of the old s, so that of the start."""
+    """s₀ = 0: std 1/√δ, in standard errors over 4000 weights; it uses the old s, which is s₀."""
     model = nn.Linear(200, 20, bias=False)
     opt = Vadam(model, num_data=1000, prior_precision=4.0, init_precision=4.0)
     before = model.weight.detach().clone()
@@ -154,7 +154,7 @@ def test_samples_average_gradients_and_squares(data):
 
 
 def test_a_schedule_of_the_prior_does_not_change_where_s_started(data):
-    """The correction stays after the prior has passed the initial precision, and nothing is refused."""
+    """The bias correction remains after the prior exceeds the initial precision, and no error is raised."""
     grows = LinearSchedule(1.0, 10.0, steps=2)
     model = network()
     opt = Vadam(model, num_data=10**6, prior_precision=grows, init_precision=1.0)
@@ -165,7 +165,7 @@ def test_a_schedule_of_the_prior_does_not_change_where_s_started(data):
 
 
 def test_a_resumed_run_keeps_the_bias_correction(data):
-    """Where s started is saved with the groups."""
+    """The groups save whether s started at zero."""
 
     def start():
         model = network()
@@ -177,7 +177,7 @@ def test_a_resumed_run_keeps_the_bias_correction(data):
         noisy_step(opt, whole, x, y)
     resumed, other = start()
     resumed.load_state_dict(whole.state_dict())
-    other.load_state_dict(copy.deepcopy(opt.state_dict()))  # torch shares the tensors otherwise
+    other.load_state_dict(copy.deepcopy(opt.state_dict()))  # otherwise torch shares the tensors
     for x, y in parts[3:]:
         noisy_step(opt, whole, x, y)
         noisy_step(other, resumed, x, y)

@@ -149,7 +149,7 @@ def test_fixed_point_is_the_empirical_fisher_not_the_exact_precision(generator):
 
 
 def test_samples_have_the_stated_variance(generator):
-    """In standard errors: 4000 passes' weights against 1/P."""
+    """In standard errors: the weights of 4000 passes against 1/P."""
     x, y = regression(generator)
     model = linear()
     opt = VOGN(model, lr=0.1, num_data=len(x), init_precision=400.0)
@@ -242,7 +242,7 @@ def start(generator, **arguments):
 
 
 def test_micro_batches_under_one_noise_equal_the_large_batch(generator):
-    """Also when they differ in size: passes count by their examples."""
+    """Passes of different sizes are weighted by their number of examples."""
     _, (x, y) = two_batches(generator)
     model, opt = start(generator)
     for part in (slice(0, 4), slice(4, 7), slice(7, 16)):
@@ -308,7 +308,7 @@ def test_grad_scaler_leaves_gradient_and_curvature_unscaled(generator):
 
 
 def test_frozen_unused_and_grouped_parameters(generator):
-    """No noise and no step on frozen ones; an unused one is pulled to the prior, where IVON crashes."""
+    """Frozen parameters have no noise and no step; unused ones are pulled to the prior, where the authors' IVON crashes."""
     model = nn.ModuleDict({"used": linear(), "unused": linear(), "frozen": linear()})
     model["frozen"].requires_grad_(False)
     frozen, unused = model["frozen"].weight.clone(), model["unused"].weight.detach().clone()
@@ -362,7 +362,7 @@ def test_decoupled_weight_decay_is_adamw_s(generator):
         with o.sampled_params(0):
             half_squared_error(m, x, y).backward()
         o.step()
-    prior = 1.0 / 16 / (opt.state[model.weight]["curvature"] + 1.0 / 16)  # the prior gradient sees the decayed mean
+    prior = 1.0 / 16 / (opt.state[model.weight]["curvature"] + 1.0 / 16)  # the prior's gradient uses the decayed mean
     torch.testing.assert_close(model.weight, plain_model.weight - 0.05 + 0.1 * 0.05 * prior)
 
 
@@ -481,7 +481,7 @@ def test_trust_region_bounds_the_step_by_the_users_learning_rate(generator):
 
 
 def test_relative_noise_sets_the_scale_and_the_curvature_the_places(generator):
-    """1/Σ ∝ s + δ̃ + 0.03 mean s, with a mean variance of κ²r² where the data allow more."""
+    """1/Σ ∝ s + δ̃ + 0.03 mean s, with a mean variance of κ²r² if the data allow more."""
     x, y = regression(generator)
     model = linear()
     opt = VOGN(model, lr=1e-3, num_data=40, relative_noise=0.01)
@@ -501,7 +501,7 @@ def test_relative_noise_sets_the_scale_and_the_curvature_the_places(generator):
 
 @pytest.mark.parametrize("change", ["step", "load", "prior"])
 def test_the_noise_of_a_pass_is_always_that_of_the_posterior(generator, change):
-    """What is kept between passes is never stale: draws of one ε, in units of each posterior's width, are that ε."""
+    """Caches between passes are never stale: samples with one ε, in units of the posterior's width, are that ε."""
     x, y = regression(generator)
     model = linear()
     opt = VOGN(model, lr=1e-3, num_data=40, relative_noise=0.1)

@@ -1,4 +1,4 @@
-"""VON against closed forms, quadrature with L-BFGS, autograd's Hessian and the bounds of its own head."""
+"""VON against closed forms, quadrature with L-BFGS, autograd's Hessian and the bounds of the module's docstring."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def exact_regression(x, y, delta, noise_precision=2.0):
 
 
 def test_linear_regression_has_the_exact_mean_and_the_optimal_precision(generator):
-    """With the exact expectations, which for a quadratic are the values at the mean."""
+    """With the exact expectations, which for a quadratic are its values at the mean."""
     x, y = linear_regression(generator)
     delta, n = 2.0, len(x)
     found = state(torch.zeros(3, dtype=F64), torch.zeros(3, dtype=F64))
@@ -78,7 +78,7 @@ def test_optimizer_reaches_the_same_posterior_from_samples(generator):
     means = torch.stack(list(steps(opt, model, x, y, 1200)))[200:].mean(0)
     mean, diagonal = exact_regression(x, y, 2.0)
     torch.testing.assert_close(opt.posterior().precision["weight"][0], diagonal, rtol=1e-10, atol=0)
-    # A walk round the mean: in steps of 1/lr nearly independent, each about √(lr/2) posterior deviations wide.
+    # A random walk around the mean, √(lr/2) posterior deviations wide and nearly independent after 1/lr steps.
     error = math.sqrt(0.1 / 2) / math.sqrt(1000 * 0.1 / 2)
     assert ((means - mean) * diagonal.sqrt() / error).abs().max() < 4
 
@@ -191,7 +191,7 @@ def test_a_negative_hessian_halves_the_precision_at_most(positivity, dtype, gene
         hessian, curvature = spread(20_000), (spread(20_000).abs() - prior).to(dtype)
         before = curvature + prior
         after = moved_curvature(curvature, hessian, rate, prior, positivity) + prior
-        is_above_least = before > 4e-3 * prior  # below, the least precision acts
+        is_above_least = before > 4e-3 * prior  # below, the minimum precision applies
         assert (after > 0).all()
         is_bounded = is_above_least & ((hessian < 0) | (positivity == "correction"))
         assert (after[is_bounded] >= 0.499 * before[is_bounded]).all()
@@ -199,7 +199,7 @@ def test_a_negative_hessian_halves_the_precision_at_most(positivity, dtype, gene
 
 @pytest.mark.parametrize("rate", [0.3, 0.8, 1.0])
 def test_back_tracking_leaves_positive_curvature_alone(rate):
-    """App. D.1 cuts where s + βĥ would not be positive, which takes a negative ĥ."""
+    """App. D.1 shortens updates that would make s + βĥ negative, which requires a negative ĥ."""
     curvature, hessian = torch.tensor([1.0, 4.0, -0.05]), torch.tensor([0.01, 0.0, 3.0])
     moved = moved_curvature(curvature, hessian, rate, 0.1, "backtracking")
     torch.testing.assert_close(moved, (1 - rate) * curvature + rate * hessian)
@@ -228,7 +228,7 @@ def test_the_printed_bound_of_the_back_tracking_does_not_suffice():
 
 
 def test_correction_is_of_second_order_in_the_rate():
-    """The mean over symmetric noise of ĥ: back-tracking is biased by the cut, the correction by ½ β² var / (s + δ̃)."""
+    """The mean over symmetric noise of ĥ: backtracking is biased by the bound, the correction by ½ β² var / (s + δ̃)."""
     curvature, noise = torch.full((2,), 1.0, dtype=F64), torch.tensor([-50.0, 50.0], dtype=F64)
     for rate in (1e-2, 1e-3):
         moved = moved_curvature(curvature, 1 + noise, rate, 0.1, "correction")

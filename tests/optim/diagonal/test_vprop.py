@@ -1,4 +1,4 @@
-"""Vprop against torch's RMSprop, the sums of the first paper, and the fixed points that tell its two forms apart."""
+"""Vprop against torch's RMSprop, the sums of the first paper, and the different fixed points of its two forms."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_sum_form_is_the_first_paper_s_in_its_own_sums(kl_weight, generator):
 
 
 def test_sum_form_starts_from_the_first_batch_in_its_own_scale(generator):
-    """s₀ = Ñ ĝ², as its later measurements."""
+    """s₀ = Ñ ĝ², like later measurements."""
     x, y = torch.randn(30, 3, generator=generator, dtype=F64), torch.zeros(30, 1, dtype=F64)
     model = nn.Linear(3, 1, bias=False).double()
     opt = Vprop(model, lr=0.0, scaling="sum", num_data=30)
@@ -145,7 +145,7 @@ def posterior_mean(x, y, delta=1.0):
 
 
 def fixed_point(x, y, scaling, batches, delta=1.0):
-    """Precision where the algorithm's own update comes to rest, fed with exact expectations."""
+    """Fixed point of the algorithm's own update with exact expectations."""
     n, mean = len(x), posterior_mean(x, y, delta)
     state = MeanFieldState(mean, torch.full((3,), 0.5, dtype=F64), torch.zeros(3, dtype=F64))
     for _ in range(300):
@@ -158,7 +158,7 @@ def fixed_point(x, y, scaling, batches, delta=1.0):
 
 
 def test_sum_form_with_all_data_finds_the_exact_precision(generator):
-    """E_q[G²] = H² Σ = H where q is the posterior; the prior's share of it is left out, here 1 of 161."""
+    """E_q[G²] = H² Σ = H if q is the posterior, up to the prior's contribution, here 1 of 161."""
     x, y = orthogonal_regression(generator)
     exact = (x.T @ x).diagonal() + 1
     torch.testing.assert_close(fixed_point(x, y, "sum", [range(40)]), exact, rtol=0.02, atol=0)
@@ -189,7 +189,7 @@ def test_the_optimizer_rests_where_the_exact_expectations_do(generator):
     """The sum form with all data and noise: late precisions, on average."""
     x, y = orthogonal_regression(generator)
     model = nn.Linear(3, 1, bias=False).double()
-    with torch.no_grad():  # far from the optimum the squared gradients are huge, and take long to be forgotten
+    with torch.no_grad():  # far from the optimum squared gradients are huge and decay slowly
         model.weight.copy_(posterior_mean(x, y)[None])
     opt = Vprop(model, lr=0.01, betas=(0.0, 0.99), scaling="sum", num_data=40, init_precision=100.0)
     late = []

@@ -1,4 +1,4 @@
-"""Inversions spread over two gloo processes: fewer on each, the same results as one process, the same bits on both."""
+"""Inversions distributed over two gloo processes: fewer on each, results of one process, bitwise equal on both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def makespan(costs, owners, count):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_longest_share_is_at_most_a_third_above_the_best(count, seed):
-    """Graham's bound, against every way to share out seven tasks."""
+    """Graham's bound, against every assignment of seven tasks."""
     costs = (torch.rand(7, generator=torch.Generator().manual_seed(seed)) ** 3).tolist()
     best = min(makespan(costs, owners, count) for owners in product(range(count), repeat=7))
     assert makespan(costs, assign(costs, count), count) <= (4 / 3 - 1 / (3 * count)) * best + 1e-12
@@ -63,7 +63,7 @@ def train(rank, world_size, shared, before_step=lambda model, opt: None):
 
 
 def spoil_third_layer(model, opt):
-    """With curvature that has no inverse, which both processes see and one of them would find."""
+    """With singular curvature, which only one of the two processes inverts."""
     factor = opt.state[model[2].weight].get("output_factor")
     if factor is not None:
         factor.fill_(0).fill_diagonal_(-1e6)
@@ -88,7 +88,7 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.ddp
 def test_each_rank_inverts_its_part(ranks):
-    """One takes the first layer, the other the three small ones; without sharing both take all four."""
+    """One process inverts the first layer, the other the three small ones; without sharing both invert all four."""
     assert [rank["own"][1] for rank in ranks] == [4 * PER_LAYER * STEPS] * 2
     assert [rank["shared"][1] for rank in ranks] == [1 * PER_LAYER * STEPS, 3 * PER_LAYER * STEPS]
 
@@ -105,7 +105,7 @@ def test_two_ranks_equal_one_process(ranks):
 
 @pytest.mark.ddp
 def test_ranks_are_identical_bit_for_bit(ranks):
-    """The layout in memory among it: matrices of another one multiply to other last bits."""
+    """Including the memory layout, which affects the rounding of matrix products."""
     for name, value in ranks[0]["shared"][0].items():
         assert torch.equal(value, ranks[1]["shared"][0][name]), name
         assert value.stride() == ranks[1]["shared"][0][name].stride(), name

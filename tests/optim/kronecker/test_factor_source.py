@@ -1,4 +1,4 @@
-"""K-FAC and Noisy K-FAC by BackPACK's factors: the same training as by this package's own, and one rule for other layers."""
+"""K-FAC and Noisy K-FAC with BackPACK's factors: same training as with this package's, and handling of other layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mlp():
 
 
 def mixed():
-    """BatchNorm and a convolution with groups between layers that BackPACK has factors for."""
+    """BatchNorm and a grouped convolution between layers that BackPACK supports."""
     torch.manual_seed(0)
     front = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
     back = nn.Conv2d(4, 4, 2, groups=2), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
@@ -69,7 +69,7 @@ def test_linear_layers_train_alike_by_both_engines(optimizer, same_labels):
 
 
 def test_factors_pass_through_batch_norm_and_through_what_backpack_does_not_know(same_labels):
-    """The last convolution has one position, so both engines measure the same there, before BatchNorm and behind it."""
+    """The last convolution has one position, so both engines measure the same factors, before and after BatchNorm."""
     x, y = batch(5, 2, 3, 3)
     same_labels(y)
     model = nn.Sequential(
@@ -121,7 +121,7 @@ def test_resume_is_exact_and_the_global_generator_untouched(factors):
     other.load_state_dict(copy.deepcopy(model.state_dict()))
     resumed.load_state_dict(copy.deepcopy(opt.state_dict()))
     train(model, opt, data, 4)
-    torch.manual_seed(5)  # labels do not depend on it
+    torch.manual_seed(5)  # does not affect the labels
     before = torch.get_rng_state()
     train(other, resumed, data, 4)
     assert torch.equal(before, torch.get_rng_state())

@@ -1,4 +1,4 @@
-"""K-FAC and Noisy K-FAC as optimizers: what they measure, when, and what their state means."""
+"""K-FAC and Noisy K-FAC as optimizers: measurements, intervals, posterior, steps and errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_example_is_exact(layer, shape, generator):
     opt = KFAC(layer, num_data=N)
     grad = matrix_gradient(layer, layer(x).square().sum()).flatten()
     with opt.sampled_params():
-        layer(x).square().sum(1).mean().backward()  # of one example the mean is its own loss
+        layer(x).square().sum(1).mean().backward()  # with one example the mean is its loss
     opt.step()
     torch.testing.assert_close(factors(opt, layer.weight).dense(), torch.outer(grad, grad))
 
@@ -91,7 +91,7 @@ def test_a_deep_linear_network_has_the_exact_fisher(generator):
 
 
 def test_labels_drawn_from_softmax_give_the_fisher_not_the_empirical_one(generator):
-    """At zero weights p = 1/3: S = diag(p) - p pᵀ, whatever the labels of the data say."""
+    """At zero weights p = 1/3, so S = diag(p) - p pᵀ for any labels of the data."""
     model, n = nn.Linear(2, 3).double(), 6000
     nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
     x, y = torch.randn(n, 2, generator=generator, dtype=F64), torch.zeros(n, dtype=torch.long)
@@ -122,7 +122,7 @@ def test_drawn_labels_leave_gradients_statistics_and_random_numbers_alone(genera
 
 
 def test_drawn_labels_measure_the_other_layers_too(generator):
-    """The squares of a BatchNorm from drawn labels: those that `measure` finds with the same draws."""
+    """The squares of a BatchNorm with sampled labels equal those of `measure` with the same samples."""
     model, (x, _) = small_net(), images(generator)
     empirical = KFAC(copy.deepcopy(model), num_data=N, fisher="empirical")
     drawn = {}
@@ -263,7 +263,7 @@ def test_factors_are_measured_and_inverted_when_they_are_due(generator):
         measured += [step] if state["output_factor"] is not before["output_factor"] else []
         inverted += [step] if state["output_root"] is not before["output_root"] else []
     assert measured == [1, 4, 7, 10, 13]
-    assert inverted == [1, 4, 10]  # at the measurements 1, 2 and 4; its turn comes at update 26
+    assert inverted == [1, 4, 10]  # at measurements 1, 2 and 4; regularly due at update 26
 
 
 def test_layers_take_turns(generator):
@@ -278,7 +278,7 @@ def test_layers_take_turns(generator):
         for i, layer in enumerate(model):
             if opt.state[layer.weight]["output_inverse"] is not before[i] and step not in {1, 21}:
                 turns.setdefault(i, []).append(step)
-    assert turns == {1: [6, 26], 2: [11, 31], 3: [16, 36]}  # the first has its turn with the measurement
+    assert turns == {1: [6, 26], 2: [11, 31], 3: [16, 36]}  # the first layer is due together with the measurement
 
 
 def test_a_pass_that_is_not_due_is_plain_training(generator):
@@ -347,7 +347,7 @@ def test_samples_have_the_posterior_s_covariance(generator):
 
 
 def test_relative_noise_is_the_root_mean_square_of_a_layers_noise(generator):
-    """The Kronecker factors place it: the precision is a multiple of π-damped factors."""
+    """The Kronecker factors shape the noise: the precision is a multiple of π-damped factors."""
     model, data = small_net(), images(generator)
     opt = NoisyKFAC(model, num_data=N, lr=1e-4, relative_noise=0.01, stats_interval=1, inverse_interval=1)
     train(model, opt, data, 2)
@@ -455,7 +455,7 @@ def test_a_bias_that_is_frozen_later_leaves_the_matrix(generator):
 
 
 def test_a_layer_whose_bias_is_frozen_is_measured_at_the_next_update(generator):
-    """Not with zeros for its factors, although no measurement is due."""
+    """It does not start with zero factors, although no measurement is due."""
     model, data = small_net(), images(generator)
     opt = NoisyKFAC(model, num_data=N, lr=1e-2, stats_interval=50, inverse_interval=50)
     train(model, opt, data, 2)
@@ -545,7 +545,7 @@ def test_the_trust_region_bounds_each_tensor_s_step(generator):
 
 
 def test_the_users_optimizer_may_move_the_means(generator):
-    """Without noise and prior it is the user's training; the factors are measured beside it."""
+    """Without noise and prior the means follow the user's optimizer exactly; the factors are still measured."""
     data = images(generator)
     model, plain = small_net(), small_net()
     opt = KFAC(model, num_data=10**12, base=torch.optim.SGD(model.parameters(), lr=1e-2))
@@ -564,7 +564,7 @@ def test_the_users_optimizer_may_move_the_means(generator):
     assert "output_inverse" not in opt.state[noisy[0].weight]
 
 
-# -- bad input --
+# -- errors --
 
 
 def test_intervals_that_do_not_fit_are_refused():
@@ -577,7 +577,7 @@ def test_intervals_that_do_not_fit_are_refused():
 def test_a_likelihood_that_cannot_be_sampled_is_refused():
     model = small_net()
     model.likelihood = "softmax"
-    with pytest.raises(HyperparameterError, match=r"likelihood of Sequential is 'softmax', which cannot be sampled"):
+    with pytest.raises(HyperparameterError, match=r"can be sampled, but Sequential has 'softmax'"):
         NoisyKFAC(model, fisher="sampled")
     NoisyKFAC(model)  # labels of the data
     with pytest.raises(HyperparameterError, match=r"fisher='exact' is unknown"):
@@ -621,7 +621,7 @@ def test_factors_that_do_not_fit_into_memory_are_refused():
     expected = r"factors, inverses, roots of 1 layers.*would take 23\.1 MiB, more than limit_mib=20.*max_side"
     with pytest.raises(PosteriorError, match=expected):
         NoisyKFAC(layer, limit_mib=20)
-    NoisyKFAC(layer, base=torch.optim.SGD(layer.parameters()), limit_mib=20)  # whose step takes no inverse
+    NoisyKFAC(layer, base=torch.optim.SGD(layer.parameters()), limit_mib=20)  # SGD's step needs no inverse
 
 
 def test_a_second_backward_is_refused(generator):
@@ -672,7 +672,7 @@ def test_an_overflow_in_the_factors_skips_the_update(generator):
 
 @pytest.mark.parametrize("optimizer", [KFAC, NoisyKFAC])
 def test_an_inversion_that_fails_leaves_everything_as_it_was(optimizer, generator, monkeypatch):
-    """The first layer is inverted already when the second one fails."""
+    """The first layer has already been inverted when the second one fails."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     opt = optimizer(model, num_data=N, damping=1e-2, stats_interval=1, inverse_interval=1)
@@ -704,7 +704,7 @@ def test_an_inversion_that_fails_leaves_everything_as_it_was(optimizer, generato
 
 
 def train_on_part(first, last, **engine):
-    """Six updates on some of eight examples, everybody under the same noise."""
+    """Six updates on some of eight examples, with the same noise on all processes."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 3, generator=generator, dtype=F64), torch.randn(8, 2, generator=generator, dtype=F64)
     torch.manual_seed(0)
@@ -731,7 +731,7 @@ def train_on_rank(rank):
 
 @pytest.mark.ddp
 def test_two_ranks_equal_one_process(tmp_path):
-    """S and A are averaged, each on its own; an average of products would differ."""
+    """S and A are averaged separately; an average of products would differ."""
     alone = {engine: train_on_part(0, 8, **arguments) for engine, arguments in ENGINES.items()}
     for rank in run_on_ranks(train_on_rank, 2, tmp_path):
         for (engine, _), found in rank.items():

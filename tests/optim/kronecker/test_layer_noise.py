@@ -1,4 +1,4 @@
-"""The noise of matrices from pools: the transformed window of the pool's draws, its law, and what invalidates it."""
+"""Matrix noise from pools: transformed windows, their distribution, and invalidation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_pair_is_its_window_of_the_pool_transformed(sides, groups):
     for pool in (Pool((3, 0), 0), Pool((3, 0), 1), Pool((3, 0), PAIRS - 1), Pool((4, 0), 2)):
         expected = root.left @ window(pool, root) @ root.right.mT
         torch.testing.assert_close(noise.draw(pool), expected)
-        assert torch.equal(noise.draw(pool), LayerNoise(root).draw(pool))  # what is kept is what a resumed run computes
+        assert torch.equal(noise.draw(pool), LayerNoise(root).draw(pool))  # as in a resumed run
 
 
 def test_an_entry_never_meets_the_same_number_in_two_pairs():
@@ -53,7 +53,7 @@ def test_an_entry_never_meets_the_same_number_in_two_pairs():
 
 
 def test_the_noise_has_the_covariance_of_its_roots(generator):
-    """Of 400 pools, one pair each, in standard errors of a Gaussian's second moments."""
+    """Covariance over 400 pools, one pair each, in standard errors of a Gaussian's second moments."""
     root = root_of(2, 3)
     draws = torch.stack([LayerNoise(root).draw(Pool((seed, 0), seed % PAIRS)).flatten() for seed in range(400)])
     truth = root.dense() @ root.dense().T
@@ -67,7 +67,7 @@ def test_new_roots_make_new_noise():
     noise = LayerNoise(old)
     assert noise.is_of(KroneckerProduct(*old))
     assert not any(map(noise.is_of, (new, KroneckerProduct(old.left, new.right))))
-    old.left.mul_(2)  # as processes that exchange inverses do
+    old.left.mul_(2)  # as processes do that exchange inverses
     assert not noise.is_of(old)
 
 

@@ -35,7 +35,7 @@ def sample(layer, noise, **scale):
 
 @pytest.mark.parametrize("in_noise", [False, True])
 def test_the_noise_has_the_papers_covariance(in_noise):
-    """E17: T Tᵀ = (τ/Ñ) (S^γ)⁻¹ ⊗ (A^γ)⁻¹ with S and A of different size and not diagonal; γ inside or outside."""
+    """E17: T Tᵀ = (τ/Ñ) (S^γ)⁻¹ ⊗ (A^γ)⁻¹ with non-diagonal S and A of different sizes; γ in or not in the noise."""
     at = state(damping_in_noise=in_noise)
     basis = torch.eye(6, dtype=F64).view(6, 2, 3)
     root = torch.stack([(sample(at, e) - at.mean).flatten() for e in basis], 1)
@@ -130,7 +130,7 @@ def test_one_weight_is_diagonal_kfac_and_full_alike():
 
 
 def test_a_dead_layer_keeps_its_prior():
-    """tr S = 0: the noise has precision δ, not more, whatever its inputs."""
+    """tr S = 0: the noise has exactly the precision δ for any inputs."""
     dead = KroneckerProduct(torch.zeros(2, 2, dtype=F64), 5 * spd(3, generator=seeded(0)))
     at = start(torch.zeros(2, 3, dtype=F64), dead, prior=PRIOR)
     covariance = TAU / N * at.root.dense() @ at.root.dense().T
@@ -162,7 +162,7 @@ def damped_factors(s, a, damping):
 
 
 def example_terms(weights, x, y):
-    """Of one example: δ aᵀ, δ δᵀ and a aᵀ of both layers, by autograd."""
+    """For one example: δ aᵀ, δ δᵀ and a aᵀ of both layers, by autograd."""
     one = torch.ones(1, dtype=F64)
     first = torch.cat([x, one])
     hidden = (weights[0] @ first).requires_grad_()
@@ -184,7 +184,7 @@ def algorithm_2(x, y, means, samples, steps, at_sample):
                 drawn = [torch.empty(SIDES[i][0], SIDES[i][1] - 1, dtype=F64), torch.empty(SIDES[i][0], dtype=F64)]
                 noise.fill_(drawn)
                 left, right = (torch.linalg.inv(f) for f in damped_factors(s[i], a[i], INTRINSIC))
-                # Any root has this covariance; these are the ones that turn the same E into the same W.
+                # Every root has this covariance; these roots map the same E to the same W.
                 left, right = (torch.linalg.cholesky(f.flip(0, 1)).flip(0, 1) for f in (left, right))
                 e = torch.cat([drawn[0], drawn[1][:, None]], 1)
                 weights.append(mean + (LAMBDA / N) ** 0.5 * left @ e @ right.T)

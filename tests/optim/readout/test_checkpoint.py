@@ -1,4 +1,4 @@
-"""Reading posteriors from files: what a training run left, and files that hold none."""
+"""Loading posteriors from checkpoints of training runs, and errors for other files."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_extra_state_that_is_no_tensor_is_left_out(tmp_path):
 
 def test_a_checkpoint_without_the_callback_holds_no_posterior(tmp_path):
     _, path = fitted(tmp_path, None)
-    with pytest.raises(PosteriorError, match=r"last\.ckpt holds no posterior: it was written without VOGNCallback, or"):
+    with pytest.raises(PosteriorError, match=r"last\.ckpt holds no posterior: it was saved without VOGNCallback, or"):
         load_posterior(path)
 
 
@@ -125,7 +125,7 @@ def test_a_weights_only_checkpoint_holds_no_posterior(tmp_path):
 
 def test_ogn_leaves_no_posterior(tmp_path):
     _, path = fitted(tmp_path, OGNCallback())
-    with pytest.raises(PosteriorError, match=r"last\.ckpt was written before the first update .* or by OGN, a point"):
+    with pytest.raises(PosteriorError, match=r"last\.ckpt was saved before the first update .* such as OGN"):
         load_posterior(path)
 
 
@@ -163,14 +163,16 @@ class Unsafe:
 )
 def test_a_foreign_file_is_named(tmp_path, content):
     (tmp_path / "model.bin").write_bytes(content)
-    with pytest.raises(PosteriorError, match=r"model\.bin (cannot be read as a checkpoint|is no Lightning checkpoint)"):
+    with pytest.raises(
+        PosteriorError, match=r"model\.bin (cannot be read as a checkpoint|is not a Lightning checkpoint)"
+    ):
         load_posterior(tmp_path / "model.bin")
 
 
 @pytest.mark.parametrize("content", [{"weight": torch.ones(2)}, [torch.ones(2)], torch.ones(2)], ids=str)
 def test_a_torch_file_without_state_dict_is_no_lightning_checkpoint(tmp_path, content):
     torch.save(content, tmp_path / "weights.pt")
-    with pytest.raises(PosteriorError, match=r"weights\.pt is no Lightning checkpoint: it has no 'state_dict'"):
+    with pytest.raises(PosteriorError, match=r"weights\.pt is not a Lightning checkpoint: it has no 'state_dict'"):
         load_posterior(tmp_path / "weights.pt")
 
 
