@@ -129,13 +129,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     # -- the fit ------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Patch the trainer.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The user's module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """Patch the trainer."""
         super().setup(trainer, pl_module, stage)
         self.undo()
         self._seam.undo()
@@ -163,12 +157,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.after_swap(trainer, self.optimizer)
 
     def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Prepare the new optimizer further; does nothing unless overridden.
-
-        Args:
-            trainer: The trainer.
-            optimizer: The new optimizer.
-        """
+        """Prepare the new optimizer further; does nothing unless overridden."""
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
         optimizer = trainer.strategy.optimizers[0]
@@ -188,12 +177,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         return wrapped
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of arguments that the checkpoint of a resumed run overrides.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Warn of arguments that the checkpoint of a resumed run overrides."""
         self._resume.commit()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
@@ -222,13 +206,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Set the noise scale of later updates, now that the loss and the trained layers are known.
 
         All passes of one update have the same scale, however its examples are spread over batches.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            outputs: The result of the training step.
-            batch: The batch.
-            batch_idx: Its number.
         """
         if self.optimizer is None or not (self.evaluation.has_seen_loss and trainer.global_step):
             return
@@ -239,12 +216,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             rank_zero_info(summary.at_the_start(self.optimizer, type(self).__name__, link, self.eval_samples))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the number of parameters that the data determine, and the number of skipped updates.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Log the number of parameters that the data determine, and the number of skipped updates."""
         if self.optimizer is None or trainer.barebones:
             return
         if isinstance(trainer.strategy, BayesDDPStrategy) and trainer.strategy.reduced_bytes is not None:
@@ -256,12 +228,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         pl_module.log("posterior/skipped_updates", float(self.optimizer.skipped_steps), sync_dist=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require finite weights and state, which the next pass would have checked, and sum the fit up.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Require finite weights and state, which the next pass would have checked, and sum the fit up."""
         if self.optimizer is None:
             return
         self.optimizer.require_finite()
@@ -269,12 +236,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             rank_zero_info(summary.at_the_end(self.optimizer, type(self).__name__))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the posterior for tests and predictions in this process.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Keep the posterior for tests and predictions in this process."""
         if self.optimizer is not None and self.optimizer.num_updates and self._has_samples():
             self._posterior.keep(self.optimizer)
 
@@ -285,10 +247,6 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """Find the posterior to evaluate under.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
 
         Returns:
             Weight samples; None where there is no posterior.
@@ -373,12 +331,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         self._resume.end()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo all patches.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: The stage that ends.
-        """
+        """Undo all patches."""
         super().teardown(trainer, pl_module, stage)
         self._seam.undo()

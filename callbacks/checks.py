@@ -20,9 +20,6 @@ _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # their learning rate is
 def refuse_other_package(trainer: Trainer) -> None:
     """Refuse a trainer of the package pytorch_lightning, whose classes look alike.
 
-    Args:
-        trainer: The trainer.
-
     Raises:
         UnsupportedTrainingError: If it is one.
     """
@@ -35,10 +32,6 @@ def refuse_other_package(trainer: Trainer) -> None:
 
 def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
     """Require a training set-up that a noisy optimizer can be swapped into.
-
-    Args:
-        trainer: The trainer.
-        pl_module: The user's module.
 
     Raises:
         UnsupportedTrainingError: Naming what is in the way.

@@ -46,10 +46,6 @@ class MonteCarloClosure(Closure):
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
         """Run the passes; afterwards the gradients are their mean, over processes too where a step follows.
 
-        Args:
-            *args: As Lightning passes them.
-            **kwargs: As Lightning passes them.
-
         Returns:
             The first counted pass's result, with the mean loss. A pass whose training_step returned None does not count.
         """

@@ -61,9 +61,6 @@ class CollectedPredictions:
     def gathered(self, gather: Gather) -> Predicted | None:
         """Concatenate the batches of all processes.
 
-        Args:
-            gather: Gathers a tensor.
-
         Returns:
             The predictions; None if no batch of the test set was seen.
         """
@@ -108,9 +105,6 @@ class ExtremeImages:
 
     def gathered(self, gather: Gather) -> tuple[Tensor, Tensor, Tensor] | None:
         """Gather the images of all processes.
-
-        Args:
-            gather: Gathers a tensor.
 
         Returns:
             Images, targets and probabilities; None if there are fewer than two images.

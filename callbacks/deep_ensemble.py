@@ -60,10 +60,6 @@ class DeepEnsembleCallback(EvaluationCallback):
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> NetworkSamples | None:
         """Load the members, outside of a fit.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Returns:
             The members, or samples of their posteriors; None in a fit.
         """

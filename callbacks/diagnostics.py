@@ -47,11 +47,6 @@ class PosteriorDiagnostics(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the callback that trains the posterior.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-
         Raises:
             UnsupportedTrainingError: If there is none, or its optimizer has no posterior.
         """
@@ -75,24 +70,12 @@ class PosteriorDiagnostics(Callback):
         return not trainer.barebones and (trainer.current_epoch + 1) % self.every_n_epochs == 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Copy the means before the last update of the epoch.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            batch: The batch.
-            batch_idx: Its number.
-        """
+        """Copy the means before the last update of the epoch."""
         if trainer.is_last_batch and self._is_due(trainer):
             self._before = {name: param.detach().clone() for name, param in pl_module.named_parameters()}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log, and warn.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Log, and warn."""
         optimizer = self._source.optimizer if self._source is not None else None
         if optimizer is None or not self._is_due(trainer) or not optimizer.num_updates:
             return

@@ -35,11 +35,7 @@ class EvaluatedPosterior:
             self._kept, self._why_none = None, str(error)
 
     def keep(self, optimizer: MeanFieldOptimizer) -> None:
-        """Copy the posterior of an optimizer at the end of its fit.
-
-        Args:
-            optimizer: The optimizer.
-        """
+        """Copy the posterior of an optimizer at the end of its fit."""
         self._kept = optimizer.posterior().to("cpu")
 
     def forget(self) -> None:

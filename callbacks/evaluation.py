@@ -59,9 +59,6 @@ class PosteriorEvaluation:
     def link_of(self, module: LightningModule) -> Link | None:
         """The link of a module: the one asked for, else the module's attribute ``link``, else the loss's.
 
-        Args:
-            module: The module.
-
         Returns:
             The link; None if nothing tells.
         """
@@ -123,22 +120,12 @@ class EvaluationCallback(Callback, ABC):
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """Find the samples to average over.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Returns:
             The samples; None to leave the module alone.
         """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse trainers of another package, whose loops nothing here sees.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """Refuse trainers of another package, whose loops nothing here sees."""
         refuse_other_package(trainer)
 
     def undo(self) -> None:
@@ -146,13 +133,7 @@ class EvaluationCallback(Callback, ABC):
         self.evaluation.stop(warn=False)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """Read from the first loss of a fit how outputs become predictions.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            loss: The loss.
-        """
+        """Read from the first loss of a fit how outputs become predictions."""
         self.evaluation.observe_loss(loss)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -186,31 +167,16 @@ class EvaluationCallback(Callback, ABC):
             self.evaluation.start(trainer, pl_module, samples, predict=predict)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo everything at the end of a run.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: The stage that ends.
-        """
+        """Undo everything at the end of a run."""
         self.undo()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo everything: Lightning calls no teardown of callbacks after an exception.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            exception: The exception.
-        """
+        """Undo everything: Lightning calls no teardown of callbacks after an exception."""
         self.undo()
 
 
 def require_single_evaluation(trainer: Trainer) -> None:
     """Require one callback that evaluates under samples: two would average each other's averages.
-
-    Args:
-        trainer: The trainer.
 
     Raises:
         UnsupportedTrainingError: If there are several.

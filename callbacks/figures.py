@@ -67,16 +67,7 @@ class EvaluationFigures(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect the results of a batch.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            outputs: The result of ``test_step``.
-            batch: The batch.
-            batch_idx: Its position.
-            dataloader_idx: The position of its loader.
-        """
+        """Collect the results of a batch."""
         if not self.required and not has_step_outputs(outputs):
             return
         step = step_outputs(pl_module, "test_step", outputs)
@@ -88,12 +79,7 @@ class EvaluationFigures(Callback):
             self._images.add(_unnormalised(inputs, trainer), step.targets, probs)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw, write and log.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Draw, write and log."""
         folder = trainer.log_dir or trainer.default_root_dir  # on every process: log_dir communicates
         gather = _gather(trainer, pl_module)
         predicted, images = self._collected.gathered(gather), self._images.gathered(gather)

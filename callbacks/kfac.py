@@ -56,12 +56,7 @@ class KFACCallback(VariationalCallback):
         _set_own(self, own)
 
     def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Share the inversions among ranks, and log what is measured where.
-
-        Args:
-            trainer: The trainer.
-            optimizer: The new optimizer.
-        """
+        """Share the inversions among ranks, and log what is measured where."""
         _share_inversions(trainer, optimizer)
 
 
@@ -90,12 +85,7 @@ class NoisyKFACCallback(VariationalCallback):
         self.optimizer_kwargs["prior_at"] = prior_at
 
     def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Share the inversions among ranks, and log what is measured where.
-
-        Args:
-            trainer: The trainer.
-            optimizer: The new optimizer.
-        """
+        """Share the inversions among ranks, and log what is measured where."""
         _share_inversions(trainer, optimizer)
 
 

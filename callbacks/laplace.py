@@ -104,12 +104,7 @@ class LaplaceCallback(PosthocCallback):
     # -- the fit ------------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the loaders, and require what the end of the fit needs.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Keep the loaders, and require what the end of the fit needs."""
         require_single_evaluation(trainer)
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
@@ -127,12 +122,7 @@ class LaplaceCallback(PosthocCallback):
         self._validation.keep(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Approximate the posterior after the last epoch, before the checkpoint is written.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Approximate the posterior after the last epoch, before the checkpoint is written."""
         is_last = is_last_epoch(trainer)
         is_online = self.online_every is not None and (trainer.current_epoch + 1) % self.online_every == 0
         if not is_last and not is_online:
@@ -152,10 +142,6 @@ class LaplaceCallback(PosthocCallback):
 
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior:
         """Approximate the posterior of weights that were loaded without one.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
 
         Returns:
             The posterior.

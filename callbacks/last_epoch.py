@@ -8,9 +8,6 @@ from lightning.pytorch import Trainer
 def is_last_epoch(trainer: Trainer) -> bool:
     """Whether no epoch follows, at the end of an epoch.
 
-    Args:
-        trainer: The trainer.
-
     Returns:
         Whether the trainer stops, or has all of its steps or epochs.
     """

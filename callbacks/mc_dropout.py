@@ -72,13 +72,7 @@ class MCDropoutCallback(EvaluationCallback):
         self._hooked: nn.Module | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """Reset."""
         super().setup(trainer, pl_module, stage)
         self.undo()
         require_single_evaluation(trainer)
@@ -86,20 +80,11 @@ class MCDropoutCallback(EvaluationCallback):
             self.evaluation.has_seen_loss = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Insert dropout, and require that there is some.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Insert dropout, and require that there is some."""
         self._layers_of(pl_module)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> DropoutSamples | None:
         """Find the dropout layers.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
 
         Returns:
             Passes with dropout; None if none were asked for.
@@ -157,11 +142,7 @@ class MCDropoutCallback(EvaluationCallback):
         return {"link": self.evaluation.loss_link}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the link of the training loss.
-
-        Args:
-            state_dict: The result of `state_dict`.
-        """
+        """Restore the link of the training loss."""
         self.evaluation.loss_link = state_dict["link"]
 
 

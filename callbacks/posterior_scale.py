@@ -75,11 +75,7 @@ class PosteriorScale(Callback):
         return {"scale": self.scale, "linearized": self._is_linearized}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a checkpoint's width.
-
-        Args:
-            state_dict: The result of `state_dict`.
-        """
+        """Restore a checkpoint's width."""
         self.scale, self._is_linearized = state_dict["scale"], state_dict["linearized"]
 
     def scaled(self, posterior: AbstractPosterior) -> ScaledPosterior:
@@ -101,12 +97,7 @@ class PosteriorScale(Callback):
     # -- during a fit -------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require a validation set and a posterior.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Require a validation set and a posterior."""
         self._validation.require(trainer)
         _evaluation_of(trainer)
 
@@ -119,12 +110,7 @@ class PosteriorScale(Callback):
         self._validation.keep(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Choose the width after the last epoch, before the checkpoint is written.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Choose the width after the last epoch, before the checkpoint is written."""
         if not is_last_epoch(trainer):
             return
         callback = _evaluation_of(trainer)

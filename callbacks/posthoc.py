@@ -45,12 +45,7 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     @abstractmethod
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior | None:
-        """The posterior of weights that were loaded without one; None to evaluate the network.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """The posterior of weights that were loaded without one; None to evaluate the network."""
 
     @property
     def posterior(self) -> AbstractPosterior | None:
@@ -66,13 +61,7 @@ class PosthocCallback(EvaluationCallback, ABC):
         self._kept = posterior.to("cpu")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset; evaluation loops keep what gradients need.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """Reset; evaluation loops keep what gradients need."""
         super().setup(trainer, pl_module, stage)
         self.undo()
         if stage == "fit":
@@ -84,10 +73,6 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """Find the posterior of the module's weights.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
 
         Returns:
             Its samples; None in a fit before there is one.

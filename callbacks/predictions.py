@@ -107,10 +107,6 @@ class PredictionWriter(BasePredictionWriter):
 def class_names_of(trainer: Trainer, module: LightningModule) -> tuple[str, ...]:
     """The names of the classes: the module's, which its checkpoint holds, else the data module's.
 
-    Args:
-        trainer: The trainer.
-        module: The module.
-
     Returns:
         The names; none if neither knows them.
     """
@@ -125,9 +121,6 @@ def _as_list(loaders: Any) -> list[Any]:
 
 def link_of(module: LightningModule) -> Link | None:
     """The link of a module whose outputs `trainer.predict` returns as they are.
-
-    Args:
-        module: The module.
 
     Returns:
         Its attribute ``link``; None without one, and for a ``predict_step`` of the user's own.

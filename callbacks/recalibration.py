@@ -46,32 +46,15 @@ class BatchNormRecalibration(Callback):
         self._fitted_on: Any = None  # the training loader of a fit; a test without one makes the trainer forget it
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """Reset."""
         self._was_asked = stage == "fit"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the training loader.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Keep the training loader."""
         self._fitted_on = trainer.train_dataloader
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Warn if there was nothing to recalibrate.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: The stage that ends.
-        """
+        """Warn if there was nothing to recalibrate."""
         if not self._was_asked:
             rank_zero_warn(
                 "BatchNormRecalibration changed nothing: no callback averaged over samples. For a point estimate call "
@@ -110,11 +93,6 @@ class BatchNormRecalibration(Callback):
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
     """Give samples their BatchNorm statistics if the trainer has a `BatchNormRecalibration` and is not fitting.
-
-    Args:
-        trainer: The trainer.
-        pl_module: The module.
-        samples: The samples to average over.
 
     Returns:
         The samples, with statistics where recalibrated.

@@ -54,10 +54,6 @@ class RejectorCallback(Callback):
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit the threshold.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Raises:
             UnsupportedTrainingError: If the module has no ``sampled_forward``, there is no validation set, or there are
                 several processes.
@@ -91,16 +87,7 @@ class RejectorCallback(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Count answers and errors of the first test loader.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            outputs: The result of ``test_step``.
-            batch: The batch.
-            batch_idx: Its position.
-            dataloader_idx: The position of its loader.
-        """
+        """Count answers and errors of the first test loader."""
         if self.rejector is None or dataloader_idx != 0:
             return
         found = step_outputs(pl_module, "test_step", outputs)
@@ -110,12 +97,7 @@ class RejectorCallback(Callback):
         self._counts += torch.tensor([len(probs), int(is_answer.sum()), int(is_wrong.sum())])
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log threshold, coverage and error.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Log threshold, coverage and error."""
         if self.rejector is None:
             return
         rows, answers, wrong = self._counts.tolist()

@@ -26,9 +26,6 @@ class LightningSeam:
 
         Lightning tears the plugin down at the very end of a run, after the `on_exception` of callbacks that save a last
         checkpoint; the patch is undone there.
-
-        Args:
-            trainer: The trainer.
         """
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             self._files.set(trainer.strategy, "checkpoint_io", AtomicCheckpointIO(on_teardown=self._files.undo))

@@ -68,10 +68,6 @@ class SWAGCallback(PosthocCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Require enough epochs.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Raises:
             HyperparameterError: If weights of fewer than two epochs would be collected.
         """
@@ -96,12 +92,7 @@ class SWAGCallback(PosthocCallback):
                     group["lr"] = self.lr
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Collect the weights; after the last epoch make the posterior.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Collect the weights; after the last epoch make the posterior."""
         if self._collects(trainer, trainer.current_epoch):
             self._collect(pl_module)
         if is_last_epoch(trainer) and self.moments.count >= 2:
@@ -134,12 +125,7 @@ class SWAGCallback(PosthocCallback):
         return self._is_late(trainer, epoch) and ((trainer.max_epochs or 0) - 1 - epoch) % self.every == 0
 
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """None, with a warning: the weights of one checkpoint have no posterior of iterates.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """None, with a warning: the weights of one checkpoint have no posterior of iterates."""
         rank_zero_warn(
             "SWAGCallback evaluates at the weights as they are, which are not a mean of collected ones. Pass ckpt_path=... "
             "of a fit that ended with SWAGCallback."
@@ -150,10 +136,6 @@ class SWAGCallback(PosthocCallback):
         return {**super().state_dict(), "moments": self.moments.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the moments.
-
-        Args:
-            state_dict: The result of `state_dict`.
-        """
+        """Restore the moments."""
         if "moments" in state_dict:
             self.moments.load_state_dict(state_dict["moments"])

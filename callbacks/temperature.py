@@ -46,22 +46,13 @@ class TemperatureScaling(Callback):
         return {"temperature": self.temperature}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a checkpoint's temperature.
-
-        Args:
-            state_dict: The result of `state_dict`.
-        """
+        """Restore a checkpoint's temperature."""
         self.temperature = state_dict["temperature"]
 
     # -- during a fit -------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require a validation set.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Require a validation set."""
         self._validation.require(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -82,26 +73,12 @@ class TemperatureScaling(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect the logits of the first validation loader.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            outputs: The result of ``validation_step``.
-            batch: The batch.
-            batch_idx: Its position.
-            dataloader_idx: The position of its loader.
-        """
+        """Collect the logits of the first validation loader."""
         if dataloader_idx == 0 and not trainer.sanity_checking:
             self._seen.append(step_outputs(pl_module, "validation_step", outputs))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fit and log.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Fit and log."""
         if self._seen and not trainer.sanity_checking:
             self._fit(trainer, pl_module)
             pl_module.log("val/temperature", float(self.temperature or 1.0), sync_dist=True)
@@ -109,12 +86,7 @@ class TemperatureScaling(Callback):
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Scale the module's logits; fit the temperature first if there is none.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Scale the module's logits; fit the temperature first if there is none."""
         self._start(trainer, pl_module)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -122,12 +94,7 @@ class TemperatureScaling(Callback):
         self._patches.undo()
 
     def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Scale the module's logits; fit the temperature first if there is none.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Scale the module's logits; fit the temperature first if there is none."""
         self._start(trainer, pl_module)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

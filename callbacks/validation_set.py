@@ -88,10 +88,6 @@ def _first(loaders: Any) -> Any:
 def added_up(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Tensor]:
     """A function that adds a tensor up over processes.
 
-    Args:
-        trainer: The trainer.
-        module: The module.
-
     Returns:
         The function.
     """
@@ -107,10 +103,6 @@ def added_up(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Te
 
 def on_device(trainer: Trainer, batch: Any) -> Any:
     """A batch as a step would get it.
-
-    Args:
-        trainer: The trainer.
-        batch: A batch of a loader.
 
     Returns:
         The batch, in the trainer's precision and on its device.

@@ -32,11 +32,6 @@ class WarmStart(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Load before the optimizer is built, which may read the weights.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-
         Raises:
             PosteriorError: If there is no checkpoint, or it is one of another architecture.
         """
