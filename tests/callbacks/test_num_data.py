@@ -157,7 +157,7 @@ class OneByOne(Classifier):
 
 def test_layers_that_see_other_examples_than_the_data_set_counts_are_warned_about():
     seen = 8 * FEATURES
-    with pytest.warns(UserWarning, match=f"layers see {seen} examples in a batch .* batch_size=8.*num_data=") as caught:
+    with pytest.warns(UserWarning, match=f"layers see {seen} examples per batch.* batch_size=8.*num_data=") as caught:
         fit(Tokens(net=torch.nn.Linear(1, CLASSES)), VOGNCallback())
     assert sum("layers see" in str(warning.message) for warning in caught) == 1
 

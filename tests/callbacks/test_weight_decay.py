@@ -125,7 +125,8 @@ def test_only_penalised_groups_pull_their_means():
 
 def test_strong_prior_from_a_penalty_is_pointed_out():
     message = (
-        r"weight_decay=0\.5 over 48 examples is the prior precision 24, which is strong\. Pass prior_precision=1\.0"
+        r"weight_decay=0\.5 with 48 examples implies a prior precision of 24, which is strong\. "
+        r"Pass prior_precision=1\.0"
     )
     with pytest.warns(UserWarning, match=message):
         groups_after(lambda m: SGD(m.parameters(), lr=1e-3, weight_decay=0.5))
