@@ -90,7 +90,8 @@ class MonteCarloClosure(Closure):
             self._reduce_buffers()
             return
         strategy = self._trainer.strategy
-        add_noise_group, reduce = None, all_reduce_mean_
+        reduce: Callable[[list[torch.Tensor], float], Any] = all_reduce_mean_
+        add_noise_group = None
         if isinstance(strategy, BayesDDPStrategy):
             reduce = strategy.all_reduce_mean_
             add_noise_group = strategy.add_noise_group_ if strategy.shares_noise else None

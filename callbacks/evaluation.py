@@ -1,4 +1,4 @@
-"""Evaluation under samples: when validation, test and prediction are averaged, and with which link."""
+"""Evaluation under samples: averages validation, test and prediction, with the link of the module or its loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FinishesSamples(Protocol):
     """A callback that changes the samples of evaluations outside of a fit, such as `PosteriorScale`."""
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
-        """Samples to evaluate under in the place of `samples`."""
+        """Samples to evaluate under instead of `samples`."""
         ...
 
 
@@ -31,12 +31,12 @@ class PosteriorEvaluation:
     """Averages a module's predictions over samples from `start` to `stop`.
 
     Args:
-        link: How outputs become predictions; None asks the module, then the training loss.
+        link: How outputs become predictions; None reads it from the module, then from the training loss.
         opt_out_hint: How to evaluate without samples, for messages.
 
     Attributes:
-        loss_link: The link that belongs to the training loss; None if unknown.
-        has_seen_loss: Whether a loss of this fit was seen.
+        loss_link: The link of the training loss; None if unknown.
+        has_seen_loss: Whether `observe_loss` was called in this fit.
     """
 
     def __init__(self, link: Link | None, opt_out_hint: str) -> None:
@@ -57,13 +57,13 @@ class PosteriorEvaluation:
             self.has_seen_loss, self.loss_link = True, link_of_loss(loss)
 
     def link_of(self, module: LightningModule) -> Link | None:
-        """The link of a module: the one asked for, else the module's attribute ``link``, else the loss's.
+        """The link of a module: the argument, else the module's attribute ``link``, else the link of the loss.
 
         Returns:
-            The link; None if nothing tells.
+            The link; None if unknown.
         """
-        found: Link | None = self.link or getattr(module, "link", None) or self.loss_link
-        return found
+        link: Link | None = self.link or getattr(module, "link", None) or self.loss_link
+        return link
 
     def start(self, trainer: Trainer, module: LightningModule, samples: Samples, *, predict: bool) -> None:
         """Replace the module's forward by the average over samples.
@@ -89,7 +89,7 @@ class PosteriorEvaluation:
         self._forward.start(predict)
 
     def stop(self, warn: bool = True) -> None:
-        """Give the module its own forward back.
+        """Restore the module's forward.
 
         Args:
             warn: Whether to warn if nothing was averaged.
@@ -103,7 +103,7 @@ class EvaluationCallback(Callback, ABC):
     """Callback hooks that evaluate a module under samples.
 
     Args:
-        link: How outputs become predictions; None asks the module, then the training loss.
+        link: How outputs become predictions; None reads it from the module, then from the training loss.
     """
 
     opt_out_hint = "set eval_samples=0"
@@ -113,7 +113,7 @@ class EvaluationCallback(Callback, ABC):
 
     @property
     def link(self) -> Link | None:
-        """The link asked for."""
+        """The link that was passed as an argument."""
         return self.evaluation.link
 
     @abstractmethod
@@ -125,15 +125,15 @@ class EvaluationCallback(Callback, ABC):
         """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse trainers of another package, whose loops nothing here sees."""
+        """Refuse trainers of the package pytorch_lightning."""
         refuse_other_package(trainer)
 
     def undo(self) -> None:
-        """Undo whatever was done to the trainer and the module."""
+        """Undo all changes of the trainer and the module."""
         self.evaluation.stop(warn=False)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """Read from the first loss of a fit how outputs become predictions."""
+        """Read the link from the first loss of a fit."""
         self.evaluation.observe_loss(loss)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -171,16 +171,16 @@ class EvaluationCallback(Callback, ABC):
         self.undo()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo everything: Lightning calls no teardown of callbacks after an exception."""
+        """Undo everything: after an exception, Lightning does not call `teardown`."""
         self.undo()
 
 
 def require_single_evaluation(trainer: Trainer) -> None:
-    """Require one callback that evaluates under samples: two would average each other's averages.
+    """Require one callback that evaluates under samples: with two, one would average the other's averages.
 
     Raises:
         UnsupportedTrainingError: If there are several.
     """
-    found = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
-    if len(found) > 1:
-        raise UnsupportedTrainingError(f"{' and '.join(found)} each average predictions. Keep one of them.")
+    names = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
+    if len(names) > 1:
+        raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")

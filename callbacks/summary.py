@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
@@ -111,7 +113,7 @@ def _params(optimizer: MeanFieldOptimizer, *, noisy: bool) -> list[Tensor]:
     ]
 
 
-def _count(params: list[Tensor]) -> int:
+def _count(params: Iterable[Tensor]) -> int:
     return sum(param.numel() for param in params)
 
 

@@ -44,7 +44,7 @@ def swap_optimizer(trainer: Trainer, module: LightningModule, settings: SwapSett
     strategy = trainer.strategy
     has_base = settings.group_defaults["step_rule"] == "user"
     bounds_step = settings.group_defaults["step_rule"] == "trust_region"
-    old = checks.check_swappable(strategy.optimizers, module, explicit_lr=not bounds_step)
+    old = checks.check_swappable(strategy.optimizers, module, bounds_step)
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
     cycles = cycles_momentum(schedulers)
     groups = converted_groups(old, settings.group_defaults["betas"], cycles)

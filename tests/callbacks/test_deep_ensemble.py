@@ -217,5 +217,5 @@ def test_steps_that_bypass_forward_are_warned_about(members):
         def test_step(self, batch, batch_idx):
             self.log("loss", F.cross_entropy(self.net(batch[0]), batch[1]))
 
-    with pytest.warns(UserWarning, match=r"of the module as it is.*or take DeepEnsembleCallback out"):
+    with pytest.warns(UserWarning, match=r"the module's current weights.*or take DeepEnsembleCallback out"):
         quiet_trainer(DeepEnsembleCallback(members[0])).test(Bypass(), loader(), verbose=False)

@@ -211,7 +211,7 @@ def test_a_predict_step_of_ones_own_is_kept():
             return self(batch[0]).argmax(-1)
 
     net, callback, host = fitted(net=Own())
-    with pytest.warns(UserWarning, match=r"Own\.predict_step returns a Tensor, so .* no entropy .* Return a dict"):
+    with pytest.warns(UserWarning, match=r"Own\.predict_step returns a Tensor, so .* no entropy .* return a dict"):
         found = torch.cat(host.predict(net, loader()))
     assert torch.equal(found, by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0).argmax(-1))
 
@@ -410,7 +410,7 @@ def test_steps_that_bypass_forward_are_warned_about():
             self.log("loss", F.cross_entropy(self.model(batch[0]), batch[1]))
 
     net, _, host = fitted(net=Bypass())
-    match = r"Bypass's steps did not call self\(\.\.\.\).*results are those of the module as it is"
+    match = r"Bypass's steps did not call self\(\.\.\.\).*results use the module's current weights"
     with pytest.warns(UserWarning, match=match):
         host.test(net, loader(), verbose=False)
 
@@ -435,7 +435,7 @@ def test_a_forward_that_returns_a_dictionary_has_no_average():
             return F.cross_entropy(output["logits"], y)
 
     net, _, host = fitted(net=Dictionary())
-    message = r"Dictionary\.forward returned a dict, which has no average.*or set eval_samples=0"
+    message = r"Dictionary\.forward returned a dict, which cannot be averaged.*or set eval_samples=0"
     with pytest.raises(UnsupportedTrainingError, match=message):
         host.test(net, loader(), verbose=False)
 
@@ -448,7 +448,7 @@ def evaluated_at_the_mean(net, host, match, **options):
 
 
 def test_without_a_posterior_the_mean_is_evaluated_with_a_warning():
-    match = "VOGNCallback evaluates at the weights as they are: no posterior was trained or loaded.*ckpt_path"
+    match = "VOGNCallback evaluates at the module's current weights: no posterior was trained or loaded.*ckpt_path"
     evaluated_at_the_mean(Net(), trainer(vogn()), match)
 
 
@@ -473,7 +473,7 @@ def test_a_checkpoint_of_a_plain_run_is_evaluated_with_a_warning(tmp_path):
     plain = trainer()
     plain.fit(Net(), loader())
     plain.save_checkpoint(tmp_path / "plain.ckpt")
-    match = r"VOGNCallback evaluates at the weights as they are: The checkpoint holds no posterior"
+    match = r"VOGNCallback evaluates at the module's current weights: The checkpoint holds no posterior"
     evaluated_at_the_mean(Net(), trainer(vogn()), match, ckpt_path=tmp_path / "plain.ckpt")
 
 
@@ -510,7 +510,7 @@ def test_a_dictionary_does_not_end_a_fit_at_its_first_validation():
 
     host = trainer(vogn())
     with pytest.warns(
-        UserWarning, match=r"forward returned a dict.*Validation during the fit goes on without averaging"
+        UserWarning, match=r"forward returned a dict.*Validation during the fit continues without averaging"
     ):
         host.fit(Named(), loader(), loader())
     assert host.callback_metrics["val"].isfinite()
