@@ -33,7 +33,7 @@ class SampledForward:
         samples: The samples.
         link: How outputs become predictions.
         opt_out_hint: How to evaluate without samples, for messages.
-        lenient: Whether to warn and stop averaging, instead of raising, if outputs cannot be averaged. Used during fits, where
+        lenient: Whether to warn and stop averaging, instead of raising, if outputs cannot be averaged. Used in fits, where
             an error in validation would lose an epoch of training.
     """
 

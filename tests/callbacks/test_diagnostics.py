@@ -121,7 +121,7 @@ def test_noise_that_drowns_the_weights_is_warned_about_once_with_the_layers_name
 
 def test_a_collapsed_curvature_is_warned_about_once_with_the_layers_names():
     (text,) = warnings_of(VOGNCallback(prior_precision=1e6), PosteriorDiagnostics(), max_epochs=3)
-    assert "curvature has collapsed in net.0, net.2: the data give less than 1% of the precision" in text
+    assert "curvature has collapsed in net.0, net.2: the data contribute less than 1% of the precision" in text
 
 
 def test_a_dead_layer_is_the_only_one_named():

@@ -169,7 +169,7 @@ def test_members_of_an_ensemble(task, tmp_path):
 
 def test_without_training_batches_it_is_refused(task, vogn):
     with pytest.raises(
-        UnsupportedTrainingError, match=r"needs training batches, but has seen no fit.*let the callback"
+        UnsupportedTrainingError, match=r"needs training batches, but there was no fit with it.*add the callback"
     ):
         quiet_trainer(vogn, BatchNormRecalibration()).test(task, loader(16), verbose=False)
 
