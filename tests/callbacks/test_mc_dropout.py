@@ -189,7 +189,7 @@ def test_a_module_without_dropout_is_refused_before_training():
 
 
 def test_a_pattern_that_matches_no_layer_lists_the_layers():
-    match = r"No layer of Net has a name that layers='conv\.\*' matches as a whole\. Its layers are net\.0, net\.1, net\.2, "
+    match = r"layers='conv\.\*' matches no full layer name of Net\. Its layers are net\.0, net\.1, net\.2, "
     refused(UnsupportedLayerError, match, Net(network()), MCDropoutCallback(p=0.1, layers="conv.*"))
 
 
