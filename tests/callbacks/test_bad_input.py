@@ -69,7 +69,7 @@ class TakesIterator(Classifier):
 
 @pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")  # Lightning's own warning
 def test_dataloader_iter_is_refused():
-    message = r"TakesIterator\.training_step takes dataloader_iter.*Take batch instead"
+    message = r"TakesIterator\.training_step takes dataloader_iter.*Take batch as the argument instead"
     assert_refused(UnsupportedTrainingError, message, TakesIterator())
 
 

@@ -208,7 +208,7 @@ def test_a_file_that_is_no_checkpoint_is_named(members, tmp_path):
 
 @pytest.mark.parametrize("members", [[], "last.ckpt"])
 def test_members_must_be_a_list_with_at_least_one_path(members):
-    with pytest.raises(HyperparameterError, match=r"members=.* must be a list of paths of checkpoints, at least one"):
+    with pytest.raises(HyperparameterError, match=r"members=.* must be a list of at least one checkpoint path"):
         DeepEnsembleCallback(members)
 
 
@@ -217,5 +217,5 @@ def test_steps_that_bypass_forward_are_warned_about(members):
         def test_step(self, batch, batch_idx):
             self.log("loss", F.cross_entropy(self.net(batch[0]), batch[1]))
 
-    with pytest.warns(UserWarning, match=r"the module's current weights.*or take DeepEnsembleCallback out"):
+    with pytest.warns(UserWarning, match=r"the module's current weights.*or remove DeepEnsembleCallback"):
         quiet_trainer(DeepEnsembleCallback(members[0])).test(Bypass(), loader(), verbose=False)

@@ -260,7 +260,7 @@ def test_batches_that_are_no_pairs_are_refused():
 
     triples = DataLoader(TensorDataset(*VALIDATION.tensors, VALIDATION.tensors[1]), batch_size=16)
     with pytest.raises(
-        UnsupportedTrainingError, match=r"\(inputs, targets\), but the validation set gives a list.*fit_sc"
+        UnsupportedTrainingError, match=r"\(inputs, targets\), but the validation set yields a list.*fit_sc"
     ):
         quiet_trainer(vogn(), PosteriorScale()).fit(Triple(adam_of), batches(TRAIN), triples)
 

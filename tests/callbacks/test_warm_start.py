@@ -92,6 +92,6 @@ def test_another_architecture_is_refused_with_all_that_differs(trained):
 
 
 def test_a_checkpoint_that_is_not_there_is_to_be_trained_first(tmp_path):
-    match = r"found no checkpoint .*first\.ckpt below .*\. Train the network that this fit starts from first"
+    match = r"found no checkpoint .*first\.ckpt below .*\. First train the network to start from"
     with pytest.raises(PosteriorError, match=match):
         fit(Classifier(net=network()), WarmStart(tmp_path / "first.ckpt"), VOGNCallback())
