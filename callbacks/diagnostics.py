@@ -110,8 +110,8 @@ class PosteriorDiagnostics(Callback):
             rank_zero_warn(
                 f"The curvature has collapsed in {', '.join(collapsed)}: the data contribute less than "
                 f"{_SMALLEST_DATA_SHARE:.0%} of the precision, so the prior (or damping_in_noise) sets the "
-                "posterior's width. The layers may be dead, or fit so well that gradients vanish; their Hessian may be negative; or "
-                "there are too few data for this prior_precision."
+                "posterior's width. The layers may be dead, or fit so well that gradients vanish; their Hessian may be "
+                "negative; or there are too few data for this prior_precision."
             )
 
     def _not_yet_warned(self, problem: str, layers: list[str]) -> list[str]:

@@ -253,7 +253,10 @@ def test_a_batch_that_forward_cannot_take_asks_for_a_predict_step():
     net, callback, host = fitted()
     x, y = data()
     named = DataLoader([{"inputs": one, "label": label} for one, label in zip(x, y, strict=True)], batch_size=12)
-    message = r"the whole batch, a dict with the keys inputs, label, and failed: .*Define Net\.predict_step\(self, batch, batch_idx\)"
+    message = (
+        r"the whole batch, a dict with the keys inputs, label, and failed: .*"
+        r"Define Net\.predict_step\(self, batch, batch_idx\)"
+    )
     with pytest.raises(UnsupportedTrainingError, match=message):
         host.predict(net, named)
     assert not {"forward", "predict_step"} & set(vars(net))  # the module is itself again
