@@ -201,7 +201,7 @@ def test_a_layer_that_returns_no_tensor_is_named():
         def forward(self, x):
             return self.net["rnn"](x)[0]
 
-    match = r"Dropout cannot follow net\.rnn, which returns a tuple and not a tensor\. Change layers='net\.rnn'"
+    match = r"Dropout cannot follow net\.rnn, which returns a tuple, not a tensor\. Change layers='net\.rnn'"
     with pytest.raises(UnsupportedLayerError, match=match):
         fit(Recurrent(), MCDropoutCallback(p=0.1, layers="net.rnn"))
 
