@@ -90,11 +90,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         return type(self).__name__
 
     def set_own(self, **values: Any) -> None:
-        """Set the hyperparameters that the algorithm adds to the shared ones.
-
-        Args:
-            **values: Hyperparameters by name. Raises `HyperparameterError` if one is out of range.
-        """
+        """Set hyperparameters that only this algorithm has; raises `HyperparameterError` if one is out of range."""
         self.optimizer_class.hyperparameters.check(values)
         self.group_defaults |= plain(values)
 

@@ -75,25 +75,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def store_mean(checkpoint: dict[str, Any], module: LightningModule, mean: dict[nn.Parameter, Tensor]) -> None:
-    """Replace the weight sample of an open pass in a checkpoint by the mean.
-
-    Args:
-        checkpoint: A checkpoint before it is written; changed in place.
-        module: The module.
-        mean: The means by parameter; empty outside of a pass.
-    """
+    """Replace the weight sample of an open pass in a checkpoint by the mean; `mean` is empty outside of a pass."""
     for name, param in module.named_parameters(remove_duplicate=False):
         if param in mean and name in checkpoint["state_dict"]:
             checkpoint["state_dict"][name] = mean[param]
 
 
 def use_plain_numbers(checkpoint: dict[str, Any]) -> None:
-    """Convert NumPy numbers in the states of optimizers and schedulers, which a safe load refuses, to Python numbers.
+    """Convert NumPy numbers in the states of optimizers and schedulers to Python numbers, in place.
 
-    A learning-rate schedule that computes with NumPy produces them.
-
-    Args:
-        checkpoint: A checkpoint before it is written; changed in place.
+    A learning-rate schedule that computes with NumPy produces them, and a safe load refuses them.
     """
     for key in ("optimizer_states", "lr_schedulers"):
         if key in checkpoint:

@@ -110,12 +110,7 @@ class DefaultNoise:
         self._applied: tuple[MeanFieldOptimizer, int] | None = None
 
     def apply(self, optimizer: MeanFieldOptimizer, link: Link | None) -> None:
-        """Set κ and ε in all groups after the first update, and again when layers are frozen or unfrozen.
-
-        Args:
-            optimizer: The optimizer; its groups are changed.
-            link: How outputs become predictions.
-        """
+        """Set κ and ε in all groups after the first update, and again when layers are frozen or unfrozen."""
         layers = noisy_layers(optimizer.param_groups, optimizer.state)
         if self._applied == (optimizer, layers):
             return
@@ -151,44 +146,25 @@ class DefaultPrior:
         self._is_stated = precision is not None or mean != "zero"
 
     def first(self, has_base: bool) -> float | Schedule:
-        """δ before N is known.
-
-        Args:
-            has_base: Whether the user's optimizer updates the mean.
-
-        Returns:
-            The user's δ, else a constant that depends on the step.
-        """
+        """δ before N is known: the user's δ, else a constant, which is smaller if the user's optimizer updates the mean."""
         if self.precision is not None:
             return self.precision
         return PRIOR_PRECISION if has_base else _NATURAL_PRIOR_PRECISION
 
     def mark(self, groups: Iterable[dict[str, Any]]) -> None:
-        """Set ``prior_on_mean`` in each group: whether the prior acts on the mean in the default step.
-
-        Args:
-            groups: Converted groups; changed in place.
-        """
+        """Set ``prior_on_mean`` in each group: whether the prior acts on the mean in the default step."""
         for group in groups:
             group["prior_on_mean"] = self._is_stated or group["l2_penalty"] > 0
 
     def take_penalty(self, group: dict[str, Any]) -> None:
-        """Convert a group's L2 penalty to its prior precision, δ = Ñ·wd/τ, unless the user passes a precision.
-
-        Args:
-            group: A group, or the optimizer's defaults, with N; changed in place.
-        """
+        """Convert a group's L2 penalty to its prior precision, δ = Ñ·wd/τ, unless the user passes a precision."""
         if self.precision is None and group.get("l2_penalty"):
             # The optimizer's defaults may hold schedules.
             values = {name: value_at(value, group["step"]) for name, value in group.items()}
             group["prior_precision"] = group["l2_penalty"] * effective(values).num_data / values["kl_weight"]
 
     def warn_if_strong(self, groups: list[dict[str, Any]]) -> None:
-        """Warn if a weight decay implies a strong prior.
-
-        Args:
-            groups: Groups with their prior precision.
-        """
+        """Warn if a weight decay implies a strong prior."""
         strongest = max(groups, key=lambda group: float(group["prior_precision"]))
         if self.precision is None and strongest["prior_precision"] > _STRONG_PRIOR:
             rank_zero_warn(

@@ -147,10 +147,6 @@ def diagnose(posterior: AbstractPosterior, shares: dict[str, Tensor], steps: dic
 def shares_of_data(optimizer: MeanFieldOptimizer, posterior: AbstractPosterior) -> dict[str, Tensor]:
     """Fraction of each weight's precision that comes from the data, rather than from the prior and damping.
 
-    Args:
-        optimizer: The optimizer.
-        posterior: Its posterior.
-
     Returns:
         Tensors by parameter name, for parameters with noise.
     """

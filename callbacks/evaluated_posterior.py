@@ -24,11 +24,7 @@ class EvaluatedPosterior:
         self._reason = "no posterior was trained or loaded. Pass ckpt_path=..."
 
     def load(self, checkpoint: dict[str, Any]) -> None:
-        """Load the posterior of a checkpoint.
-
-        Args:
-            checkpoint: Contents of a Lightning checkpoint.
-        """
+        """Load the posterior from the contents of a Lightning checkpoint."""
         try:
             self._posterior = posterior_from_checkpoint(checkpoint)
         except PosteriorError as error:
@@ -54,7 +50,7 @@ class EvaluatedPosterior:
             callback: Name of the callback's class, for the warning.
 
         Returns:
-            The posterior; None, with a warning outside of a fit, if there is none.
+            The posterior; None without one, with a warning outside of a fit.
         """
         if trainer.state.fn == "fit":
             return optimizer.posterior() if optimizer is not None and optimizer.num_updates > 0 else None

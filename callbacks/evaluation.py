@@ -48,11 +48,7 @@ class PosteriorEvaluation:
         self._forward: SampledForward | None = None
 
     def observe_loss(self, loss: torch.Tensor) -> None:
-        """Read the link from the first loss of a fit.
-
-        Args:
-            loss: The training loss, with its graph.
-        """
+        """Read the link from the first loss of a fit, which needs its graph."""
         if not self.has_seen_loss:
             self.has_seen_loss, self.loss_link = True, link_of_loss(loss)
 
@@ -66,14 +62,7 @@ class PosteriorEvaluation:
         return link
 
     def start(self, trainer: Trainer, module: LightningModule, samples: Samples, *, predict: bool) -> None:
-        """Replace the module's forward by the average over samples.
-
-        Args:
-            trainer: The trainer.
-            module: The module.
-            samples: The samples.
-            predict: Whether this is prediction.
-        """
+        """Replace the module's forward by the average over samples, and in prediction also its ``predict_step``."""
         require_single_evaluation(trainer)
         link = self.link_of(module) or "softmax"
         for callback in trainer.callbacks if trainer.state.fn != "fit" else ():  # type: ignore[attr-defined]
@@ -89,11 +78,7 @@ class PosteriorEvaluation:
         self._forward.start(predict)
 
     def stop(self, warn: bool = True) -> None:
-        """Restore the module's forward.
-
-        Args:
-            warn: Whether to warn if nothing was averaged.
-        """
+        """Restore the module's forward, and warn by default if nothing was averaged."""
         if self._forward is not None:
             self._forward.stop(warn)
             self._forward = None

@@ -66,28 +66,17 @@ def gathered_weights(module: LightningModule) -> dict[str, Tensor]:
 
 
 def complete_checkpoint(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint with its weights and optimizer states, which `ModelParallelStrategy` removes.
-
-    Args:
-        trainer: A trainer that evaluates.
-        checkpoint: The checkpoint as the strategy returns it.
+    """Read a checkpoint again, with the weights and optimizer states that `ModelParallelStrategy` removes from it.
 
     Returns:
-        The whole checkpoint, read again; under other strategies, `checkpoint` itself.
+        The complete checkpoint; under other strategies, `checkpoint` itself.
     """
     path = trainer.ckpt_path
     return read_checkpoint(path) if is_model_parallel(trainer) and path is not None else checkpoint
 
 
 def require_outside_of_pass(trainer: Trainer) -> None:
-    """Refuse to save inside a pass under `ModelParallelStrategy`.
-
-    Args:
-        trainer: A trainer whose optimizer is in a pass.
-
-    Raises:
-        UnsupportedTrainingError: Under `ModelParallelStrategy`.
-    """
+    """Refuse to save inside a pass under `ModelParallelStrategy`, with an `UnsupportedTrainingError`."""
     if is_model_parallel(trainer):
         raise UnsupportedTrainingError(
             "A checkpoint cannot be saved inside a pass under ModelParallelStrategy: the strategy has already gathered the "

@@ -24,9 +24,6 @@ def infer_num_data(trainer: Trainer) -> int:
     N is the data set's length, or less if the trainer sees only a part of it (``limit_train_batches``, ``drop_last``, a
     subset sampler). Data augmentation does not change N; set ``data_augmentation_factor``.
 
-    Args:
-        trainer: A trainer that fits.
-
     Returns:
         N.
 
@@ -42,14 +39,7 @@ def infer_num_data(trainer: Trainer) -> int:
 
 
 def set_num_data(trainer: Trainer, optimizer: MeanFieldOptimizer, num_data: int | None, prior: DefaultPrior) -> None:
-    """Set N, and the prior that an L2 penalty implies, once the data loader exists.
-
-    Args:
-        trainer: A trainer that fits.
-        optimizer: The swapped optimizer.
-        num_data: N; None counts the data loader's examples.
-        prior: Sets the prior precision.
-    """
+    """Set N, and the prior that an L2 penalty implies, once the data loader exists; ``num_data=None`` counts examples."""
     # Check the groups, not the defaults: Lightning's tuner restores groups from before the first step.
     unset = [group for group in optimizer.param_groups if group["num_data"] is None]
     if not unset:
@@ -64,15 +54,7 @@ def set_num_data(trainer: Trainer, optimizer: MeanFieldOptimizer, num_data: int 
 
 
 def with_augmentation_factor(hyperparameters: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """Fill in ρ if it is None, with the data module's ``data_augmentation_factor`` if it has one, else 1.
-
-    Args:
-        hyperparameters: Hyperparameters of a group; ``data_augmentation_factor`` may be None.
-        trainer: A trainer that fits.
-
-    Returns:
-        The hyperparameters, with a number for ρ.
-    """
+    """Hyperparameters of a group in which ρ=None is replaced by the data module's ``data_augmentation_factor``, else 1."""
     if hyperparameters["data_augmentation_factor"] is not None:
         return dict(hyperparameters)
     data = getattr(trainer, "datamodule", None)
@@ -108,14 +90,10 @@ def _examples_of(loader: Any, trainer: Trainer) -> int:
 
 
 def example_count_check(trainer: Trainer, optimizer: MeanFieldOptimizer) -> Callable[[Capture], None] | None:
-    """A check of the first batch that warns if the layers see another number of examples than the data loader yields.
-
-    Args:
-        trainer: A trainer that fits.
-        optimizer: The swapped optimizer.
+    """A check of the first pass that warns if the layers see another number of examples than the data loader yields.
 
     Returns:
-        The check, to be called with the capture of a pass; None after the first batch, or with several processes.
+        A function of the pass's capture; None after the first batch, or with several processes.
     """
     is_first_batch = trainer.fit_loop.epoch_loop.batch_idx == 0 and not optimizer.num_updates
     if not is_first_batch or trainer.world_size > 1:

@@ -53,11 +53,7 @@ class PosthocCallback(EvaluationCallback, ABC):
         return self._posterior
 
     def keep(self, posterior: AbstractPosterior) -> None:
-        """Evaluate under a posterior from now on.
-
-        Args:
-            posterior: A posterior around the module's weights.
-        """
+        """Evaluate under this posterior around the module's weights from now on."""
         self._posterior = posterior.to("cpu")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -113,12 +109,6 @@ class PosthocCallback(EvaluationCallback, ABC):
         return state
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Load the posterior of a checkpoint.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            checkpoint: Contents of the checkpoint.
-        """
+        """Load the link and the posterior of a checkpoint."""
         self.evaluation.loss_link = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}).get("link")
         self._posterior = stored_posterior(checkpoint)

@@ -54,9 +54,6 @@ class ClosureParts(NamedTuple):
 def check_private_symbols(trainer: Trainer) -> None:
     """Require every symbol above to exist and every method to have the expected parameters.
 
-    Args:
-        trainer: The trainer that is about to fit.
-
     Raises:
         UnsupportedTrainingError: If a symbol is missing or has changed.
     """
@@ -82,13 +79,7 @@ def _problem(trainer: Trainer, method: PrivateMethod) -> str:
 
 
 def wrap_closures(trainer: Trainer, wrap: Callable[[Closure], Closure], patches: Patches) -> None:
-    """Pass every training closure that Lightning builds through `wrap`.
-
-    Args:
-        trainer: A trainer that is about to fit.
-        wrap: Returns the closure to run instead.
-        patches: Removes the wrapper when it is undone.
-    """
+    """Pass every training closure that Lightning builds through `wrap`, which returns the closure to run instead."""
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     make_closure = loop._make_closure
 

@@ -33,13 +33,7 @@ def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
 
 
 def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_samples: int) -> None:
-    """Require equal settings on all ranks, before the first update.
-
-    Args:
-        trainer: A trainer that fits.
-        optimizer: The swapped optimizer; its groups have N.
-        mc_samples: K of this rank.
-    """
+    """Require equal settings on all ranks before the first update, once the optimizer's groups have N."""
     settings: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
         "mc_samples": mc_samples,

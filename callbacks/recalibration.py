@@ -63,12 +63,7 @@ class BatchNormRecalibration(Callback):
             )
 
     def recalibrated(self, trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
-        """Estimate the statistics of each sample.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module, in evaluation mode.
-            samples: The samples to average over.
+        """Estimate the statistics of each sample; the module is in evaluation mode.
 
         Returns:
             The samples with statistics.

@@ -31,10 +31,6 @@ class ResumeGuard:
     def start(self, strategy: Strategy, module: LightningModule) -> RollbackOnFailedResume:
         """Prepare for a fit that may resume from a checkpoint.
 
-        Args:
-            strategy: The trainer's strategy.
-            module: The user's module.
-
         Returns:
             The loader of the checkpoint, to be called in place of the strategy's.
         """
@@ -85,13 +81,7 @@ class ResumeGuard:
             self._rollback.commit()
 
     def warn_of_changes(self, trainer: Trainer, optimizer: MeanFieldOptimizer, settings: SwapSettings) -> None:
-        """Warn about arguments that the checkpoint overrides.
-
-        Args:
-            trainer: A trainer that fits.
-            optimizer: The optimizer after its state was restored.
-            settings: The callback's arguments.
-        """
+        """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored."""
         restored = dict(optimizer.param_groups[0])
         requested = _requested_hyperparameters(trainer, settings)
         if "lr" in self._saved and not callable(settings.lr):

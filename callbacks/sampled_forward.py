@@ -50,7 +50,7 @@ class SampledForward:
         self._patches = Patches()
 
     def start(self, predict: bool) -> None:
-        """Activate.
+        """Replace the module's methods.
 
         Args:
             predict: Whether this is prediction. It replaces Lightning's default ``predict_step`` by one that returns
@@ -70,11 +70,7 @@ class SampledForward:
             patch(module, "predict_step", self._with_uncertainty(module.predict_step))
 
     def stop(self, warn: bool = True) -> None:
-        """Deactivate.
-
-        Args:
-            warn: Whether to warn if nothing was averaged.
-        """
+        """Restore the module's methods, and warn by default if nothing was averaged."""
         self._patches.undo()
         if warn and not self.calls:
             rank_zero_warn(

@@ -23,16 +23,16 @@ _REGRESSION_NOTE = (
 
 
 def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, eval_samples: int) -> str:
-    """The line at the first update.
+    """The line after the first update: step, number of parameters with a posterior, N, prior, noise and prediction.
 
     Args:
         optimizer: The optimizer, after an update.
         name: The method's name.
         link: How outputs become predictions.
-        eval_samples: S.
+        eval_samples: S, weight samples in evaluation.
 
     Returns:
-        The step of the mean, the number of parameters with a posterior, N, the prior, the noise scale and the prediction.
+        The line.
     """
     group, base = optimizer.param_groups[0], optimizer.base_step
     step = type(base.base).__name__ if base else _STEPS[group["step_rule"]]
@@ -51,15 +51,7 @@ def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, ev
 
 
 def at_the_end(optimizer: MeanFieldOptimizer, name: str) -> str:
-    """The line at the end of a fit.
-
-    Args:
-        optimizer: The optimizer.
-        name: The method's name.
-
-    Returns:
-        The effective number of parameters, the temperatures, and the size of the noise.
-    """
+    """The line at the end of a fit: effective number of parameters, temperatures, and size of the noise."""
     total, determined = _count(_params(optimizer, noisy=True)), float(optimizer.effective_parameters())
     log_temperatures = sorted(float(tau.log()) for tau in temperatures(optimizer).values())
     if not log_temperatures:  # such as in a run resumed from a checkpoint without noise
@@ -73,15 +65,7 @@ def at_the_end(optimizer: MeanFieldOptimizer, name: str) -> str:
 
 
 def epoch_metrics(trainer: Trainer, optimizer: MeanFieldOptimizer) -> dict[str, float]:
-    """Metrics of the optimizer after an epoch.
-
-    Args:
-        trainer: A trainer that fits.
-        optimizer: The optimizer.
-
-    Returns:
-        The numbers by key.
-    """
+    """Metrics to log after an epoch, by key."""
     metrics = {"posterior/skipped_updates": float(optimizer.skipped_steps)}
     if optimizer.noisy:
         metrics["posterior/effective_parameters"] = float(optimizer.effective_parameters())

@@ -27,11 +27,7 @@ class ValidationSet:
         self._seen: Any = None  # loaders of the last fit or validation; the trainer forgets them in a test
 
     def require(self, trainer: Trainer) -> None:
-        """Require a validation set and keep its loaders.
-
-        Args:
-            trainer: A trainer that fits. Raises `UnsupportedTrainingError` if it has no validation set.
-        """
+        """Keep the loaders of a fit's validation set; raises `UnsupportedTrainingError` if there is none."""
         if not sum(trainer.num_val_batches):
             raise self._missing("this fit has none")
         self.keep(trainer)
@@ -41,14 +37,7 @@ class ValidationSet:
         self._seen = trainer.val_dataloaders
 
     def find(self, trainer: Trainer | None) -> Any:
-        """The first validation loader of the data module, else the first one kept.
-
-        Args:
-            trainer: The trainer; None in a fit.
-
-        Returns:
-            The loader; None if there is none.
-        """
+        """The first validation loader of the data module, else the first one kept; `trainer` is None in a fit."""
         datamodule = getattr(trainer, "datamodule", None)
         if datamodule is None:
             return _first(self._seen)

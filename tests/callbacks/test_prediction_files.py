@@ -102,7 +102,7 @@ def test_a_writer_that_was_asked_for_takes_the_place_of_the_default_one(tmp_path
 def test_parquet_needs_its_package_before_anything_is_predicted(monkeypatch):
     monkeypatch.setattr("lightning_bayes.callbacks.prediction_files.find_spec", lambda name: None)
     with pytest.raises(
-        ModuleNotFoundError, match=r'p\.parquet needs pyarrow.*"lightning-bayes\[parquet\]", or take \.csv'
+        ModuleNotFoundError, match=r'p\.parquet needs pyarrow.*"lightning-bayes\[parquet\]", or use \.csv'
     ):
         PredictionWriter(filename="p.parquet")
 
