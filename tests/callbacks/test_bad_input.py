@@ -1,4 +1,4 @@
-"""Set-ups that cannot train a posterior: an error that names the culprit and the next step, and nothing is lost."""
+"""Set-ups that cannot train a posterior raise an error that names the culprit and the next step, and change nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, U
 
 
 def assert_refused(error, message, module, callback=None, **trainer):
-    """`fit` raises before the first training_step and leaves the weights alone."""
+    """`fit` raises before the first training_step and does not change the weights."""
     before = weights(module)
     with pytest.raises(error, match=message):
         fit(module, callback or VOGNCallback(), **trainer)
@@ -157,7 +157,7 @@ def test_second_callback_that_the_module_brings_is_refused():
 
 
 def test_unknown_lightning_is_refused(monkeypatch):
-    """A closure that Lightning builds from other parts than today's."""
+    """A closure with other attributes than today's Lightning."""
     trainer = quiet_trainer(VOGNCallback())
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     monkeypatch.setattr(type(loop), "_make_closure", lambda self, batch, optimizer: None)
@@ -172,7 +172,7 @@ def test_unknown_lightning_is_refused(monkeypatch):
 
 
 class Noisy(LightningModule):
-    """Regression whose noise level lies on the LightningModule itself."""
+    """Regression whose noise level is a parameter of the LightningModule itself."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What `PosteriorDiagnostics` logs and warns about, beside the callbacks that train a posterior."""
+"""Logs and warnings of `PosteriorDiagnostics`, with the callbacks that train a posterior."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation, test and prediction under the posterior, against a loop by hand over the same samples."""
+"""Validation, test and prediction under the posterior, against an explicit loop over the same samples."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_validation_during_fit_is_averaged_over_a_few_samples_of_the_posterior_o
 
         def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             found = pl_module.seen[-1].softmax(-1)
-            forward = pl_module.__dict__.pop("forward")  # the module as it is without the evaluation
+            forward = pl_module.__dict__.pop("forward")  # the module's own forward
             probs = by_hand(pl_module, callback.optimizer.posterior(), batch[0], count).softmax(-1).mean(0)
             pl_module.forward = forward
             torch.testing.assert_close(found, probs)
@@ -171,7 +171,7 @@ def test_the_sanity_check_runs_the_module_alone():
 
 @pytest.mark.parametrize(("others", "forwards"), [([], 0), ([TemperatureScaling()], 4)])
 def test_a_temperature_is_fitted_under_as_many_samples_as_a_test_takes(others, forwards):
-    """Without one, ``val_samples=0`` and the default differ: the mean, and three samples."""
+    """Without one, ``val_samples=0`` uses the mean, and the default three samples."""
     host = trainer(*others)
     assert sample_count(host, eval_samples=4, stated=0) == 4
     host.state.fn, host.validating = "fit", True
@@ -259,7 +259,7 @@ def test_a_batch_that_forward_cannot_take_asks_for_a_predict_step():
     )
     with pytest.raises(UnsupportedTrainingError, match=message):
         host.predict(net, named)
-    assert not {"forward", "predict_step"} & set(vars(net))  # the module is itself again
+    assert not {"forward", "predict_step"} & set(vars(net))  # no patch remains
     net.predict_step = lambda batch, batch_idx: {"logits": net(batch["inputs"])}
     mixture = by_hand(net, callback.optimizer.posterior(), x).softmax(-1).mean(0)
     found = torch.cat([each["logits"] for each in host.predict(net, named)])
@@ -290,7 +290,7 @@ def test_the_callbacks_link_comes_before_the_modules():
     torch.testing.assert_close(torch.cat(net.seen), each.sigmoid().mean(0).logit(), rtol=1e-4, atol=1e-5)
 
 
-LINKS = {  # what the average of outputs under the samples is, for a module that does not name its link
+LINKS = {  # the average of the outputs by training loss, for a module without link
     "mse_loss": (lambda o, y: F.mse_loss(o, F.one_hot(y, 3).float()), lambda e: e.mean(0)),
     "bce_with_logits": (
         lambda o, y: F.binary_cross_entropy_with_logits(o, F.one_hot(y, 3).float(), reduction="none").sum(1).mean(),

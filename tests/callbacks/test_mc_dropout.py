@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout on modules with their own optimizer, against loops and twins with explicit dropout layers."""
+"""Monte-Carlo dropout with the user's optimizer, against loops and twins with explicit dropout layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. 
 
 
 def network(*dropouts):
-    """A network with dropout behind its two linear layers, or without."""
+    """A network with or without dropout after its two linear layers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         layers = [nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)]
@@ -80,7 +80,7 @@ def test_dropout_of_probability_zero_is_the_module_itself():
 
 
 def test_training_is_the_modules_own_bit_for_bit():
-    """Validation with dropout in between leaves the global random numbers, and so the training's masks, alone."""
+    """Validation with dropout does not change the global random state, and so not the training's masks."""
     plain, ours = Net(network(0.3, 0.2)), Net(network(0.3, 0.2))
     for module, callbacks in ((plain, []), (ours, [MCDropoutCallback(eval_samples=S)])):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A posterior as the prior of a fit: as an object and as a checkpoint, in words, and over a restart."""
+"""A posterior as the prior of a fit: from an object, from a checkpoint, in the summary, and after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rejection in a test of a Trainer, against the same threshold and counts by hand."""
+"""Rejection in a Trainer's test, against the threshold and counts computed by hand."""
 
 from __future__ import annotations
 

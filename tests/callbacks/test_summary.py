@@ -1,4 +1,4 @@
-"""What a fit says of itself: one line at the first update and one at the end."""
+"""The lines that a fit prints, at the first update and at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lines(callback, caplog):
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"{name}: ")]
 
 
-def test_the_default_says_what_it_does_and_what_it_found(caplog):
+def test_the_default_fit_prints_its_settings_and_its_posterior(caplog):
     callback = VOGNCallback()
     start, end = lines(callback, caplog)
     parts = (
@@ -38,13 +38,13 @@ def test_the_default_says_what_it_does_and_what_it_found(caplog):
     assert end.startswith(f"VOGNCallback: the data determine about {determined:.0f} of {WEIGHTS} parameters")
 
 
-def test_noise_whose_temperature_underflows_ends_in_a_line(caplog):
+def test_noise_whose_temperature_underflows_is_summarised(caplog):
     _, end = lines(VOGNCallback(relative_noise=1e-200), caplog)
     assert "log τ = -inf to -inf across tensors" in end
 
 
-def test_a_regression_hears_which_posterior_widens_away_from_the_data(caplog):
-    """docs/regression.md has the widths of both in a gap of the data."""
+def test_a_regression_names_the_callback_whose_band_widens_away_from_the_data(caplog):
+    """docs/regression.md has the widths of both posteriors in a gap of the data."""
     start, _ = lines(VOGNCallback(link="identity"), caplog)
     assert start.endswith("to get one that does, replace this callback by LaplaceCallback('full', 'all').")
     caplog.clear()
@@ -54,7 +54,7 @@ def test_a_regression_hears_which_posterior_widens_away_from_the_data(caplog):
 
 @pytest.mark.parametrize("callback", [VOGNCallback(), NoisyKFACCallback()], ids=lambda c: type(c).__name__)
 def test_the_temperatures_are_those_of_the_posterior(callback, caplog):
-    """δ_t = Ñ γ_t / τ_t, and without a stated prior Σ_i (1 - δ_t Σ_i) parameters are determined."""
+    """δ_t = Ñ γ_t / τ_t, and without an explicit prior Σ_i (1 - δ_t Σ_i) parameters are determined."""
     (_, end) = lines(callback, caplog)
     found = summary.temperatures(callback.optimizer)
     low, high = map(float, re.search(r"= (\S+) to (\S+) across tensors \(0:", end).groups())
@@ -73,6 +73,6 @@ def test_an_explicit_learning_rate_and_prior_are_named(caplog):
     assert "log τ = 0.0 to 0.0 across tensors" in end
 
 
-def test_without_noise_there_is_no_end(caplog):
+def test_without_noise_there_is_no_line_at_the_end(caplog):
     (start,) = lines(OGNCallback(), caplog)
     assert start.endswith(f"0 of {WEIGHTS} parameters have a posterior. N = {EXAMPLES} training examples.")

@@ -1,4 +1,4 @@
-"""Starting from another fit's weights: what is taken, what is not, and what is refused."""
+"""Starting from another fit's weights: what is loaded, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class First(Callback):
 
 @pytest.fixture
 def trained(tmp_path):
-    """A module that OGN has trained, and its checkpoint."""
+    """A module trained by OGN, and its checkpoint."""
     module = Classifier(net=network())
     fit(module, OGNCallback(), max_epochs=2).save_checkpoint(tmp_path / "ogn.ckpt")
     return module, tmp_path / "ogn.ckpt"
