@@ -1,8 +1,14 @@
-"""Variational inference on an unmodified LightningModule: one base class for the callbacks of the family.
+"""Variational inference on an unmodified LightningModule: the base class of the callbacks.
 
-`LightningSeam` patches the trainer, `swap_optimizer` replaces the user's optimizer after Lightning has set it up and before
-anything is restored into it, `MonteCarloClosure` runs the passes, `ResumeGuard` watches over checkpoints, `DefaultPrior` and
-`DefaultNoise` decide where the user has stated nothing, and `PosteriorEvaluation` averages predictions.
+A fit takes these steps:
+
+1. `setup` patches the trainer through `LightningSeam`.
+2. `_swap` replaces the user's optimizer, after Lightning has set it up and before Lightning restores a checkpoint into it.
+3. `_wrap_closure` replaces Lightning's closure by a `MonteCarloClosure`, which runs each batch under weight samples.
+4. `on_train_batch_end` sets the default noise scale once the first loss is known.
+5. Evaluation averages predictions over posterior samples (`find_samples`).
+6. Checkpoints hold the posterior mean as weights, and the optimizer's state as the posterior.
+7. `undo` removes every patch, also after an exception.
 """
 
 from __future__ import annotations
@@ -18,42 +24,34 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lightning_bayes.callbacks import checks, ranks, summary
-from lightning_bayes.callbacks.checkpoint_io import use_plain_numbers
+from lightning_bayes.callbacks.checkpoint_io import store_mean, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure
-from lightning_bayes.callbacks.default_policy import DefaultNoise, DefaultPrior, choose_step, default_interval
+from lightning_bayes.callbacks.default_policy import DefaultPrior, choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
 from lightning_bayes.callbacks.model_parallel import check_model_parallel, complete_checkpoint, require_outside_of_pass
-from lightning_bayes.callbacks.num_data import (
-    infer_num_data,
-    set_num_data,
-    warn_of_other_examples,
-    with_augmentation_factor,
-)
-from lightning_bayes.callbacks.posterior_as_prior import read_prior, warn_of_another_prior
+from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.resume import ResumeGuard
-from lightning_bayes.callbacks.schedulers import cycles_momentum
 from lightning_bayes.callbacks.seam import LightningSeam
 from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
-from lightning_bayes.optim.runtime.measuring import require_interval
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, Samples
-from lightning_bayes.strategies import BayesDDPStrategy
 
 
 class VariationalCallback(EvaluationCallback, ABC):
     """Turns training of an unmodified LightningModule into variational inference.
 
-    Arguments are keywords; numbers may be functions of the number of updates (`lightning_bayes.LinearSchedule` and others).
+    All arguments are keyword arguments. Numbers may be schedules: functions of the number of updates, such as
+    `lightning_bayes.LinearSchedule`.
 
     Class attributes:
         optimizer_class: The optimizer that replaces the user's.
-        field_defaults: Defaults of the callback, where they differ from the optimizer's.
+        field_defaults: Defaults of the callback that differ from the optimizer's.
 
     Args:
         **fields: See `CallbackFields`.
@@ -65,28 +63,18 @@ class VariationalCallback(EvaluationCallback, ABC):
     field_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **fields: Unpack[CallbackFields]) -> None:
-        found = complete_arguments(type(self).__name__, self.optimizer_class, fields, self.field_defaults)
-        super().__init__(found.link)
-        self.lr, self.num_data, self.linearized = found.lr, found.num_data, found.linearized
-        self.eval_samples, self.val_samples = found.eval_samples, found.val_samples
-        self.group_defaults, self.optimizer_kwargs = found.group_defaults, found.optimizer_kwargs
-        self.mc_samples: int = found.optimizer_kwargs["mc_samples"]
-        self.seed: int = found.optimizer_kwargs["seed"]
-        self.prior = DefaultPrior(found.prior_precision, self.group_defaults["prior_mean"])
-        self.default_noise: DefaultNoise | None = None
-        if self.lr is None and self.group_defaults["relative_noise"] is None:
-            self.default_noise = DefaultNoise(self.group_defaults["noise_flatness"])
-            self.group_defaults["relative_noise"] = self.default_noise.first
-        chosen = choose_step(type(self).__name__, self.optimizer_class, found.lr, found.step)
-        self.group_defaults["step_rule"], self._grafts = chosen
-        self._states_interval = self.group_defaults["curvature_interval"] is not None
-        if not self._states_interval:
-            interval = default_interval(self.optimizer_class, self.group_defaults["step_rule"])
-            self.group_defaults["curvature_interval"] = interval
-        require_interval(
-            type(self).__name__, self.group_defaults["curvature_interval"], amortises=self.optimizer_class.amortises
-        )
+        arguments = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
+        super().__init__(arguments.link)
+        self.lr, self.num_data, self.linearized = arguments.lr, arguments.num_data, arguments.linearized
+        self.eval_samples, self.val_samples = arguments.eval_samples, arguments.val_samples
+        self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
+        self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
+        self.seed: int = self.optimizer_kwargs["seed"]
+        self.prior = DefaultPrior(arguments.prior_precision, self.group_defaults["prior_mean"])
+        self._defaults = choose_defaults(self.name, self.optimizer_class, arguments)
+        self.group_defaults |= self._defaults.hyperparameters
         self.optimizer: MeanFieldOptimizer | None = None
+        self._settings: SwapSettings | None = None
         self._seam, self._resume, self._posterior = LightningSeam(), ResumeGuard(), EvaluatedPosterior()
         self._names: dict[nn.Parameter, str] = {}
         self._ranks_agree = self._is_announced = False
@@ -96,12 +84,13 @@ class VariationalCallback(EvaluationCallback, ABC):
     def optimizer_class(self) -> type[MeanFieldOptimizer]:
         """The optimizer that replaces the user's."""
 
-    def set_own(self, **values: Any) -> None:
-        """Set the hyperparameters that the algorithm adds to the shared ones.
+    @property
+    def name(self) -> str:
+        """Name of the callback's class, for messages."""
+        return type(self).__name__
 
-        Args:
-            **values: Their values by name; a value out of its range is a `HyperparameterError`.
-        """
+    def set_own(self, **values: Any) -> None:
+        """Set hyperparameters that only this algorithm has; raises `HyperparameterError` if one is out of range."""
         self.optimizer_class.hyperparameters.check(values)
         self.group_defaults |= plain(values)
 
@@ -114,8 +103,8 @@ class VariationalCallback(EvaluationCallback, ABC):
     def from_preset(cls, name: str, **overrides: Any) -> VariationalCallback:
         """Build the callback with published hyperparameters.
 
-        In a config it is ``class_path: lightning_bayes.VOGNCallback.from_preset`` with the name among the ``init_args`` and
-        overrides among the ``dict_kwargs``.
+        In a config, set ``class_path: lightning_bayes.VOGNCallback.from_preset``, pass the name in ``init_args`` and
+        overrides in ``dict_kwargs``.
 
         Args:
             name: One of `presets`, such as ``"osawa2019-cifar10-resnet18"``.
@@ -129,13 +118,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     # -- the fit ------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Patch the trainer.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The user's module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """Patch the trainer."""
         super().setup(trainer, pl_module, stage)
         self.undo()
         self._seam.undo()
@@ -152,10 +135,17 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
-        kwargs = {**self.optimizer_kwargs, "prior": read_prior(self.optimizer_kwargs["prior"])}
-        settings = SwapSettings(self.optimizer_class, self.lr, self.prior, self.group_defaults, kwargs, self._grafts)
         check_model_parallel(trainer, pl_module, self.linearized)
-        self.optimizer = swap_optimizer(trainer, pl_module, settings)
+        self._settings = SwapSettings(
+            self.optimizer_class,
+            self.lr,
+            self.num_data,
+            self.prior,
+            self.group_defaults,
+            self.optimizer_kwargs,
+            self._defaults,
+        )
+        self.optimizer = swap_optimizer(trainer, pl_module, self._settings)
         self._posterior.forget()
         self._ranks_agree = self._is_announced = False
         self._names = {param: name for name, param in pl_module.named_parameters()}
@@ -163,140 +153,80 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.after_swap(trainer, self.optimizer)
 
     def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Prepare the new optimizer further; does nothing unless overridden.
-
-        Args:
-            trainer: The trainer.
-            optimizer: The new optimizer.
-        """
+        """Prepare the new optimizer further; does nothing unless overridden."""
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
         optimizer = trainer.strategy.optimizers[0]
         if not isinstance(optimizer, MeanFieldOptimizer):
             return closure
         set_num_data(trainer, optimizer, self.num_data, self.prior)
-        self._resume.commit()  # also here: Lightning's tuner trains without callbacks
-        # A batch size that the tuner tries has to leave memory for the updates that measure.
+        self._resume.commit()  # also here: Lightning's tuner does not call on_train_start
+        # The tuner removes callbacks. A batch size that it accepts must leave memory for updates that measure curvature.
         optimizer.measures_always = self not in trainer.callbacks  # type: ignore[attr-defined]
         if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
         wrapped = MonteCarloClosure(closure, trainer, optimizer, ranks.noise_samples(trainer, self.mc_samples))
-        is_first = trainer.fit_loop.epoch_loop.batch_idx == 0 and not optimizer.num_updates
-        if is_first and self.num_data is None and trainer.world_size == 1:
-            wrapped.watch = lambda captured: warn_of_other_examples(trainer, set().union(*captured.sizes.values()))
+        if self.num_data is None:
+            wrapped.watch = example_count_check(trainer, optimizer)
         return wrapped
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of arguments that the checkpoint of a resumed run overrides.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Warn about arguments that the checkpoint of a resumed run overrides."""
         self._resume.commit()
-        if self.optimizer is None or not self.optimizer.num_updates:
+        if self.optimizer is None or self._settings is None or not self.optimizer.num_updates:
             return
-        kept, wanted = dict(self.optimizer.param_groups[0]), with_augmentation_factor(self.group_defaults, trainer)
-        if cycles_momentum(config.scheduler for config in trainer.strategy.lr_scheduler_configs):
-            del wanted["betas"]  # a scheduler changes them all the time
-        self.optimizer.defaults["num_data"] = kept["num_data"]
-        wanted["noisy"], wanted["noise_seed"] = self.optimizer_class.noisy, self.seed
-        wanted["num_data"] = self.num_data or infer_num_data(trainer)
-        if self.prior.precision is not None:
-            wanted["prior_precision"] = self.prior.precision
-        if not self._states_interval:
-            del wanted["curvature_interval"]
-        if wanted["antithetic"] is None:
-            del wanted["antithetic"]
-        if self.default_noise is not None:
-            del wanted["relative_noise"], wanted["noise_flatness"]  # set once the loss is known
-        if "lr" in self._resume.saved and not callable(self.lr):
-            kept["lr"], wanted["lr"] = self._resume.saved["lr"], self.lr  # the group's follows the user's schedule
-        self._resume.warn_of_changes(kept, wanted)
-        warn_of_another_prior(self.optimizer)
+        # Groups added later inherit N from the defaults.
+        self.optimizer.defaults["num_data"] = self.optimizer.param_groups[0]["num_data"]
+        self._resume.warn_of_changes(trainer, self.optimizer, self._settings)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Set the noise scale of later updates, now that the loss and the trained layers are known.
+        """Set the default noise scale of later updates, now that the loss and the trained layers are known.
 
-        All passes of one update have the same scale, however its examples are spread over batches.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            outputs: The result of the training step.
-            batch: The batch.
-            batch_idx: Its number.
+        All passes of one update share a scale, however many micro-batches it accumulates.
         """
-        if self.optimizer is None or not (self.evaluation.has_seen_loss and trainer.global_step):
+        if self.optimizer is None or not self.optimizer.num_updates:
             return
-        if self.default_noise is not None:
-            self.default_noise.apply(self.optimizer, self.evaluation.link_of(pl_module))
+        link = self.evaluation.link_of(pl_module)
+        if self._defaults.noise is not None:
+            self._defaults.noise.apply(self.optimizer, link)
         if not self._is_announced:
-            self._is_announced, link = True, self.evaluation.link_of(pl_module)
-            rank_zero_info(summary.at_the_start(self.optimizer, type(self).__name__, link, self.eval_samples))
+            self._is_announced = True
+            rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, self.eval_samples))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the number of parameters that the data determine, and the number of skipped updates.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
-        if self.optimizer is None or trainer.barebones:
-            return
-        if isinstance(trainer.strategy, BayesDDPStrategy) and trainer.strategy.reduced_bytes is not None:
-            pl_module.log("distributed/reduced_mib", trainer.strategy.reduced_bytes / 2**20, sync_dist=True)
-        if self.optimizer.noisy:
-            pl_module.log(
-                "posterior/effective_parameters", float(self.optimizer.effective_parameters()), sync_dist=True
-            )
-        pl_module.log("posterior/skipped_updates", float(self.optimizer.skipped_steps), sync_dist=True)
+        """Log the effective number of parameters, and the number of skipped updates."""
+        if self.optimizer is not None and not trainer.barebones:
+            pl_module.log_dict(summary.epoch_metrics(trainer, self.optimizer), sync_dist=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require finite weights and state, which the next pass would have checked, and sum the fit up.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Require finite weights and state, and summarise the fit."""
         if self.optimizer is None:
             return
-        self.optimizer.require_finite()
+        self.optimizer.require_finite()  # the last update has no later pass that checks it
         if self.optimizer.noisy and self.optimizer.num_updates:
-            rank_zero_info(summary.at_the_end(self.optimizer, type(self).__name__))
+            rank_zero_info(summary.at_the_end(self.optimizer, self.name))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the posterior for tests and predictions in this process.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
-        if self.optimizer is not None and self.optimizer.num_updates and self._has_samples():
+        """Keep the posterior for later evaluation in this process."""
+        evaluates_samples = self.optimizer_class.noisy and max(self.eval_samples, self.val_samples or 0) > 0
+        if self.optimizer is not None and self.optimizer.num_updates and evaluates_samples:
             self._posterior.keep(self.optimizer)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def _has_samples(self) -> bool:
-        return max(self.eval_samples, self.val_samples or 0) > 0 and self.optimizer_class.noisy
-
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """Find the posterior to evaluate under.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Returns:
-            Weight samples; None where there is no posterior.
+            Weight samples; None without a posterior.
         """
         count = sample_count(trainer, self.eval_samples, self.val_samples)
         if not count or not self.optimizer_class.noisy:
             return None
-        posterior = self._posterior.find(trainer, pl_module, self.optimizer, type(self).__name__)
+        posterior = self._posterior.find(trainer, pl_module, self.optimizer, self.name)
         if posterior is None:
             return None
         samples = PosteriorSamples(posterior.to(pl_module.device), count, self.seed)
@@ -306,7 +236,7 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     @property
     def state_key(self) -> str:
-        """One key for the family and for any arguments, so that a run can be resumed with other arguments."""
+        """The same key for all callbacks and arguments, so that a run can resume with other arguments."""
         return CALLBACK_KEY
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,61 +254,36 @@ class VariationalCallback(EvaluationCallback, ABC):
         return [[self._names[param] for param in group["params"]] for group in optimizer.param_groups]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write the mean even if the save comes from inside a pass, such as from a signal handler.
+        """Store the posterior mean, even if the save comes from inside a pass, such as from a signal handler.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            checkpoint: Contents of the checkpoint; changed in place. If an update has overflowed, a `NonFiniteError` is
-                raised and no file is written.
+        Raises `NonFiniteError`, before a file is written, if an update has overflowed.
         """
         if self.optimizer is not None:
             self.optimizer.require_finite()
-        mean = self.optimizer.sampled_mean() if self.optimizer is not None else {}
-        if mean:
-            require_outside_of_pass(trainer)
-        for name, param in pl_module.named_parameters(remove_duplicate=False):
-            if param in mean and name in checkpoint["state_dict"]:
-                checkpoint["state_dict"][name] = mean[param]
+            mean = self.optimizer.sampled_mean()
+            if mean:
+                require_outside_of_pass(trainer)
+            store_mean(checkpoint, pl_module, mean)
         use_plain_numbers(checkpoint)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Check that a run can be resumed, or take the posterior for evaluation.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            checkpoint: Contents of the checkpoint.
-        """
+        """Check that a fit can resume from the checkpoint, or load its posterior for evaluation."""
         if trainer.state.fn == "fit":
-            self._resume.read(checkpoint, type(self).__name__)
-        else:
-            self.take_posterior(complete_checkpoint(trainer, checkpoint))
-
-    def take_posterior(self, checkpoint: dict[str, Any]) -> None:
-        """Evaluate under the posterior of a checkpoint.
-
-        Args:
-            checkpoint: Contents of a Lightning checkpoint.
-        """
+            self._resume.read(checkpoint, self.name)
+            return
+        checkpoint = complete_checkpoint(trainer, checkpoint)
         self.evaluation.loss_link = callback_state(checkpoint).get("link")
         self._posterior.load(checkpoint)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def undo(self) -> None:
-        """Undo the patches of the fit; a resumed run that has not started gives the module its old weights back."""
+        """Undo the patches of the fit, and restore the module's weights if a resumed run has not started."""
         super().undo()
         self._seam.undo_fit()
         self._resume.end()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo all patches.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: The stage that ends.
-        """
+        """Undo all patches."""
         super().teardown(trainer, pl_module, stage)
         self._seam.undo()

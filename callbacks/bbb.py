@@ -16,7 +16,7 @@ class BBBCallback(VariationalCallback):
     """Trains with Bayes by Backprop (`lightning_bayes.BBB`): Adam on the bound's pathwise gradient.
 
     Args:
-        std_lr: Learning rate of log σ; None for that of the mean, which is the user's own where `lr` is None.
+        std_lr: Learning rate of log σ. None uses the mean's learning rate, which is the user's if `lr` is None.
         **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 

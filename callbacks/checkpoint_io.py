@@ -1,8 +1,8 @@
-"""Checkpoint files that are complete or absent, and are verified before they are read.
+"""Atomic, verified checkpoint files, and the contents that the callbacks change before a checkpoint is written.
 
 Lightning writes to the directory for temporary files and moves the result. Between two file systems a move is a copy, so a
 kill or a full disk leaves a truncated file in place of the last good one. And `torch.load` ignores the checksums that
-`torch.save` has written: a flipped bit in a weight goes unnoticed.
+`torch.save` writes, so a flipped bit in a weight goes unnoticed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, final
 
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import LightningModule
 from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
 
 from lightning_bayes.optim.readout import require_checkpoint
 from lightning_bayes.posteriors import atomic_save, named_if_unreadable, verify_checksums
@@ -21,13 +23,13 @@ from lightning_bayes.posteriors import atomic_save, named_if_unreadable, verify_
 
 @final
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the file and renames; verifies checksums before reading.
+    """Writes to a temporary file in the same folder and renames it; verifies checksums before reading.
 
-    The callbacks put it in place of Lightning's default during a run. Remote files (``s3://...``) and other plugins stay
-    Lightning's.
+    The callbacks replace Lightning's default plugin during a run. Lightning still handles remote files (``s3://...``), and
+    other plugins are not replaced.
 
     Args:
-        on_teardown: Called when Lightning tears the plugin down; None for nothing.
+        on_teardown: Called when Lightning tears the plugin down.
     """
 
     def __init__(self, on_teardown: Callable[[], None] | None = None) -> None:
@@ -39,20 +41,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
         Args:
             checkpoint: Its contents.
-            path: The file. If it cannot be written, such as on a full disk, a `CheckpointError` names it.
+            path: The file. Raises `CheckpointError` if it cannot be written, such as on a full disk.
             storage_options: Not supported, as in Lightning's own plugin.
         """
         if storage_options is not None or _is_remote(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        advice = "Free space or choose another directory, and go on with ckpt_path=..."
+        advice = "Free space or choose another directory, and resume with ckpt_path=..."
         atomic_save(path, checkpoint, "checkpoint", advice)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint. A damaged file, or one that is not a checkpoint of Lightning, is refused by name.
+        """Read a checkpoint.
 
         Args:
-            path: The file.
+            path: The file. Raises an error that names it if it is damaged or not a Lightning checkpoint.
             *arguments: As Lightning passes them.
             **options: As Lightning passes them.
 
@@ -66,19 +68,23 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return require_checkpoint(checkpoint, path)
 
     def teardown(self) -> None:
-        """End of a run."""
+        """Tear down at the end of a run."""
         super().teardown()
         if self._on_teardown is not None:
             self._on_teardown()
 
 
+def store_mean(checkpoint: dict[str, Any], module: LightningModule, mean: dict[nn.Parameter, Tensor]) -> None:
+    """Replace the weight sample of an open pass in a checkpoint by the mean; `mean` is empty outside of a pass."""
+    for name, param in module.named_parameters(remove_duplicate=False):
+        if param in mean and name in checkpoint["state_dict"]:
+            checkpoint["state_dict"][name] = mean[param]
+
+
 def use_plain_numbers(checkpoint: dict[str, Any]) -> None:
-    """Replace NumPy numbers, which a safe load refuses, in the states of optimizers and schedulers.
+    """Convert NumPy numbers in the states of optimizers and schedulers to Python numbers, in place.
 
-    A user's schedule that computes with NumPy leaves them behind as learning rates.
-
-    Args:
-        checkpoint: A checkpoint before it is written; changed in place.
+    A learning-rate schedule that computes with NumPy produces them, and a safe load refuses them.
     """
     for key in ("optimizer_states", "lr_schedulers"):
         if key in checkpoint:

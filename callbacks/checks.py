@@ -14,21 +14,18 @@ from lightning_bayes.callbacks.private_lightning import check_private_symbols
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim import NoisyOptimizer
 
-_NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # their learning rate is not the length of a step
+_NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # whose learning rate does not set the length of a step
 
 
 def refuse_other_package(trainer: Trainer) -> None:
-    """Refuse a trainer of the package pytorch_lightning, whose classes look alike.
-
-    Args:
-        trainer: The trainer.
+    """Refuse a trainer of the package pytorch_lightning.
 
     Raises:
-        UnsupportedTrainingError: If it is one.
+        UnsupportedTrainingError: If the trainer comes from that package.
     """
     if type(trainer).__module__.startswith("pytorch_lightning."):
         raise UnsupportedTrainingError(
-            f"{type(trainer).__name__} comes from pytorch_lightning, whose classes are not those of lightning.pytorch. "
+            f"{type(trainer).__name__} comes from pytorch_lightning, whose classes differ from those of lightning.pytorch. "
             "Import the Trainer, the LightningModule and the callbacks from lightning.pytorch."
         )
 
@@ -36,12 +33,8 @@ def refuse_other_package(trainer: Trainer) -> None:
 def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
     """Require a training set-up that a noisy optimizer can be swapped into.
 
-    Args:
-        trainer: The trainer.
-        pl_module: The user's module.
-
     Raises:
-        UnsupportedTrainingError: Naming what is in the way.
+        UnsupportedTrainingError: If the module, the strategy or Lightning's version is not supported.
     """
     if not pl_module.automatic_optimization:
         raise UnsupportedTrainingError(
@@ -49,36 +42,38 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
             "yourself, opt = lightning_bayes.VOGN(self, num_data=N), and train with `with opt.sampled_params(): "
             "loss.backward()` and opt.step()."
         )
-    is_sharding = isinstance(trainer.strategy, DeepSpeedStrategy)  # though it is a DDPStrategy
+    is_sharding = isinstance(trainer.strategy, DeepSpeedStrategy)  # a subclass of DDPStrategy
     if is_sharding or not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy, ModelParallelStrategy)):
         raise UnsupportedTrainingError(
             f"The strategy {type(trainer.strategy).__name__} splits or moves parameters in ways that the callbacks' passes, "
-            "evaluation and checkpoints do not follow. Use one device, strategy='ddp' or 'bayes_ddp', with adapters (LoRA) "
+            "evaluation and checkpoints do not support. Use one device, strategy='ddp' or 'bayes_ddp', with adapters (LoRA) "
             "if memory is short; or IVONCallback or VadamCallback under ModelParallelStrategy (docs/distributed.md, FSDP2)."
         )
     if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
         raise UnsupportedTrainingError(
             f"{type(pl_module).__name__}.training_step takes dataloader_iter, so each weight sample would consume another "
-            "batch. Take batch instead."
+            "batch. Take batch as the argument instead."
         )
     check_private_symbols(trainer)
 
 
-def check_swappable(optimizers: list[Optimizer], module: nn.Module, explicit_lr: bool) -> Optimizer:
+def check_swappable(optimizers: list[Optimizer], module: nn.Module, bounds_step: bool) -> Optimizer:
     """Require one ordinary first-order optimizer of parameters of `module`.
 
     Args:
         optimizers: The result of `configure_optimizers`.
         module: The user's module.
-        explicit_lr: Whether the callback has a learning rate of its own.
+        bounds_step: Whether the user's learning rate bounds the length of the step, as in a trust region.
 
     Returns:
         The optimizer to swap.
 
     Raises:
-        UnsupportedTrainingError: If it cannot be swapped.
+        UnsupportedTrainingError: If there are several optimizers, or this one cannot be swapped.
     """
-    names = ", ".join(type(o).__name__ for o in optimizers if o.param_groups) or "None"  # Lightning's stand-in is empty
+    names = (
+        ", ".join(type(o).__name__ for o in optimizers if o.param_groups) or "None"
+    )  # Lightning's dummy has no groups
     if len(optimizers) != 1 or not optimizers[0].param_groups:
         raise UnsupportedTrainingError(
             f"The callback swaps one optimizer, and configure_optimizers returned {names}. Return one optimizer over the "
@@ -88,29 +83,29 @@ def check_swappable(optimizers: list[Optimizer], module: nn.Module, explicit_lr:
     _check_params(old, module)
     if isinstance(old, NoisyOptimizer):
         raise UnsupportedTrainingError(
-            f"The optimizer is {type(old).__name__} already, from configure_optimizers or from a second callback. Return "
-            "Adam, AdamW or SGD from configure_optimizers and use one callback, or train with it and without callback."
+            f"The optimizer already is {type(old).__name__}, from configure_optimizers or from a second callback. Return "
+            "Adam, AdamW or SGD from configure_optimizers and use one callback, or remove the callback."
         )
     if any(group["lr"] is None for group in old.param_groups):
         raise UnsupportedTrainingError(
             f"{type(old).__name__} has no learning rate (lr=None) and chooses the length of each step itself, so it cannot "
-            f"bound the noisy step. Pass it a number, such as lr=1e-3 (Adafactor: with relative_step=False), or "
-            " return Adam, AdamW or SGD."
+            "bound the noisy step. Pass it a number, such as lr=1e-3 (Adafactor: with relative_step=False), or return Adam, "
+            "AdamW or SGD."
         )
     if all("train_mode" in group for group in old.param_groups) and hasattr(old, "train"):
         raise UnsupportedTrainingError(
-            f"{type(old).__name__} is schedule-free: its weights in training are not the ones it evaluates, so there is no "
-            "one mean for the posterior. Return Adam, AdamW or SGD with a schedule from configure_optimizers."
+            f"{type(old).__name__} is schedule-free: it trains and evaluates different weights, so the posterior has no "
+            "unique mean. Return Adam, AdamW or SGD with a schedule from configure_optimizers."
         )
     if isinstance(old, torch.optim.LBFGS):
         raise UnsupportedTrainingError(
-            "LBFGS calls its closure several times per step, which noise makes meaningless. Return Adam, AdamW or SGD from "
-            "configure_optimizers."
+            "LBFGS calls its closure several times per step, each time with other noise, which breaks its line search. "
+            "Return Adam, AdamW or SGD from configure_optimizers."
         )
-    if isinstance(old, _NO_LENGTH) and not explicit_lr:
+    if isinstance(old, _NO_LENGTH) and bounds_step:
         raise UnsupportedTrainingError(
-            f"The learning rate of {type(old).__name__} is not the length of a step, so it cannot bound VOGN's. Pass "
-            "lr=... to the callback, or return Adam, AdamW or SGD."
+            f"The learning rate of {type(old).__name__} is not the length of a step, so it cannot bound the noisy step. "
+            "Pass lr=... to the callback, or return Adam, AdamW or SGD."
         )
     if any(group.get("maximize") for group in old.param_groups):
         raise UnsupportedTrainingError("maximize=True: a posterior needs a negative log-likelihood to minimise.")
@@ -118,15 +113,16 @@ def check_swappable(optimizers: list[Optimizer], module: nn.Module, explicit_lr:
 
 
 def _check_params(old: Optimizer, module: nn.Module) -> None:
-    params, own = [p for group in old.param_groups for p in group["params"]], set(module.parameters())
-    foreign = [tuple(p.shape) for p in params if p not in own]
-    if foreign:
+    params = [p for group in old.param_groups for p in group["params"]]
+    module_params = set(module.parameters())
+    foreign_shapes = [tuple(p.shape) for p in params if p not in module_params]
+    if foreign_shapes:
         raise UnsupportedTrainingError(
-            f"The optimizer holds parameters that {type(module).__name__} does not, of the shapes {foreign}, so no pass of "
-            "the module is measured for them. Make what holds them a submodule of it."
+            f"The optimizer holds parameters that {type(module).__name__} does not, of the shapes {foreign_shapes}, so "
+            "their curvature cannot be measured. Make the layer that owns them a submodule."
         )
     if not any(p.requires_grad for p in params):
         raise UnsupportedTrainingError(
-            f"{type(module).__name__} has no trainable parameter in its optimizer. Set requires_grad_(True) on what should "
-            "be learned."
+            f"{type(module).__name__} has no trainable parameter in its optimizer. Set requires_grad_(True) on the "
+            "parameters to train."
         )

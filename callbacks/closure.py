@@ -1,8 +1,8 @@
 """The Monte-Carlo closure: K × (sample → training_step → backward → mean), then one reduction over processes.
 
-It replaces Lightning's closure, which the optimizer calls once, so everything downstream (accumulation, clipping, AMP's
-scaler, ``global_step``) keeps its meaning. An optimizer that called Lightning's own closure K times would count the last
-micro-batch K times under accumulation, and under a GradScaler it would get no closure at all.
+It replaces Lightning's closure, which the optimizer calls once, so accumulation, clipping, AMP's scaler and ``global_step``
+keep their meaning. An optimizer that called Lightning's closure K times would count the last micro-batch K times under
+accumulation, and under a GradScaler it would get no closure at all.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class MonteCarloClosure(Closure):
         base: Lightning's closure for this batch.
         trainer: The trainer.
         optimizer: The swapped optimizer.
-        samples: Number of the noise of each pass; the micro-batches of an update share them, as one large batch would.
+        samples: Sample index of each pass, which seeds its noise. The micro-batches of an update share the indices, so that
+            they draw the same noise as one large batch.
 
     Attributes:
-        watch: Called with the capture of the first pass; None for no call.
+        watch: Called with the capture of the first pass, if set.
     """
 
     def __init__(self, base: Closure, trainer: Trainer, optimizer: NoisyOptimizer, samples: list[int]) -> None:
@@ -44,17 +45,13 @@ class MonteCarloClosure(Closure):
 
     @torch.enable_grad()
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
-        """Run the passes; afterwards the gradients are their mean, over processes too where a step follows.
-
-        Args:
-            *args: As Lightning passes them.
-            **kwargs: As Lightning passes them.
+        """Run the passes and average their gradients, also over processes if a step follows.
 
         Returns:
-            The first counted pass's result, with the mean loss. A pass whose training_step returned None does not count.
+            The result of the first pass, with the mean loss. Passes whose training_step returned None are left out.
         """
         backward, zero_grad = self._parts.backward, self._parts.zero_grad
-        if backward is None:  # a pass for BatchNorm statistics only (StochasticWeightAveraging), at the mean
+        if backward is None:  # StochasticWeightAveraging collects BatchNorm statistics, at the mean
             self._optimizer.discard_passes()
             return super().closure(*args, **kwargs)
         if zero_grad is not None:
@@ -76,12 +73,12 @@ class MonteCarloClosure(Closure):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         loss_scale = scaler.get_scale() if scaler is not None else 1.0
         is_only_batch = trainer.accumulate_grad_batches == 1 and trainer.world_size == 1
-        opened = self._optimizer.measured_pass(sample, loss_scale=loss_scale, is_only_batch=is_only_batch)
-        with block_sync(), opened as captured:
+        measured_pass = self._optimizer.measured_pass(sample, loss_scale=loss_scale, is_only_batch=is_only_batch)
+        with block_sync(), measured_pass as captured:
             result = self._parts.step()
             if result.closure_loss is not None:
                 captured.observe(_with_examples(result), divided_by_host=True)
-                # Lightning divides by the number of micro-batches; passes are averaged by their examples instead.
+                # Undo Lightning's division by the number of micro-batches: passes are averaged by their examples.
                 backward(result.closure_loss * trainer.accumulate_grad_batches)
         if self.watch is not None and result.closure_loss is not None:
             self.watch(captured)
@@ -93,19 +90,19 @@ class MonteCarloClosure(Closure):
             self._reduce_buffers()
             return
         strategy = self._trainer.strategy
-        spread = strategy if isinstance(strategy, BayesDDPStrategy) else None
-        sharing = (
-            spread if spread is not None and spread.shares_noise else None
-        )  # without shared noise there is nothing to add
-        tensors, examples = self._optimizer.measured(None if sharing is None else sharing.add_noise_group_)
+        reduce: Callable[[list[torch.Tensor], float], Any] = all_reduce_mean_
+        add_noise_group = None
+        if isinstance(strategy, BayesDDPStrategy):
+            reduce = strategy.all_reduce_mean_
+            add_noise_group = strategy.add_noise_group_ if strategy.shares_noise else None
+        tensors, examples = self._optimizer.measured(add_noise_group)
         if not examples:  # training_step returned None in every pass: no update, as in plain Lightning
             self._optimizer.discard_passes()
             return
-        reduce = all_reduce_mean_ if spread is None else spread.all_reduce_mean_
         reduce([*tensors, *self._buffers()], examples)
 
     def _reduce_buffers(self) -> None:
-        """The tensors left to average where FSDP2 has averaged the gradients."""
+        """Average the buffers alone, because FSDP2 has averaged the gradients."""
         if not self._optimizer.num_examples:
             self._optimizer.discard_passes()
             return
@@ -116,7 +113,7 @@ class MonteCarloClosure(Closure):
 
 
 def _with_examples(result: ClosureResult) -> torch.Tensor:
-    """The loss, with those of its examples beside it if training_step returned them; their graph is let go of."""
+    """The loss, with the per-example losses attached if training_step returned them, whose graph is then released."""
     assert result.closure_loss is not None
     losses = result.extra.get(KEY)
     if losses is None:

@@ -1,4 +1,4 @@
-"""The predictions of a test, collected over its batches and gathered from all processes."""
+"""Predictions of a test, collected over batches and gathered from all processes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from lightning_bayes.callbacks.step_outputs import StepOutputs
 from lightning_bayes.predictive import combine, ood_scores
 
-Gather = Callable[[Tensor], Tensor]  # one tensor from the parts of all processes, along the first dimension
+Gather = Callable[[Tensor], Tensor]  # concatenates the tensors of all processes along the first dimension
 
 
 class Predicted(NamedTuple):
-    """The predictions of a whole test."""
+    """Predictions of a whole test."""
 
-    probs: dict[str, Tensor]  # of the test set by kind of prediction, [examples, classes]
-    targets: Tensor  # of the test set, [examples]
-    scores: dict[str, dict[str, Tensor]]  # out-of-distribution scores by score and set, [inputs]
+    probs: dict[str, Tensor]  # probabilities of the test set by kind of prediction, [examples, classes]
+    targets: Tensor  # targets of the test set, [examples]
+    scores: dict[str, dict[str, Tensor]]  # out-of-distribution scores by name of the score and of the set, [inputs]
 
 
 class CollectedPredictions:
-    """Collects the probabilities of the test set, and out-of-distribution scores of it and of other sets."""
+    """Collects probabilities of the test set, and out-of-distribution scores of the test set and of other sets."""
 
     def __init__(self) -> None:
         self._probs: dict[str, list[Tensor]] = {}
@@ -37,20 +37,20 @@ class CollectedPredictions:
             step: Logits and targets.
             set_name: ``test`` or ``ood/...``; other sets are ignored.
             mean_outputs: Logits at the mean, ``[batch, classes]``, if the step returned samples.
-            temperature: The temperature of the scaled prediction, if there is one.
+            temperature: Temperature of the scaled prediction; None for no scaled prediction.
 
         Returns:
             Probabilities of the unscaled prediction, ``[batch, classes]``.
         """
         probs = combine(step.outputs, "softmax").exp()
         if set_name == "test":
-            ways = {"prediction" if mean_outputs is None else "Monte Carlo": probs}
+            kinds = {"prediction" if mean_outputs is None else "Monte Carlo": probs}
             if mean_outputs is not None:
-                ways["mean"] = mean_outputs.detach().cpu().float().softmax(-1)
+                kinds["mean"] = mean_outputs.detach().cpu().float().softmax(-1)
             if temperature is not None:
-                ways[f"scaled, T = {temperature:.2f}"] = combine(step.outputs / temperature, "softmax").exp()
-            for way, values in ways.items():
-                self._probs.setdefault(way, []).append(values)
+                kinds[f"scaled, T = {temperature:.2f}"] = combine(step.outputs / temperature, "softmax").exp()
+            for kind, values in kinds.items():
+                self._probs.setdefault(kind, []).append(values)
             self._targets.append(step.targets)
         if set_name == "test" or set_name.startswith("ood/"):
             outputs = step.outputs if len(step.outputs) > 1 else step.outputs[0]
@@ -61,17 +61,14 @@ class CollectedPredictions:
     def gathered(self, gather: Gather) -> Predicted | None:
         """Concatenate the batches of all processes.
 
-        Args:
-            gather: Gathers a tensor.
-
         Returns:
-            The predictions; None if no batch of the test set was seen.
+            The predictions; None without a batch of the test set.
         """
         if not self._targets:
             return None
-        probs = {way: gather(torch.cat(parts)) for way, parts in self._probs.items()}
+        probs = {kind: gather(torch.cat(batches)) for kind, batches in self._probs.items()}
         scores = {
-            score: {name: gather(torch.cat(parts)) for name, parts in sets.items()}
+            score: {name: gather(torch.cat(batches)) for name, batches in sets.items()}
             for score, sets in self._scores.items()
         }
         return Predicted(probs, gather(torch.cat(self._targets)), scores)
@@ -81,12 +78,12 @@ class ExtremeImages:
     """Keeps the most and the least certain images of a stream.
 
     Args:
-        count: How many of each.
+        count: Number of images of each kind.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # images, targets, probs
+        self._extremes: tuple[Tensor, Tensor, Tensor] | None = None  # images, targets, probs
 
     def add(self, images: Tensor, targets: Tensor, probs: Tensor) -> None:
         """Add a batch.
@@ -99,23 +96,20 @@ class ExtremeImages:
         if images.ndim != 4 or images.shape[1] not in {1, 3}:
             return
         columns = (images.detach().cpu().float(), targets, probs)
-        if self._kept is not None:
-            columns = tuple(torch.cat(pair) for pair in zip(self._kept, columns, strict=True))  # type: ignore[assignment]
+        if self._extremes is not None:
+            columns = tuple(torch.cat(pair) for pair in zip(self._extremes, columns, strict=True))  # type: ignore[assignment]
         order = columns[2].amax(-1).argsort(descending=True, stable=True)
         if len(order) > 2 * self.count:
             order = torch.cat([order[: self.count], order[-self.count :]])
-        self._kept = (columns[0][order], columns[1][order], columns[2][order])
+        self._extremes = (columns[0][order], columns[1][order], columns[2][order])
 
     def gathered(self, gather: Gather) -> tuple[Tensor, Tensor, Tensor] | None:
         """Gather the images of all processes.
 
-        Args:
-            gather: Gathers a tensor.
-
         Returns:
             Images, targets and probabilities; None if there are fewer than two images.
         """
-        if self._kept is None:
+        if self._extremes is None:
             return None
-        images, targets, probs = (gather(column) for column in self._kept)
+        images, targets, probs = (gather(column) for column in self._extremes)
         return (images, targets, probs) if len(targets) > 1 else None

@@ -13,9 +13,9 @@ from lightning_bayes.optim import CVI, Positivity
 
 @final
 class CVICallback(VariationalCallback):
-    """Trains with conjugate-computation variational inference (`lightning_bayes.CVI`): VON with many samples a batch.
+    """Trains with conjugate-computation variational inference (`lightning_bayes.CVI`): VON with many samples per batch.
 
-    By default ``mc_samples=10`` and ``betas=(0.0, 0.999)``.
+    Defaults: ``mc_samples=10`` and ``betas=(0.0, 0.999)``.
 
     Args:
         positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.

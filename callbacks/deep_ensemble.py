@@ -17,10 +17,10 @@ from lightning_bayes.predictive import Link, MemberPosteriors, MemberSamples, Ne
 
 @final
 class DeepEnsembleCallback(EvaluationCallback):
-    """Averages test, prediction and validation over M networks trained apart (Lakshminarayanan et al. 2017).
+    """Averages test, prediction and validation over M independently trained networks (Lakshminarayanan et al. 2017).
 
-    https://arxiv.org/abs/1612.01474. Train the members with any config, each with a seed of its own, and evaluate them
-    together; the module's own weights do not count, and are the same afterwards::
+    https://arxiv.org/abs/1612.01474. Train the members with any config, each with another seed, and evaluate them together.
+    The module's own weights are not used, and are restored afterwards::
 
         for seed in 0 1 2 3 4; do
             lightning-bayes fit --config digits_lenet_adam --seed_everything $seed
@@ -29,28 +29,28 @@ class DeepEnsembleCallback(EvaluationCallback):
         ensemble="--trainer.callbacks+=lightning_bayes.DeepEnsembleCallback --trainer.callbacks.members=[$members]"
         lightning-bayes test --config digits_lenet_adam $ensemble
 
-    A member that a `VariationalCallback` has trained counts with its posterior mean, or with `samples` draws from its
-    posterior; of members that ended with `SWAGCallback` these are Multi-SWAG (Wilson & Izmailov 2020,
-    https://arxiv.org/abs/2002.08791). Validation during a fit is the module's own.
+    A member trained by a `VariationalCallback` contributes its posterior mean, or `samples` draws from its posterior. With
+    members trained with `SWAGCallback`, this is Multi-SWAG (Wilson & Izmailov 2020, https://arxiv.org/abs/2002.08791).
+    Validation during a fit is unchanged.
 
     Args:
         members: Paths of M Lightning checkpoints.
-        samples: Weight samples of each member's posterior; 0 takes its mean.
+        samples: Weight samples of each member's posterior; 0 uses its mean.
         seed: The seed of these samples.
-        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what a member's
-            training loss said, else ``"softmax"``.
+        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else the link of a
+            member's training loss, else ``"softmax"``.
 
     Raises:
-        HyperparameterError: If there is no member.
+        HyperparameterError: If there is no member, or `samples` is not a whole number of at least 0.
     """
 
-    opt_out_hint = "take DeepEnsembleCallback out"
+    opt_out_hint = "remove DeepEnsembleCallback"
 
     def __init__(
         self, members: Sequence[str | os.PathLike[str]], link: Link | None = None, samples: int = 0, seed: int = 0
     ) -> None:
         if isinstance(members, (str, os.PathLike)) or not members:
-            raise HyperparameterError(f"members={members!r} must be a list of paths of checkpoints, at least one.")
+            raise HyperparameterError(f"members={members!r} must be a list of at least one checkpoint path.")
         if samples < 0 or samples != int(samples):
             raise HyperparameterError(f"samples={samples!r} must be a whole number of at least 0.")
         super().__init__(link)
@@ -60,28 +60,27 @@ class DeepEnsembleCallback(EvaluationCallback):
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> NetworkSamples | None:
         """Load the members, outside of a fit.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Returns:
             The members, or samples of their posteriors; None in a fit.
         """
         if trainer.state.fn == "fit":
             return None
-        # One at a time: a checkpoint holds the optimizer's state too.
+        # Load one at a time, because a checkpoint also holds the optimizer's state.
         if not self.samples:
             return MemberSamples([_weights(self._checkpoint(path, pl_module), pl_module) for path in self.members])
-        found = (posterior_from_checkpoint(self._checkpoint(path, pl_module), path) for path in self.members)
-        return MemberPosteriors([each.to(pl_module.device) for each in found], self.samples, self.seed)
+        posteriors = [
+            posterior_from_checkpoint(self._checkpoint(path, pl_module), path).to(pl_module.device)
+            for path in self.members
+        ]
+        return MemberPosteriors(posteriors, self.samples, self.seed)
 
     def _checkpoint(self, path: str, module: LightningModule) -> dict[str, Any]:
         checkpoint = read_checkpoint(path)
-        wrong = misfits(module, checkpoint["state_dict"])
-        if wrong:
+        mismatch = misfits(module, checkpoint["state_dict"])
+        if mismatch:
             raise PosteriorError(
-                f"The member {path} is not a {type(module).__name__} of this architecture ({wrong}). Build the module with "
-                "the arguments that the member was trained with."
+                f"The member {path} is not a {type(module).__name__} of this architecture ({mismatch}). Build the module "
+                "with the arguments that the member was trained with."
             )
         self.evaluation.loss_link = self.evaluation.loss_link or callback_state(checkpoint).get("link")
         return checkpoint

@@ -1,4 +1,4 @@
-"""The noise and the prior of a fit for which the user has stated none."""
+"""Defaults of a fit: the step that updates the mean, the curvature interval, the noise and the prior."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any, NamedTuple, final, get_args
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 
+from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.hyperparameters import StepName, StepRule
+from lightning_bayes.optim.hyperparameters import StepName
+from lightning_bayes.optim.runtime.measuring import require_interval
 from lightning_bayes.optim.runtime.parameters import has_convolutions, has_norms
 from lightning_bayes.optim.steps.base_optimizer import (
     FLATNESS_OF_CONVOLUTIONS,
@@ -26,72 +28,79 @@ from lightning_bayes.optim.steps.base_optimizer import (
 from lightning_bayes.posteriors.shaped_noise import FLATNESS
 from lightning_bayes.predictive import Link
 
-_INTERVAL = 10  # T of the default step
-_NATURAL_PRIOR_PRECISION = 1.0  # δ beside an explicit learning rate
-_STRONG_PRIOR = 10.0  # a prior precision that hurt on small networks
+_INTERVAL = 10  # T if the user's optimizer updates the mean
+_NATURAL_PRIOR_PRECISION = 1.0  # δ with an explicit learning rate
+_STRONG_PRIOR = 10.0  # a prior precision that hurt small networks
 
 
-def default_interval(optimizer_class: type[MeanFieldOptimizer], step_rule: StepRule) -> int:
-    """T for which the user has stated nothing.
+class ChosenDefaults(NamedTuple):
+    """Values for the arguments that the user did not pass."""
 
-    Args:
-        optimizer_class: The optimizer.
-        step_rule: The rule that moves the mean.
-
-    Returns:
-        10 where another optimizer does and the curvature only shapes the noise; 1 where the curvature divides the gradient,
-        or costs nothing.
-    """
-    return _INTERVAL if step_rule == "user" and optimizer_class.amortises else 1
+    hyperparameters: dict[str, Any]  # of every parameter group: step_rule, curvature_interval and relative_noise
+    noise: DefaultNoise | None  # None if the user sets the noise
+    is_default_interval: bool
+    grafts: bool  # whether the user's optimizer only sets the length of the step, see `optim.steps.graft`
 
 
-class StepChoice(NamedTuple):
-    """The step that moves the mean."""
+def choose_defaults(
+    callback: str, optimizer_class: type[MeanFieldOptimizer], arguments: CallbackArguments
+) -> ChosenDefaults:
+    """Choose the step, the curvature interval and the first noise scale.
 
-    rule: StepRule
-    grafts: bool  # whether the user's optimizer gives the length of a step only, see `optim.steps.graft`
-
-
-def choose_step(
-    callback: str, optimizer_class: type[MeanFieldOptimizer], lr: float | Schedule | None, step: StepName | None
-) -> StepChoice:
-    """The step that a callback's arguments ask for.
+    The default interval is 10 if the user's optimizer updates the mean, so that the curvature only shapes the noise. It is 1
+    if the curvature divides the gradient, or costs nothing.
 
     Args:
         callback: Name of the callback's class, for messages.
         optimizer_class: The optimizer.
-        lr: The learning rate of the papers' step, if any.
-        step: ``"user"``, ``"natural"`` or None for the optimizer's own.
+        arguments: The callback's arguments.
 
     Returns:
-        The choice.
-
-    Raises:
-        HyperparameterError: If `step` does not fit the learning rate or the optimizer.
+        The defaults.
     """
+    group = arguments.group_defaults
+    noise = None
+    if arguments.lr is None and group["relative_noise"] is None:
+        noise = DefaultNoise(group["noise_flatness"])
+    grafts = _grafts(callback, optimizer_class, arguments.lr, arguments.step)
+    step_rule = "natural" if arguments.lr is not None else optimizer_class.default_step
+    interval = group["curvature_interval"]
+    if interval is None:
+        interval = _INTERVAL if step_rule == "user" and optimizer_class.amortises else 1
+    require_interval(callback, interval, amortises=optimizer_class.amortises)
+    hyperparameters = {
+        "step_rule": step_rule,
+        "curvature_interval": interval,
+        "relative_noise": group["relative_noise"] if noise is None else noise.first,
+    }
+    return ChosenDefaults(hyperparameters, noise, group["curvature_interval"] is None, grafts)
+
+
+def _grafts(
+    callback: str, optimizer_class: type[MeanFieldOptimizer], lr: float | Schedule | None, step: StepName | None
+) -> bool:
+    """Whether to graft the natural direction onto the user's step; raises if `step` contradicts `lr` or the optimizer."""
     if step not in {None, *get_args(StepName)}:
         raise HyperparameterError(f"{callback} got step={step!r}. Pass 'user', 'natural' or nothing.")
     default = optimizer_class.default_step
     if step == "user" and (lr is not None or default != "user"):
-        why = "nothing else would be left of it" if lr is None else f"lr={lr!r} is that of the natural step"
-        raise HyperparameterError(f"{callback} got step='user', but {why}. Leave one of them out.")
-    if lr is not None:
-        return StepChoice("natural", grafts=False)
-    grafts = step == "natural" and default == "user"
+        reason = "it would then be the user's optimizer alone" if lr is None else f"lr={lr!r} sets the natural step"
+        raise HyperparameterError(f"{callback} got step='user', but {reason}. Omit step='user'.")
+    grafts = lr is None and step == "natural" and default == "user"
     if grafts and not optimizer_class.can_graft:
         raise HyperparameterError(
-            f"{callback} got step='natural' without lr, but its direction has no elementwise curvature. Pass lr=..., the "
-            "paper's step, or leave step out."
+            f"{callback} got step='natural' without lr, but its direction has no elementwise curvature. Pass lr=... for "
+            "the paper's step, or omit step."
         )
-    return StepChoice(default, grafts)
+    return grafts
 
 
 @final
 class DefaultNoise:
-    """κ and ε from the kind of prediction, the kind of network and the number of noisy layers.
+    """κ and ε, chosen by the kind of prediction, the kind of network and the number of noisy layers.
 
     Args:
-        flatness: ε, if the user states it.
+        flatness: ε; None to choose it.
     """
 
     first = NOISE_OF_REGRESSIONS  # κ before the loss is known
@@ -101,12 +110,7 @@ class DefaultNoise:
         self._applied: tuple[MeanFieldOptimizer, int] | None = None
 
     def apply(self, optimizer: MeanFieldOptimizer, link: Link | None) -> None:
-        """Set κ and ε before the first update, and again after layers were thawed or frozen.
-
-        Args:
-            optimizer: The optimizer whose groups are changed.
-            link: How outputs become predictions.
-        """
+        """Set κ and ε in all groups after the first update, and again when layers are frozen or unfrozen."""
         layers = noisy_layers(optimizer.param_groups, optimizer.state)
         if self._applied == (optimizer, layers):
             return
@@ -118,7 +122,7 @@ class DefaultNoise:
 
 
 def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
-    """κ of up to five layers, and ε."""
+    """κ for up to five layers, and ε."""
     if link not in {"softmax", "sigmoid"}:
         return NOISE_OF_REGRESSIONS, FLATNESS
     if has_norms(model):
@@ -130,10 +134,10 @@ def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
 
 @final
 class DefaultPrior:
-    """δ: the user's if stated, else that of the optimizer's L2 penalty, else a constant.
+    """δ: the user's value, else the value that the optimizer's L2 penalty implies, else a constant.
 
     Args:
-        precision: δ; None if the user states none.
+        precision: δ; None if the user passes none.
         mean: μ₀ of the prior.
     """
 
@@ -142,47 +146,29 @@ class DefaultPrior:
         self._is_stated = precision is not None or mean != "zero"
 
     def first(self, has_base: bool) -> float | Schedule:
-        """δ before N is known.
-
-        Args:
-            has_base: Whether the user's optimizer updates the mean.
-
-        Returns:
-            The stated δ, else the constant of the step.
-        """
+        """δ before N is known: the user's δ, else a constant, which is smaller if the user's optimizer updates the mean."""
         if self.precision is not None:
             return self.precision
         return PRIOR_PRECISION if has_base else _NATURAL_PRIOR_PRECISION
 
     def mark(self, groups: Iterable[dict[str, Any]]) -> None:
-        """Note in each group whether the prior acts on the mean in the default step.
-
-        Args:
-            groups: Converted groups; changed in place.
-        """
+        """Set ``prior_on_mean`` in each group: whether the prior acts on the mean in the default step."""
         for group in groups:
             group["prior_on_mean"] = self._is_stated or group["l2_penalty"] > 0
 
     def take_penalty(self, group: dict[str, Any]) -> None:
-        """Turn the L2 penalty of a group into its prior precision, δ = Ñ·wd/τ, unless one is stated.
-
-        Args:
-            group: A group, or the optimizer's defaults, with N; changed in place.
-        """
+        """Convert a group's L2 penalty to its prior precision, δ = Ñ·wd/τ, unless the user passes a precision."""
         if self.precision is None and group.get("l2_penalty"):
-            now = {name: value_at(value, group["step"]) for name, value in group.items()}  # defaults may hold functions
-            group["prior_precision"] = group["l2_penalty"] * effective(now).num_data / now["kl_weight"]
+            # The optimizer's defaults may hold schedules.
+            values = {name: value_at(value, group["step"]) for name, value in group.items()}
+            group["prior_precision"] = group["l2_penalty"] * effective(values).num_data / values["kl_weight"]
 
     def warn_if_strong(self, groups: list[dict[str, Any]]) -> None:
-        """Warn of a weight decay that is a strong prior.
-
-        Args:
-            groups: Groups with their prior precision.
-        """
+        """Warn if a weight decay implies a strong prior."""
         strongest = max(groups, key=lambda group: float(group["prior_precision"]))
         if self.precision is None and strongest["prior_precision"] > _STRONG_PRIOR:
             rank_zero_warn(
-                f"weight_decay={strongest['l2_penalty']:g} over {effective(strongest).num_data:g} examples is the prior "
-                f"precision {strongest['prior_precision']:.4g}, which is strong. Pass prior_precision=1.0 to choose another "
+                f"weight_decay={strongest['l2_penalty']:g} with {effective(strongest).num_data:g} examples implies a prior "
+                f"precision of {strongest['prior_precision']:.4g}, which is strong. Pass prior_precision=1.0 for a weaker "
                 "prior."
             )

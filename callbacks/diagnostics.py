@@ -1,4 +1,4 @@
-"""Logs the health of a posterior during training and warns of layers where it is bad."""
+"""Logs diagnostics of the posterior during training and warns about layers with a bad one."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.posteriors import AbstractPosterior, diagnostics
 
-_DROWNED = 1.0  # noise to weight
-_COLLAPSED = 0.01  # data share
+_LARGEST_NOISE_TO_WEIGHT = 1.0
+_SMALLEST_DATA_SHARE = 0.01
 
 
 @final
 class PosteriorDiagnostics(Callback):
-    """Logs diagnostics of the posterior that a `VariationalCallback` beside it trains.
+    """Logs diagnostics of the posterior that a `VariationalCallback` of the same trainer trains.
 
-    For all weights, and after a slash for each layer: ``posterior/noise_to_weight``, ``posterior/kl`` (nats),
-    ``posterior/kl_per_example``, ``posterior/precision_q05``, ``_q50`` and ``_q95``, ``posterior/data_share`` and
-    ``posterior/step_to_noise`` (of the last update of the epoch); see `posteriors.diagnostics` for the equations. Two
-    warnings name layers, each layer once: noise larger than the weights, and precision to which the data contribute
-    nothing.
+    The keys are ``posterior/noise_to_weight``, ``posterior/kl`` (nats), ``posterior/kl_per_example``,
+    ``posterior/precision_q05``, ``_q50`` and ``_q95``, ``posterior/data_share`` and ``posterior/step_to_noise`` (of the
+    epoch's last update). They cover all weights; keys with a layer's name after a slash cover one layer. See
+    `posteriors.diagnostics` for the equations. Two warnings name layers, each layer once: the noise is larger than the
+    weights, or the data contribute almost nothing to the precision.
 
     Args:
         every_n_epochs: Epochs between two logs; 1 includes the first epoch.
         per_layer: Whether to log each layer. Warnings always name layers.
 
     Raises:
-        HyperparameterError: If `every_n_epochs` is below 1 or no whole number.
+        HyperparameterError: If `every_n_epochs` is not a whole number of at least 1.
     """
 
     def __init__(self, every_n_epochs: int = 1, per_layer: bool = True) -> None:
@@ -41,97 +41,82 @@ class PosteriorDiagnostics(Callback):
             raise HyperparameterError(f"every_n_epochs={every_n_epochs!r} must be a whole number of at least 1.")
         self.every_n_epochs, self.per_layer = every_n_epochs, per_layer
         self._source: VariationalCallback | None = None
-        self._before: dict[str, Tensor] = {}  # the means before the epoch's last update
-        self._named: set[tuple[str, str]] = set()  # warnings given, with their layer
+        self._old_means: dict[str, Tensor] = {}  # before the epoch's last update
+        self._warned: set[tuple[str, str]] = set()  # problem and layer
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find the callback that trains the posterior.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-
         Raises:
             UnsupportedTrainingError: If there is none, or its optimizer has no posterior.
         """
-        self._before, self._named = {}, set()
+        self._old_means, self._warned = {}, set()
         if stage != "fit":
             return
-        found = [c for c in trainer.callbacks if isinstance(c, VariationalCallback)]  # type: ignore[attr-defined]
-        if not found:
+        sources = [c for c in trainer.callbacks if isinstance(c, VariationalCallback)]  # type: ignore[attr-defined]
+        if not sources:
             raise UnsupportedTrainingError(
                 "PosteriorDiagnostics found no callback that trains a posterior. Add one, such as VOGNCallback(), to the "
                 "trainer's callbacks."
             )
-        if not found[0].optimizer_class.noisy:
+        if not sources[0].optimizer_class.noisy:
             raise UnsupportedTrainingError(
-                f"{type(found[0]).__name__} trains a point, so there is no posterior for PosteriorDiagnostics. Take it out, "
-                "or train with VOGNCallback()."
+                f"{sources[0].name} trains a point estimate, so PosteriorDiagnostics has no posterior to diagnose. Remove "
+                "it, or train with VOGNCallback()."
             )
-        self._source = found[0]
+        self._source = sources[0]
 
     def _is_due(self, trainer: Trainer) -> bool:
         return not trainer.barebones and (trainer.current_epoch + 1) % self.every_n_epochs == 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Copy the means before the last update of the epoch.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            batch: The batch.
-            batch_idx: Its number.
-        """
+        """Copy the means before the last update of the epoch."""
         if trainer.is_last_batch and self._is_due(trainer):
-            self._before = {name: param.detach().clone() for name, param in pl_module.named_parameters()}
+            self._old_means = {name: param.detach().clone() for name, param in pl_module.named_parameters()}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log, and warn.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Log the diagnostics, and warn about layers."""
         optimizer = self._source.optimizer if self._source is not None else None
         if optimizer is None or not self._is_due(trainer) or not optimizer.num_updates:
             return
         posterior = optimizer.posterior()
         shares = shares_of_data(optimizer, posterior)
-        steps = {name: mean - self._before[name] for name, mean in posterior.mean.items() if name in self._before}
-        self._before = {}
+        old = self._old_means
+        steps = {name: mean - old[name] for name, mean in posterior.mean.items() if name in old}
+        self._old_means = {}
         self._log(pl_module, diagnose(posterior, shares, steps))
-        numbers = {
+        by_layer = {
             layer: diagnose(diagnostics.marginals(posterior, names), shares, steps)
             for layer, names in diagnostics.layers_of(posterior.mean).items()
         }
-        for layer, found in numbers.items() if self.per_layer else ():
-            self._log(pl_module, found, f"/{layer}")
-        self._warn(numbers)
+        if self.per_layer:
+            for layer, numbers in by_layer.items():
+                self._log(pl_module, numbers, f"/{layer}")
+        self._warn(by_layer)
 
     @staticmethod
     def _log(pl_module: LightningModule, numbers: dict[str, float], suffix: str = "") -> None:
         pl_module.log_dict({f"posterior/{name}{suffix}": value for name, value in numbers.items()}, sync_dist=True)
 
-    def _warn(self, numbers: dict[str, dict[str, float]]) -> None:
-        drowned = self._not_yet_named("drowned", [k for k, v in numbers.items() if v["noise_to_weight"] > _DROWNED])
-        collapsed = self._not_yet_named("collapsed", [k for k, v in numbers.items() if v["data_share"] < _COLLAPSED])
-        if drowned:
+    def _warn(self, by_layer: dict[str, dict[str, float]]) -> None:
+        noisy = [layer for layer, v in by_layer.items() if v["noise_to_weight"] > _LARGEST_NOISE_TO_WEIGHT]
+        collapsed = [layer for layer, v in by_layer.items() if v["data_share"] < _SMALLEST_DATA_SHARE]
+        if noisy := self._not_yet_warned("noise", noisy):
             rank_zero_warn(
-                f"The posterior's noise is larger than the weights in {', '.join(drowned)}: predictions under it are mostly "
-                "noise. Raise prior_precision, lower kl_weight, or pass relative_noise=0.3 to bound it."
+                f"The posterior's noise is larger than the weights in {', '.join(noisy)}, so predictions are mostly noise. "
+                "Raise prior_precision, lower kl_weight, or pass relative_noise=0.3 to bound it."
             )
-        if collapsed:
+        if collapsed := self._not_yet_warned("collapse", collapsed):
             rank_zero_warn(
-                f"The curvature has collapsed in {', '.join(collapsed)}: the data give less than {_COLLAPSED:.0%} of the "
-                "precision there, so the posterior is as wide as the prior (or as damping_in_noise) makes it. The layers "
-                "are dead, or fitted so well that gradients vanish, or their Hessian is negative, or there are too few data "
-                "for this prior_precision."
+                f"The curvature has collapsed in {', '.join(collapsed)}: the data contribute less than "
+                f"{_SMALLEST_DATA_SHARE:.0%} of the precision, so the prior (or damping_in_noise) sets the "
+                "posterior's width. The layers may be dead, or fit so well that gradients vanish; their Hessian may be "
+                "negative; or there are too few data for this prior_precision."
             )
 
-    def _not_yet_named(self, what: str, layers: list[str]) -> list[str]:
-        new = [layer for layer in layers if (what, layer) not in self._named]
-        self._named.update((what, layer) for layer in new)
+    def _not_yet_warned(self, problem: str, layers: list[str]) -> list[str]:
+        new = [layer for layer in layers if (problem, layer) not in self._warned]
+        self._warned.update((problem, layer) for layer in new)
         return new
 
 
@@ -140,11 +125,11 @@ def diagnose(posterior: AbstractPosterior, shares: dict[str, Tensor], steps: dic
 
     Args:
         posterior: The posterior.
-        shares: The fraction of each weight's precision that comes from the data, by name of the parameter.
-        steps: The last update of the means, by name; empty if unknown.
+        shares: Fraction of each weight's precision that comes from the data, by parameter name.
+        steps: Last update of the means, by parameter name; empty if unknown.
 
     Returns:
-        The numbers by the names that `PosteriorDiagnostics` logs.
+        The diagnostics by the names that `PosteriorDiagnostics` logs.
     """
     kl, levels = float(posterior.kl()), diagnostics.precision_quantiles(posterior)
     numbers = {
@@ -160,18 +145,16 @@ def diagnose(posterior: AbstractPosterior, shares: dict[str, Tensor], steps: dic
 
 
 def shares_of_data(optimizer: MeanFieldOptimizer, posterior: AbstractPosterior) -> dict[str, Tensor]:
-    """The fraction of each weight's precision that comes from the data; prior and damping give the rest.
-
-    Args:
-        optimizer: The optimizer.
-        posterior: Its posterior.
+    """Fraction of each weight's precision that comes from the data, rather than from the prior and damping.
 
     Returns:
-        Tensors by name of the parameter, for those with noise.
+        Tensors by parameter name, for parameters with noise.
     """
     groups = {param: group for group in optimizer.param_groups for param in group["params"]}
     without_data = dict(posterior.prior_precision)
     for name, param in optimizer.model.named_parameters():
-        if name in without_data and (now := effective(groups[param])).relative_noise is None:
-            without_data[name] = without_data[name] + now.noise_damping * now.scale
+        hyperparameters = effective(groups[param]) if name in without_data else None
+        if hyperparameters is not None and hyperparameters.relative_noise is None:
+            damping = hyperparameters.noise_damping * hyperparameters.scale
+            without_data[name] = without_data[name] + damping
     return diagnostics.data_shares(posterior, without_data)

@@ -1,4 +1,4 @@
-"""Evaluation under samples: when validation, test and prediction are averaged, and with which link."""
+"""Evaluation under samples: averages validation, test and prediction, with the link of the module or its loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FinishesSamples(Protocol):
     """A callback that changes the samples of evaluations outside of a fit, such as `PosteriorScale`."""
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
-        """Samples to evaluate under in the place of `samples`."""
+        """Samples to evaluate under instead of `samples`."""
         ...
 
 
@@ -31,12 +31,12 @@ class PosteriorEvaluation:
     """Averages a module's predictions over samples from `start` to `stop`.
 
     Args:
-        link: How outputs become predictions; None asks the module, then the training loss.
+        link: How outputs become predictions; None reads it from the module, then from the training loss.
         opt_out_hint: How to evaluate without samples, for messages.
 
     Attributes:
-        loss_link: The link that belongs to the training loss; None if unknown.
-        has_seen_loss: Whether a loss of this fit was seen.
+        loss_link: The link of the training loss; None if unknown.
+        has_seen_loss: Whether `observe_loss` was called in this fit.
     """
 
     def __init__(self, link: Link | None, opt_out_hint: str) -> None:
@@ -48,35 +48,21 @@ class PosteriorEvaluation:
         self._forward: SampledForward | None = None
 
     def observe_loss(self, loss: torch.Tensor) -> None:
-        """Read the link from the first loss of a fit.
-
-        Args:
-            loss: The training loss, with its graph.
-        """
+        """Read the link from the first loss of a fit, which needs its graph."""
         if not self.has_seen_loss:
             self.has_seen_loss, self.loss_link = True, link_of_loss(loss)
 
     def link_of(self, module: LightningModule) -> Link | None:
-        """The link of a module: the one asked for, else the module's attribute ``link``, else the loss's.
-
-        Args:
-            module: The module.
+        """The link of a module: the argument, else the module's attribute ``link``, else the link of the loss.
 
         Returns:
-            The link; None if nothing tells.
+            The link; None if unknown.
         """
-        found: Link | None = self.link or getattr(module, "link", None) or self.loss_link
-        return found
+        link: Link | None = self.link or getattr(module, "link", None) or self.loss_link
+        return link
 
     def start(self, trainer: Trainer, module: LightningModule, samples: Samples, *, predict: bool) -> None:
-        """Replace the module's forward by the average over samples.
-
-        Args:
-            trainer: The trainer.
-            module: The module.
-            samples: The samples.
-            predict: Whether this is prediction.
-        """
+        """Replace the module's forward by the average over samples, and in prediction also its ``predict_step``."""
         require_single_evaluation(trainer)
         link = self.link_of(module) or "softmax"
         for callback in trainer.callbacks if trainer.state.fn != "fit" else ():  # type: ignore[attr-defined]
@@ -92,11 +78,7 @@ class PosteriorEvaluation:
         self._forward.start(predict)
 
     def stop(self, warn: bool = True) -> None:
-        """Give the module its own forward back.
-
-        Args:
-            warn: Whether to warn if nothing was averaged.
-        """
+        """Restore the module's forward, and warn by default if nothing was averaged."""
         if self._forward is not None:
             self._forward.stop(warn)
             self._forward = None
@@ -106,7 +88,7 @@ class EvaluationCallback(Callback, ABC):
     """Callback hooks that evaluate a module under samples.
 
     Args:
-        link: How outputs become predictions; None asks the module, then the training loss.
+        link: How outputs become predictions; None reads it from the module, then from the training loss.
     """
 
     opt_out_hint = "set eval_samples=0"
@@ -116,43 +98,27 @@ class EvaluationCallback(Callback, ABC):
 
     @property
     def link(self) -> Link | None:
-        """The link asked for."""
+        """The link that was passed as an argument."""
         return self.evaluation.link
 
     @abstractmethod
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """Find the samples to average over.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Returns:
             The samples; None to leave the module alone.
         """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse trainers of another package, whose loops nothing here sees.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """Refuse trainers of the package pytorch_lightning."""
         refuse_other_package(trainer)
 
     def undo(self) -> None:
-        """Undo whatever was done to the trainer and the module."""
+        """Undo all changes of the trainer and the module."""
         self.evaluation.stop(warn=False)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """Read from the first loss of a fit how outputs become predictions.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            loss: The loss.
-        """
+        """Read the link from the first loss of a fit."""
         self.evaluation.observe_loss(loss)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -186,35 +152,20 @@ class EvaluationCallback(Callback, ABC):
             self.evaluation.start(trainer, pl_module, samples, predict=predict)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo everything at the end of a run.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: The stage that ends.
-        """
+        """Undo everything at the end of a run."""
         self.undo()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo everything: Lightning calls no teardown of callbacks after an exception.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            exception: The exception.
-        """
+        """Undo everything: after an exception, Lightning does not call `teardown`."""
         self.undo()
 
 
 def require_single_evaluation(trainer: Trainer) -> None:
-    """Require one callback that evaluates under samples: two would average each other's averages.
-
-    Args:
-        trainer: The trainer.
+    """Require one callback that evaluates under samples: with two, one would average the other's averages.
 
     Raises:
         UnsupportedTrainingError: If there are several.
     """
-    found = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
-    if len(found) > 1:
-        raise UnsupportedTrainingError(f"{' and '.join(found)} each average predictions. Keep one of them.")
+    names = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
+    if len(names) > 1:
+        raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")

@@ -1,7 +1,7 @@
 """The arguments of the callbacks: one typed source for type checkers, editors and jsonargparse.
 
-They are those that optimizers and callbacks share (`optim.hyperparameters.HyperparameterFields`) and a few more. Defaults
-and ranges come from the record of the callback's optimizer, so an algorithm states them once.
+They extend the arguments that optimizers and callbacks share (`optim.hyperparameters.HyperparameterFields`). Defaults and
+ranges come from the hyperparameter record of the callback's optimizer, so each algorithm defines them once.
 """
 
 from __future__ import annotations
@@ -25,45 +25,46 @@ class CallbackFields(HyperparameterFields, total=False):
     """Arguments of the callbacks.
 
     Attributes:
-        lr: Learning rate α of the paper's natural step, at the peak of the user's schedule. None, the default step: the
-            user's own optimizer updates the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers act on either.
-        step: ``"user"``: the user's optimizer moves the mean. ``"natural"`` with an `lr`: the paper's step. ``"natural"``
-            without: the natural gradient's direction, as long as the user's step, tensor by tensor (`optim.steps.graft`; a
-            heuristic). None: the first without an `lr`, the second with one; OGN, K-FAC and Vprop-0 bound their own step.
-        mc_samples: K, weight samples per batch and process in training; default 1, CVI 10.
+        lr: Learning rate α of the paper's natural-gradient step, at the peak of the user's schedule. None selects the
+            default step: the user's optimizer updates the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers
+            act on both.
+        step: ``"user"``: the user's optimizer updates the mean. ``"natural"`` with `lr`: the paper's step. ``"natural"``
+            without `lr`: the natural-gradient direction with the length of the user's step, tensor by tensor
+            (`optim.steps.graft`; a heuristic). None: ``"user"`` without `lr`, ``"natural"`` with it; OGN, K-FAC and Vprop-0
+            bound their own step.
+        mc_samples: K, weight samples per batch and process in training; default 1, for CVI 10.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean. Default 10.
-        linearized: Whether validation, test and prediction use the model's first-order expansion around the mean,
-            f(x, μ) + J (θ - μ), which stays sensible under wide posteriors; default False. See
-            `lightning_bayes.predictive.LinearizedSamples`.
-        val_samples: Weight samples in validation inside a fit, which costs that many forwards of each batch; 0 validates at
-            the posterior mean. None: 3, or S if that is smaller or `TemperatureScaling` fits a temperature for S samples.
-        prior_precision: δ of the prior N(μ₀, 1/δ). None: from the optimizer's L2 ``weight_decay`` (δ = Ñ·wd/τ), else 1 with
-            an explicit `lr` and none in the default step: its prior is centred at the mean, with a precision that the
-            curvature gives (`posteriors.shaped_noise`), so that the mean is unregularised.
-        prior: A mean-field posterior of earlier data, or a checkpoint with one: μ₀ and δ of each weight that it names, by
-            the LightningModule's names, as if training went on with all data (`optim.weight_prior`). Other weights keep
-            `prior_mean` and `prior_precision`. Take a posterior of an explicit `lr`: the default step's is tempered, so
-            as a prior it counts its data many times.
-        data_augmentation_factor: ρ; augmentation makes N examples count as ρN. None: that of the data module, else 1.
-        num_data: N, number of training examples; None counts those of the trainer's data loader.
-        init_precision: Posterior precision before the first update; the default step replaces it there. None takes the
-            curvature of the first batch.
-        relative_noise: κ, root mean square of each tensor's noise in units of the tensor's size, which the curvature shapes
-            (`posteriors.shaped_noise`); the data lower it where they allow less. None: the noise of the bound with an
-            explicit `lr`. With the default step, for classifiers (known from `link` or the loss): 0.02 with normalisation
-            layers, else 0.3 with convolutions and 0.05 without; for other models 0.01; less for more than five layers
-            (`optim.steps.base_optimizer.noise_of_depth`). These are heuristics.
-        noise_flatness: ε, how flat the noise of size κ is (`posteriors.shaped_noise`). None: 0.03, and 1 where κ is 0.3 for
-            convolutions by default.
-        curvature_interval: T, updates between measurements of the curvature, after ten that all measure; the others run the
-            bare model. None: 10 where the user's optimizer updates the mean and the curvature is a running average
-            (`optim.runtime.measuring`), else 1, as with an explicit `lr`.
-        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else that of the
+        linearized: Whether validation, test and prediction linearise the model around the mean, f(x, μ) + J (θ - μ), which
+            stays sensible under wide posteriors; default False. See `lightning_bayes.predictive.LinearizedSamples`.
+        val_samples: Weight samples for validation during a fit; each costs one forward pass per batch. 0 validates at the
+            posterior mean. None: 3, or S if S is smaller or `TemperatureScaling` fits a temperature for S samples.
+        prior_precision: δ of the prior N(μ₀, 1/δ). None: δ = Ñ·wd/τ from the optimizer's L2 ``weight_decay``. Without weight
+            decay, 1 with an explicit `lr`; in the default step, no prior acts on the mean: it is unregularised, because the
+            implicit prior is centred at the mean, with a precision set by the curvature (`posteriors.shaped_noise`).
+        prior: A mean-field posterior of earlier data, or a checkpoint with one. It sets μ₀ and δ of each weight that it
+            contains, by the LightningModule's names, as if training continued with all data (`optim.weight_prior`). Other
+            weights keep `prior_mean` and `prior_precision`. Use a posterior trained with an explicit `lr`: the default
+            step's posterior is tempered, so as a prior it would count its data many times.
+        data_augmentation_factor: ρ; augmentation makes N examples count as ρN. None: the data module's factor, else 1.
+        num_data: N, number of training examples; None counts the examples of the trainer's data loader.
+        init_precision: Posterior precision before the first update; the default step replaces it at the first update. None
+            uses the curvature of the first batch.
+        relative_noise: κ, root mean square of each tensor's noise relative to the tensor's size. The curvature shapes the
+            noise (`posteriors.shaped_noise`), and the data reduce it where they are informative. None: with an explicit
+            `lr`, the noise of the variational bound. With the default step, classifiers (detected from `link` or the loss)
+            use 0.02 with normalisation layers, else 0.3 with convolutions and 0.05 without; other models use 0.01; networks
+            of more than five layers use less (`optim.steps.base_optimizer.noise_of_depth`). These are heuristics.
+        noise_flatness: ε, flatness of the noise of size κ (`posteriors.shaped_noise`). None: 0.03, or 1 if κ defaults to 0.3
+            for convolutions.
+        curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates
+            run the bare model. None: 10 if the user's optimizer updates the mean and the curvature is a running average
+            (`optim.runtime.measuring`), else 1.
+        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else the link of the
             training loss (``mse_loss``: ``"identity"``), else ``"softmax"``.
-        bayesian: Regular expression of the names of the parameters that have a posterior; the others are trained by the
-            same step, without noise. None for all, in the default step without normalisation layers, whose single numbers
-            drive whole channels: noise in them cost a small ResNet most (a heuristic). ``"^head"`` is a last-layer
-            posterior.
+        bayesian: Regular expression for the names of the parameters that have a posterior. The other parameters take the
+            same step without noise. None selects all parameters; the default step excludes normalisation layers, each of
+            whose parameters scales or shifts a whole channel: noise in them hurt a small ResNet most (a heuristic).
+            ``"^head"`` gives a last-layer posterior.
     """
 
     lr: float | Schedule | None
@@ -79,19 +80,20 @@ class CallbackFields(HyperparameterFields, total=False):
 
 
 class KroneckerFields(CallbackFields, total=False):
-    """Arguments of the callbacks of K-FAC and Noisy K-FAC.
+    """Arguments of the callbacks for K-FAC and Noisy K-FAC.
 
     Attributes:
-        stats_interval: T_stats, updates between measurements of the curvature; default 10, beside the user's step 20.
-        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns. Default 100, beside the
-            user's step 200.
-        max_side: Layers with a longer side of their matrix are treated as mean-field; default 4096.
-        fisher: ``"sampled"`` draws labels from the module's attribute ``likelihood``, for the Fisher; ``"empirical"`` uses
-            the data's. None draws them where there is such an attribute.
-        kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None for none.
-        factors: ``"kfac"`` by either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``. Default ``"kfac"``.
-        unsupported_layers: The treatment of layers that ``engine="backpack"`` has no factors for: ``"refuse"`` names them,
-            ``"mean_field"`` measures their squared gradients, ``"fused"`` takes our own rules. Default ``"refuse"``.
+        stats_interval: T_stats, updates between curvature measurements; default 10, or 20 with the user's step.
+        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns. Default 100, or 200 with
+            the user's step.
+        max_side: Layers whose matrix has a longer side are treated as mean-field; default 4096.
+        fisher: ``"sampled"`` draws labels from the module's attribute ``likelihood`` (the Fisher); ``"empirical"`` uses the
+            labels of the data. None draws labels if the module has such an attribute.
+        kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None disables it.
+        factors: ``"kfac"`` with either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``. Default ``"kfac"``.
+        unsupported_layers: How to treat layers for which ``engine="backpack"`` has no factors: ``"refuse"`` raises an error
+            that names them, ``"mean_field"`` measures their squared gradients, ``"fused"`` uses this package's rules.
+            Default ``"refuse"``.
     """
 
     stats_interval: int
@@ -104,27 +106,24 @@ class KroneckerFields(CallbackFields, total=False):
 
 
 def _merge_docstrings(*records: Any) -> None:
-    """Append the inherited attributes to each record's docstring, where jsonargparse looks for help texts."""
+    """Copy the inherited attributes into each record's docstring, where jsonargparse reads help texts."""
     inherited = ""
     for record in records:
         head, _, own = (record.__doc__ or "").partition("Attributes:\n")
-        inherited = f"{inherited.rstrip()}\n{own.rstrip()}\n".lstrip(
-            "\n"
-        )  # of two entries of a name the last one counts
+        # If a name occurs twice, jsonargparse uses the last entry.
+        inherited = f"{inherited.rstrip()}\n{own.rstrip()}\n".lstrip("\n")
         record.__doc__ = f"{head}Attributes:\n{inherited}    "
 
 
 _merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
 
-_OF_CALLBACK = ("lr", "num_data", "prior_precision", "eval_samples", "val_samples", "linearized", "link")
-_OPEN = dict.fromkeys(
-    ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")
-)  # decided by the callback or at the fit
-_DEFAULTS = {**_OPEN, "linearized": False}
+_CALLBACK_NAMES = ("lr", "num_data", "prior_precision", "eval_samples", "val_samples", "linearized", "link")
+_UNDECIDED = ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")  # chosen later
+_DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False}
 
 
 class CallbackArguments(NamedTuple):
-    """The arguments of a callback, completed by defaults."""
+    """The arguments of a callback, with defaults filled in."""
 
     lr: float | Schedule | None
     step: StepName | None
@@ -139,42 +138,41 @@ class CallbackArguments(NamedTuple):
 
 
 def complete_arguments(
-    callback: str, optimizer_class: type[MeanFieldOptimizer], given: Mapping[str, Any], defaults: Mapping[str, Any]
+    callback: str, optimizer_class: type[MeanFieldOptimizer], fields: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> CallbackArguments:
-    """Complete the arguments of a callback by defaults, check them, and sort them by who takes them.
+    """Fill in the defaults of a callback's arguments, check them, and split them by consumer.
 
     Args:
         callback: Name of the callback's class, for messages.
-        optimizer_class: The optimizer, whose record has the ranges.
-        given: The arguments that were given.
-        defaults: Defaults of the callback, where they differ from the optimizer's.
+        optimizer_class: The optimizer, whose hyperparameter record defines the ranges.
+        fields: The arguments that the user passed.
+        defaults: Defaults of the callback that differ from the optimizer's.
 
     Returns:
         All arguments.
     """
     record = optimizer_class.hyperparameters
-    known = [*CallbackFields.__optional_keys__, *record.own_names()]
-    _require_known(callback, given, known)
-    stated = {name: value for name, value in given.items() if name != "step"}  # which is a count in the record
-    values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(stated)}
+    names = [*CallbackFields.__optional_keys__, *record.own_names()]
+    _require_known(callback, fields, names)
+    passed = {name: value for name, value in fields.items() if name != "step"}  # the record's "step" is a counter
+    values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(passed)}
     record.check(values)
     check_names(values["engine"], values["loss_reduction"])
-    of_callback = {name: values[name] for name in _OF_CALLBACK}
-    others = [name for name in known if name in values and name not in {*of_callback, "step"}]
-    in_group = {name: values[name] for name in others if record.settings()[name].in_group}
+    optimizer_names = [name for name in names if name in values and name not in {*_CALLBACK_NAMES, "step"}]
+    group_defaults = {name: values[name] for name in optimizer_names if record.settings()[name].in_group}
     return CallbackArguments(
-        **of_callback,
-        step=given.get("step"),
-        group_defaults=in_group,
-        optimizer_kwargs={name: values[name] for name in others if name not in in_group},
+        **{name: values[name] for name in _CALLBACK_NAMES},
+        step=fields.get("step"),
+        group_defaults=group_defaults,
+        optimizer_kwargs={name: values[name] for name in optimizer_names if name not in group_defaults},
     )
 
 
-def _require_known(callback: str, given: Iterable[str], known: list[str]) -> None:
-    unknown = sorted(set(given) - set(known))
+def _require_known(callback: str, fields: Iterable[str], names: list[str]) -> None:
+    unknown = sorted(set(fields) - set(names))
     if unknown:
-        close = difflib.get_close_matches(unknown[0], known, 1)
+        close = difflib.get_close_matches(unknown[0], names, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise TypeError(
-            f"{callback} has no argument {', '.join(unknown)}.{hint} Its arguments are: {', '.join(sorted(known))}."
+            f"{callback} has no argument {', '.join(unknown)}.{hint} Its arguments are: {', '.join(sorted(names))}."
         )

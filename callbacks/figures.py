@@ -1,4 +1,4 @@
-"""The figures of a test: calibration, selective prediction, inputs out of distribution, shift, and the images themselves."""
+"""Figures of a test: calibration, selective prediction, out-of-distribution detection, shift, and sample images."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from lightning_bayes.metrics import (
     shift_curves,
 )
 
-SHEET = (2, 8)  # rows and columns of the most, and of the least certain images
+SHEET = (2, 8)  # rows and columns, for the most and for the least certain images
 
 
 @final
 class EvaluationFigures(Callback):
-    """Draws the results of a test into the run's folder ``figures`` and its loggers.
+    """Draws the results of a test, writes them to the run's folder ``figures``, and logs them.
 
-    ``reliability``, ``risk_coverage``, ``certainty`` (of images), ``ood_scores`` (with sets out of distribution) and
-    ``shift`` (with shifted test sets) are written as PNG; TensorBoard, Weights & Biases, MLflow and Comet get the same as
-    ``test/reliability`` and so on. Under a posterior, the Monte-Carlo prediction and that of the mean are drawn beside each
-    other, with `TemperatureScaling` the scaled one as well.
+    The PNG files are ``reliability``, ``risk_coverage``, ``certainty`` (for images), ``ood_scores`` (with
+    out-of-distribution sets) and ``shift`` (with shifted test sets). TensorBoard, Weights & Biases, MLflow and Comet log
+    them as ``test/reliability`` and so on. With a posterior, each figure compares the Monte-Carlo prediction with the
+    prediction at the mean, and with `TemperatureScaling` also the scaled prediction.
 
-    The module's ``test_step`` has to return ``{"outputs": logits, "targets": classes}`` and may add ``mean_outputs`` and
+    The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}`` and may add ``mean_outputs`` and
     ``set``, as `lightning_bayes.zoo.BayesClassifier` does. The probabilities of the test set are held in memory.
 
     Args:
-        dirpath: Folder to write to; None takes ``figures`` in the run's own, ``trainer.log_dir``, or in the trainer's
-            ``default_root_dir`` where the logger has none.
-        required: Whether a module that does not return its logits is an error; otherwise no figures are drawn.
+        dirpath: Folder to write to. None: ``figures`` in the run's folder ``trainer.log_dir``, or in the trainer's
+            ``default_root_dir`` if the logger has no folder.
+        required: Whether to raise an error if the module does not return its logits; otherwise no figures are drawn.
     """
 
     def __init__(self, dirpath: str | None = None, required: bool = True) -> None:
@@ -67,16 +67,7 @@ class EvaluationFigures(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect the results of a batch.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            outputs: The result of ``test_step``.
-            batch: The batch.
-            batch_idx: Its position.
-            dataloader_idx: The position of its loader.
-        """
+        """Collect the results of a batch."""
         if not self.required and not has_step_outputs(outputs):
             return
         step = step_outputs(pl_module, "test_step", outputs)
@@ -88,13 +79,8 @@ class EvaluationFigures(Callback):
             self._images.add(_unnormalised(inputs, trainer), step.targets, probs)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw, write and log.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
-        folder = trainer.log_dir or trainer.default_root_dir  # on every process: log_dir communicates
+        """Draw, write and log."""
+        folder = trainer.log_dir or trainer.default_root_dir  # log_dir is a collective, so every process reads it
         gather = _gather(trainer, pl_module)
         predicted, images = self._collected.gathered(gather), self._images.gathered(gather)
         self._forget()
@@ -114,50 +100,50 @@ def draw(
     """Draw the figures of a test.
 
     Args:
-        predicted: Its predictions.
+        predicted: Predictions of the test.
         images: The most and the least certain images with targets and probabilities.
-        class_names: A name per class, or None; ignored unless their number fits.
-        logged: Its metrics.
+        class_names: A name per class, or None; ignored unless their number matches.
+        logged: Metrics of the test.
 
     Returns:
         Figures by name.
     """
-    curves = {way: (probs, predicted.targets) for way, probs in predicted.probs.items()}
+    curves = {kind: (probs, predicted.targets) for kind, probs in predicted.probs.items()}
     figures = {"reliability": reliability_diagram(curves), "risk_coverage": risk_coverage_diagram(curves)}
     if images is not None:
-        fitting = class_names is not None and len(class_names) == images[2].shape[-1]
-        figures["certainty"] = certainty_sheet(*images, class_names if fitting else None, *SHEET)
+        matches = class_names is not None and len(class_names) == images[2].shape[-1]
+        figures["certainty"] = certainty_sheet(*images, class_names if matches else None, *SHEET)
     if len(next(iter(predicted.scores.values()))) > 1:
         figures["ood_scores"] = score_histograms(predicted.scores)
     first = next(iter(predicted.probs))
     shifts = {"mean" if suffix else first: by_severity(logged, suffix) for suffix in ("", "_mean")}
-    shifts = {way: curves for way, curves in shifts.items() if curves}
+    shifts = {kind: curves for kind, curves in shifts.items() if curves}
     if shifts:
         figures["shift"] = shift_curves(shifts)
     return figures
 
 
 def publish(figures: Mapping[str, Figure], folder: Path, trainer: Trainer) -> None:
-    """Write figures and log them with the loggers that take figures.
+    """Write figures and log them with the loggers that support figures.
 
     Args:
         figures: Figures by name.
-        folder: Where to write; it is created.
+        folder: Folder to write to; created if absent.
         trainer: The trainer with the loggers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         figure.savefig(folder / f"{name}.png")
-    unable = []
+    unsupported = []
     for logger in trainer.loggers:
         log = _figure_logger(logger, folder, trainer.global_step)
         if log is not None:
             for name, figure in figures.items():
                 log(name, figure)
-        elif not isinstance(logger, CSVLogger):  # whose folder is where the figures are
-            unable.append(type(logger).__name__)
-    said = f"; {', '.join(unable)} cannot log figures" if unable else ""
-    rank_zero_info(f"{len(figures)} figures ({', '.join(figures)}) are in {folder}{said}")
+        elif not isinstance(logger, CSVLogger):  # its folder holds the figures
+            unsupported.append(type(logger).__name__)
+    note = f"; {', '.join(unsupported)} cannot log figures" if unsupported else ""
+    rank_zero_info(f"{len(figures)} figures ({', '.join(figures)}) are in {folder}{note}")
 
 
 def _figure_logger(logger: Any, folder: Path, step: int) -> Callable[[str, Figure], Any] | None:
@@ -187,5 +173,5 @@ def _unnormalised(images: Tensor, trainer: Trainer) -> Tensor:
     mean, std = getattr(datamodule, "mean", None), getattr(datamodule, "std", None)
     if mean is None or std is None or images.ndim != 4:
         return images
-    scale, shift = (torch.tensor(each, device=images.device).view(-1, 1, 1) for each in (std, mean))
+    scale, shift = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (std, mean))
     return (images * scale + shift).clamp(0, 1)

@@ -17,11 +17,11 @@ from lightning_bayes.optim.diagonal.ivon import check_rescaling
 class IVONCallback(VariationalCallback):
     """Trains with improved variational online Newton (`lightning_bayes.IVON`): one backward pass of any layer.
 
-    By default ``betas=(0.9, 0.99999)``: the paper's β₂ is close to 1 because its curvature is noisy.
+    Default: ``betas=(0.9, 0.99999)``. β₂ is close to 1, as in the paper, because the curvature estimate is noisy.
 
     Args:
-        clip_radius: Bound of each component of the natural step before the learning rate.
-        rescale_lr: Multiply an explicit `lr` by the initial curvature, which makes it comparable with SGD's.
+        clip_radius: Bound of each component of the natural step, before the learning rate is applied.
+        rescale_lr: Whether to multiply an explicit `lr` by the initial curvature, which makes it comparable to SGD's.
         **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 

@@ -20,7 +20,7 @@ from lightning_bayes.optim.kronecker.intervals import check_intervals
 from lightning_bayes.optim.kronecker.noisy_kfac import check_prior_at
 
 _DAMPING = 1e-3  # γ
-_OWN: Mapping[str, Any] = {  # arguments of K-FAC alone
+_KFAC_DEFAULTS: Mapping[str, Any] = {  # of the arguments that only K-FAC has
     "stats_interval": 10,
     "inverse_interval": 100,
     "max_side": DEFAULT_MAX_SIDE,
@@ -29,7 +29,8 @@ _OWN: Mapping[str, Any] = {  # arguments of K-FAC alone
     "factors": "kfac",
     "unsupported_layers": "refuse",
 }
-_LAZY = {  # beside the user's step, which the curvature does not enter: half as much work, and the same memory in updates
+# With the user's step, the curvature only shapes the noise: half the work, with the same averaging time in updates.
+_USER_STEP_DEFAULTS = {
     "stats_interval": 20,
     "inverse_interval": 200,
     "betas": (0.9, 0.9),
@@ -40,8 +41,8 @@ _LAZY = {  # beside the user's step, which the curvature does not enter: half as
 class KFACCallback(VariationalCallback):
     """Trains with K-FAC (`lightning_bayes.KFAC`), without noise: it leaves no posterior.
 
-    Without `lr` it takes its own step within `optim.steps.trust_region`. By default ``damping=1e-3`` and
-    ``betas=(0.9, 0.95)``, the weights of the old momentum at each update and of the old curvature at each measurement.
+    Without `lr` its own step is bounded by `optim.steps.trust_region`. Defaults: ``damping=1e-3`` and
+    ``betas=(0.9, 0.95)``: β₁ weights the old momentum in each update, β₂ the old curvature in each measurement.
 
     Args:
         **fields: See `KroneckerFields` and `CallbackFields`.
@@ -56,12 +57,7 @@ class KFACCallback(VariationalCallback):
         _set_own(self, own)
 
     def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Share the inversions among ranks, and log what is measured where.
-
-        Args:
-            trainer: The trainer.
-            optimizer: The new optimizer.
-        """
+        """Share the inversions among ranks, and log how each layer is measured."""
         _share_inversions(trainer, optimizer)
 
 
@@ -69,13 +65,13 @@ class KFACCallback(VariationalCallback):
 class NoisyKFACCallback(VariationalCallback):
     """Trains with Noisy K-FAC (`lightning_bayes.NoisyKFAC`).
 
-    ``Trainer(callbacks=[NoisyKFACCallback()])`` takes the user's gradients at samples, lets the user's optimizer step, and
-    leaves a posterior in the checkpoint in which the weights of a layer are correlated. By default ``damping=1e-3``,
-    ``stats_interval=20``, ``inverse_interval=200`` and ``betas=(0.9, 0.9)``, the weights of the old momentum at each update
-    and of the old curvature at each measurement. With ``lr``, the papers' step, the intervals are 10 and 100 and β₂ is 0.95.
+    ``Trainer(callbacks=[NoisyKFACCallback()])`` computes gradients at weight samples, lets the user's optimizer step, and
+    stores a posterior in the checkpoint in which the weights of a layer are correlated. Defaults: ``damping=1e-3``,
+    ``stats_interval=20``, ``inverse_interval=200`` and ``betas=(0.9, 0.9)``: β₁ weights the old momentum in each update, β₂
+    the old curvature in each measurement. With ``lr``, the papers' step, the intervals are 10 and 100, and β₂ is 0.95.
 
     Args:
-        prior_at: Where the prior's gradient is taken: at the ``"mean"``, or at the ``"sample"`` as in Zhang et al. 2018.
+        prior_at: Where to evaluate the prior's gradient: at the ``"mean"``, or at the ``"sample"`` as in Zhang et al. 2018.
         **fields: See `KroneckerFields` and `CallbackFields`.
     """
 
@@ -84,30 +80,22 @@ class NoisyKFACCallback(VariationalCallback):
 
     def __init__(self, prior_at: PriorAt = "mean", **fields: Unpack[KroneckerFields]) -> None:
         check_prior_at(prior_at)
-        shared, own = _split(fields if fields.get("lr") is not None else _lazily(fields))
+        if fields.get("lr") is None:
+            fields = cast(KroneckerFields, {**_USER_STEP_DEFAULTS, **fields})
+        shared, own = _split(fields)
         super().__init__(**shared)
         _set_own(self, own)
         self.optimizer_kwargs["prior_at"] = prior_at
 
     def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Share the inversions among ranks, and log what is measured where.
-
-        Args:
-            trainer: The trainer.
-            optimizer: The new optimizer.
-        """
+        """Share the inversions among ranks, and log how each layer is measured."""
         _share_inversions(trainer, optimizer)
 
 
-def _lazily(fields: KroneckerFields) -> KroneckerFields:
-    """Arguments with the intervals of the user's step where none are stated."""
-    return cast(KroneckerFields, {**_LAZY, **fields})
-
-
 def _split(fields: KroneckerFields) -> tuple[CallbackFields, dict[str, Any]]:
-    """The shared arguments, and those of K-FAC completed by their defaults."""
-    shared = {name: value for name, value in fields.items() if name not in _OWN}
-    own: dict[str, Any] = {**_OWN, **{name: value for name, value in fields.items() if name in _OWN}}
+    """The shared arguments, and the arguments that only K-FAC has, with defaults filled in."""
+    shared = {name: value for name, value in fields.items() if name not in _KFAC_DEFAULTS}
+    own: dict[str, Any] = {name: fields.get(name, default) for name, default in _KFAC_DEFAULTS.items()}
     check_intervals(own["stats_interval"], own["inverse_interval"])
     check_fisher(own["fisher"])
     check_factors(fields.get("engine", "fused"), own["factors"], own["unsupported_layers"])

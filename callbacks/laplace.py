@@ -1,4 +1,4 @@
-"""The Laplace approximation of what the user's optimizer has trained."""
+"""The Laplace approximation around the weights that the user's optimizer has trained."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the 
 class LaplaceCallback(PosthocCallback):
     """Approximates the posterior around the weights of an ordinary fit, or of a checkpoint (see `lightning_bayes.laplace`).
 
-    Training is the module's own. At the end of a fit the curvature is measured in one pass over the training data, and the
-    checkpoint keeps the posterior, so that `load_posterior` finds it. A checkpoint without one, such as one that Adam has
-    trained without this callback, gets it before its test, validation or prediction: ``lightning-bayes laplace --config …
-    --ckpt_path …``. Validation inside the fit is the module's own.
+    Training, and validation during the fit, are unchanged. At the end of a fit, the callback measures the curvature in one
+    pass over the training data and stores the posterior in the checkpoint, where `load_posterior` finds it. For a checkpoint
+    without a posterior, such as one trained with Adam without this callback, it computes the posterior before the test,
+    validation or prediction: ``lightning-bayes laplace --config … --ckpt_path …``.
 
     The module is called on the inputs of batches ``(inputs, targets)``.
 
     Args:
         structure: ``"diagonal"``, ``"kronecker"`` or ``"full"``.
-        subset: ``"last_layer"``, ``"all"``, or a regular expression that is searched in parameter names.
+        subset: ``"last_layer"``, ``"all"``, or a regular expression to search in parameter names.
         curvature: ``"ggn"``, ``"fisher"`` or ``"empirical_fisher"``.
-        prior_precision: δ; ``"marglik"``, the highest marginal likelihood; or ``"validation"``, the lowest NLL of the
-            validation set. None: ``"validation"`` for classes where there is a validation set, because the marginal
-            likelihood of a network that has learned its training data gives far too wide a posterior; else ``"marglik"``.
+        prior_precision: δ; ``"marglik"`` maximises the marginal likelihood; ``"validation"`` minimises the NLL of the
+            validation set. None: ``"validation"`` for classification with a validation set, because the marginal likelihood
+            of a network that has learned its training data gives far too wide a posterior; else ``"marglik"``.
         prior_structure: ``"scalar"`` or ``"layerwise"``.
-        linearized: ``"closed_form"``, the linearised predictive by the probit approximation; True, by samples, which is
-            cheaper for all layers of a large network; False for sampled networks.
-        eval_samples: S, samples where the predictive has some, and points of a regression in closed form; 0 for the network.
+        linearized: The predictive. ``"closed_form"``: linearised, with the probit approximation. True: linearised, with
+            samples, which is cheaper for all layers of a large network. False: sampled networks.
+        eval_samples: S, number of samples; in a closed-form regression, number of points; 0 evaluates the network.
         mc_samples: Labels drawn per example for ``"fisher"``.
-        online_every: Epochs between maximisations of the marginal likelihood during the fit, whose prior precision becomes
-            the optimizer's weight decay δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975); None for none.
-        likelihood: The likelihood of the targets. None: the module's attribute ``likelihood``, else that of its attribute
-            ``link``, else that of the training loss, else ``"classification"``.
-        seed: The seed of drawn labels and samples.
-        save_to: Where a checkpoint that got its posterior before an evaluation is written; None for nowhere.
+        online_every: Epochs between maximisations of the marginal likelihood during the fit. Each sets the optimizer's
+            weight decay to δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975). None disables them.
+        likelihood: Likelihood of the targets. None: the module's attribute ``likelihood``, else the likelihood of its
+            attribute ``link``, else of the training loss, else ``"classification"``.
+        seed: Seed of drawn labels and samples.
+        save_to: Where to write a checkpoint whose posterior was computed before an evaluation; None does not write it.
 
     Attributes:
-        result: The last `Laplace`; None before.
+        result: The last `Laplace`; None before the first.
 
     Raises:
         HyperparameterError: If an argument lies outside of its range.
@@ -104,12 +104,7 @@ class LaplaceCallback(PosthocCallback):
     # -- the fit ------------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the loaders, and require what the end of the fit needs.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Keep the training loader, and check what the end of the fit needs."""
         require_single_evaluation(trainer)
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
@@ -127,25 +122,20 @@ class LaplaceCallback(PosthocCallback):
         self._validation.keep(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Approximate the posterior after the last epoch, before the checkpoint is written.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Approximate the posterior after the last epoch, before the checkpoint is written."""
         is_last = is_last_epoch(trainer)
         is_online = self.online_every is not None and (trainer.current_epoch + 1) % self.online_every == 0
         if not is_last and not is_online:
             return
-        found = self._approximated(trainer, pl_module, self._fitted_on, self._deciding(pl_module, None))
+        result = self._approximate(trainer, pl_module, self._fitted_on, self._validation_loader(pl_module, None))
         if is_last:
-            self.keep(found.posterior)
+            self.keep(result.posterior)
         else:
-            delta = next(iter(found.prior_precision.values()))
+            delta = next(iter(result.prior_precision.values()))
             for group in trainer.optimizers[0].param_groups:
-                group["weight_decay"] = delta / found.posterior.num_data
-        pl_module.log("laplace/log_marginal_likelihood", found.log_marginal_likelihood)
-        for layer, delta in _by_layer(found).items():
+                group["weight_decay"] = delta / result.posterior.num_data
+        pl_module.log("laplace/log_marginal_likelihood", result.log_marginal_likelihood)
+        for layer, delta in _by_layer(result).items():
             pl_module.log(f"laplace/prior_precision{layer}", delta)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
@@ -153,34 +143,32 @@ class LaplaceCallback(PosthocCallback):
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior:
         """Approximate the posterior of weights that were loaded without one.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Returns:
             The posterior.
         """
         _require_one_process(trainer)
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
-        return self._approximated(trainer, pl_module, loader, self._deciding(pl_module, trainer)).posterior
+        validation = self._validation_loader(pl_module, trainer)
+        return self._approximate(trainer, pl_module, loader, validation).posterior
 
-    def _deciding(self, module: LightningModule, trainer: Trainer | None) -> Any:
-        """The loader of the validation set that decides δ, of a fit or of another trainer; None if none does."""
+    def _validation_loader(self, module: LightningModule, trainer: Trainer | None) -> Any:
+        """The validation loader that chooses δ; None if δ is chosen otherwise. `trainer` is None in a fit."""
         if self.prior_precision == "validation":
             return self._validation.loader(trainer)
-        decides = self.prior_precision is None and self.online_every is None and self._has_classes(module)
-        return self._validation.find(trainer) if decides else None
+        by_validation = self.prior_precision is None and self.online_every is None and self._has_classes(module)
+        return self._validation.find(trainer) if by_validation else None
 
     def _has_classes(self, module: LightningModule) -> bool:
         return link_of(find_likelihood(self._likelihood_of(module))[0]) != "identity"
 
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
-        own = self.likelihood or getattr(module, "likelihood", None)
-        return own or _NAMES[self.evaluation.link_of(module) or "softmax"]
+        likelihood = self.likelihood or getattr(module, "likelihood", None)
+        return likelihood or _NAMES[self.evaluation.link_of(module) or "softmax"]
 
-    def _approximated(self, trainer: Trainer, module: LightningModule, loader: Any, validation: Any) -> Laplace:
-        by_default: PriorPrecision = "marglik" if validation is None else "validation"
-        prior = by_default if self.prior_precision is None else self.prior_precision
+    def _approximate(self, trainer: Trainer, module: LightningModule, loader: Any, validation: Any) -> Laplace:
+        prior = self.prior_precision
+        if prior is None:
+            prior = "marglik" if validation is None else "validation"
         devices = [module.device] if module.device.type == "cuda" else []
         # Loaders draw random numbers, and tests run in inference mode, whose tensors have no gradients.
         with torch.inference_mode(False), evaluation_mode(module), torch.random.fork_rng(devices):
@@ -196,7 +184,7 @@ class LaplaceCallback(PosthocCallback):
                 validation=None if validation is None else OnDevice(trainer, validation),
                 mc_samples=self.mc_samples,
                 seed=self.seed,
-                require_trained=trainer.state.fn != "fit",  # a finished fit is not to be lost
+                require_trained=trainer.state.fn != "fit",  # do not lose a finished fit to an error
             )
         deltas = ", ".join(f"{delta:.3g}" for delta in _by_layer(self.result).values())
         rank_zero_info(
@@ -206,9 +194,9 @@ class LaplaceCallback(PosthocCallback):
         return self.result
 
 
-def _by_layer(found: Laplace) -> dict[str, float]:
-    """δ without a name if there is one, else by layer."""
-    values = found.prior_precision
+def _by_layer(result: Laplace) -> dict[str, float]:
+    """δ by the layer's name after a slash; a single δ has an empty name."""
+    values = result.prior_precision
     if len(set(values.values())) == 1:
         return {"": next(iter(values.values()))}
     return {f"/{name.rpartition('.')[0]}": value for name, value in values.items()}

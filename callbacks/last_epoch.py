@@ -1,4 +1,4 @@
-"""Whether a fit ends with the present epoch."""
+"""Whether a fit ends with the current epoch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ from lightning.pytorch import Trainer
 
 
 def is_last_epoch(trainer: Trainer) -> bool:
-    """Whether no epoch follows, at the end of an epoch.
-
-    Args:
-        trainer: The trainer.
-
-    Returns:
-        Whether the trainer stops, or has all of its steps or epochs.
-    """
+    """Whether the epoch that ends now is the last one of the fit."""
     has_all_steps = 0 <= trainer.max_steps <= trainer.global_step
     return trainer.should_stop or has_all_steps or trainer.current_epoch + 1 == trainer.max_epochs

@@ -1,4 +1,4 @@
-"""How outputs become predictions, read from the training loss where the module does not state it."""
+"""Reads from the training loss how outputs become predictions, if the module does not define it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LINKS: dict[str, Link] = {
     "NllLoss": "softmax",
     "NllLoss2D": "softmax",
     "BinaryCrossEntropyWithLogits": "sigmoid",
-    "BinaryCrossEntropy": "identity",  # the outputs are probabilities, whose average is one too
+    "BinaryCrossEntropy": "identity",  # outputs are probabilities, and so is their average
     "MseLoss": "identity",
     "SmoothL1Loss": "identity",
     "HuberLoss": "identity",
@@ -19,13 +19,13 @@ _LINKS: dict[str, Link] = {
 
 
 def link_of_loss(loss: Tensor) -> Link | None:
-    """The link that belongs to a loss.
+    """The link that matches a loss.
 
     Args:
         loss: Scalar with a graph.
 
     Returns:
-        The link; None if the loss contains none of torch's loss functions, or functions of different links.
+        The link; None if the loss uses none of torch's loss functions, or functions with different links.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout on an unmodified LightningModule, trained by its own optimizer."""
+"""Monte-Carlo dropout on an unmodified LightningModule, trained by the user's optimizer."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from lightning_bayes.predictive import DropoutSamples, Link, dropout_layers
 class MCDropoutCallback(EvaluationCallback):
     r"""Averages validation, test and prediction over S passes with dropout (Gal & Ghahramani 2016).
 
-    https://arxiv.org/abs/1506.02142. Training is the module's own, with the user's optimizer and the module's dropout layers
-    (`predictive.dropout_layers` says which those are). Without any, `p` and `layers` put dropout behind layers, in training
-    and in the sampled passes; behind every convolution and linear layer it is the form of Osawa et al. 2019. Sampled passes
-    are reproducible and leave the global random numbers alone.
+    https://arxiv.org/abs/1506.02142. Training is unchanged: it uses the user's optimizer and the module's dropout layers
+    (see `predictive.dropout_layers`). If the module has none, `p` and `layers` insert dropout after layers, in training and
+    in the sampled passes; after every convolution and linear layer, this is the form of Osawa et al. 2019. Sampled passes
+    are reproducible and do not change the global random state.
 
     Args:
         eval_samples: S, passes in validation, test and prediction; 0 evaluates without dropout.
-        val_samples: Passes in validation inside a fit. None: 3, or S if that is smaller or `TemperatureScaling` fits a
+        val_samples: Passes for validation during a fit. None: 3, or S if S is smaller or `TemperatureScaling` fits a
             temperature for S passes.
-        p: Probability with which the dropout put in sets an output to zero; None puts none in.
-        layers: Regular expression that matches the whole names of the layers to put it behind.
-        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else what the training
-            loss says, else ``"softmax"``.
+        p: Probability with which inserted dropout sets an output to zero; None inserts no dropout.
+        layers: Regular expression that matches the full names of the layers after which dropout is inserted.
+        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else the link of the
+            training loss, else ``"softmax"``.
         seed: Seed of the sampled passes.
 
     Raises:
-        HyperparameterError: If an argument lies outside of its range, or `p` or `layers` lacks the other.
+        HyperparameterError: If an argument lies outside of its range, or only one of `p` and `layers` is passed.
 
     Example:
         >>> callback = MCDropoutCallback(eval_samples=32, p=0.1, layers=r"model\.(conv|fc)\d")
@@ -58,27 +58,21 @@ class MCDropoutCallback(EvaluationCallback):
             raise HyperparameterError(f"p={p!r} must be at least 0 and below 1.")
         if (p is None) != (layers is None):
             raise HyperparameterError(
-                f"p={p!r} and layers={layers!r} belong together: pass a probability, and a regular expression of the names "
-                "of the layers that dropout shall follow; or neither, for the module's own dropout layers."
+                f"p={p!r} and layers={layers!r} belong together: pass a probability, and a regular expression for the names "
+                "of the layers after which to insert dropout; or pass neither to use the module's own dropout layers."
             )
         if layers is not None:
             _require_pattern(layers)
         super().__init__(link)
         self.val_samples = val_samples
         self.eval_samples, self.p, self.layers, self.seed = eval_samples, p, layers, seed
-        # One module stands for every inserted dropout; sampled passes switch it on.
+        # One module represents all inserted dropout; sampled passes set it to training mode.
         self._inserted = nn.Dropout(0.0 if p is None else p).eval()
         self._hooks = ExitStack()
         self._hooked: nn.Module | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """Remove dropout that an earlier run inserted."""
         super().setup(trainer, pl_module, stage)
         self.undo()
         require_single_evaluation(trainer)
@@ -86,23 +80,14 @@ class MCDropoutCallback(EvaluationCallback):
             self.evaluation.has_seen_loss = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Insert dropout, and require that there is some.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Insert dropout, and require at least one dropout layer."""
         self._layers_of(pl_module)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> DropoutSamples | None:
         """Find the dropout layers.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Returns:
-            Passes with dropout; None if none were asked for.
+            Passes with dropout; None if their number is 0.
         """
         layers = self._layers_of(pl_module)
         count = sample_count(trainer, self.eval_samples, self.val_samples)
@@ -113,14 +98,14 @@ class MCDropoutCallback(EvaluationCallback):
             if self._hooked is not module:
                 self._insert(module, self.layers)
             return [self._inserted, *dropout_layers(module)]
-        found = dropout_layers(module)
-        if not found:
+        layers = dropout_layers(module)
+        if not layers:
             raise UnsupportedLayerError(
                 f"{type(module).__name__} has no dropout layer, so all passes would be the same. Build it with nn.Dropout "
-                "(calls of torch.nn.functional.dropout are not seen), or pass p=0.1 and layers=..., a regular expression of "
-                "the names of the layers that dropout shall follow."
+                "(calls of torch.nn.functional.dropout are not detected), or pass p=0.1 and layers=..., a regular "
+                "expression for the names of the layers after which to insert dropout."
             )
-        return found
+        return layers
 
     def _insert(self, module: LightningModule, pattern: str) -> None:
         self._hooks.close()
@@ -128,7 +113,7 @@ class MCDropoutCallback(EvaluationCallback):
         if not matching:
             names = [name for name, layer in module.named_modules() if name and not list(layer.children())]
             raise UnsupportedLayerError(
-                f"No layer of {type(module).__name__} has a name that layers={pattern!r} matches as a whole. Its layers are "
+                f"layers={pattern!r} matches no full layer name of {type(module).__name__}. Its layers are "
                 f"{', '.join(names)}."
             )
         for name, layer in matching:
@@ -139,7 +124,7 @@ class MCDropoutCallback(EvaluationCallback):
         def drop(layer: nn.Module, inputs: Any, output: Any) -> Tensor:
             if not isinstance(output, Tensor):
                 raise UnsupportedLayerError(
-                    f"Dropout cannot follow {name}, which returns a {type(output).__name__} and not a tensor. Change layers="
+                    f"Dropout cannot follow {name}, which returns a {type(output).__name__}, not a tensor. Change layers="
                     f"{self.layers!r}."
                 )
             return F.dropout(output, self._inserted.p, training=layer.training or self._inserted.training)
@@ -147,7 +132,7 @@ class MCDropoutCallback(EvaluationCallback):
         return drop
 
     def undo(self) -> None:
-        """Take the inserted dropout out."""
+        """Remove the inserted dropout."""
         super().undo()
         self._hooks.close()
         self._hooked = None
@@ -157,11 +142,7 @@ class MCDropoutCallback(EvaluationCallback):
         return {"link": self.evaluation.loss_link}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the link of the training loss.
-
-        Args:
-            state_dict: The result of `state_dict`.
-        """
+        """Restore the link of the training loss."""
         self.evaluation.loss_link = state_dict["link"]
 
 

@@ -1,7 +1,7 @@
-"""Lightning's `ModelParallelStrategy`, under which FSDP2 spreads the weights over processes.
+"""Support of Lightning's `ModelParallelStrategy`, under which FSDP2 shards the weights over processes.
 
-Passes and updates follow `lightning_bayes.optim.runtime.shards`. Evaluation gathers the posterior in every process, and each
-weight sample is cut into the processes' rows again.
+`lightning_bayes.optim.runtime.shards` handles passes and updates. Evaluation gathers the posterior in every process and
+shards each weight sample again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_model_parallel(trainer: Trainer) -> bool:
 
 
 def check_model_parallel(trainer: Trainer, module: LightningModule, linearized: bool) -> None:
-    """Require a module and an evaluation that spread weights allow; nothing is required under other strategies.
+    """Require a module and an evaluation that support sharded weights; does nothing under other strategies.
 
     Args:
         trainer: The trainer; `configure_model` has run.
@@ -32,64 +32,53 @@ def check_model_parallel(trainer: Trainer, module: LightningModule, linearized: 
         linearized: Whether predictions are linearised.
 
     Raises:
-        UnsupportedTrainingError: Naming what is in the way.
+        UnsupportedTrainingError: If no weights are sharded, or the evaluation needs whole weights.
     """
     if not is_model_parallel(trainer):
         return
     name = type(module).__name__
     if not any(is_spread(param) for param in module.parameters()):
         raise UnsupportedTrainingError(
-            f"No parameter of {name} is spread over processes, as ModelParallelStrategy asks for. In configure_model call "
+            f"No parameter of {name} is sharded, but ModelParallelStrategy expects sharded weights. In configure_model call "
             "fully_shard(self.net, mesh=self.device_mesh['data_parallel']), or use strategy='ddp'."
         )
     if shards(module):
         raise UnsupportedTrainingError(
-            f"fully_shard was called on {name} itself, which gathers its weights once for all weight samples of an "
+            f"fully_shard was called on {name} itself, so its weights would be gathered once for all weight samples of an "
             "evaluation. Call it on a submodule that holds the weights: fully_shard(self.net, mesh=...)."
         )
     if linearized:
         raise UnsupportedTrainingError(
-            "linearized=True differentiates whole weights, and FSDP2 spreads them over processes. Leave it out, and use "
-            "load_posterior with mc_predict(..., linearized=True) after the fit."
+            "linearized=True differentiates whole weights, but FSDP2 shards them. Omit it, and after the fit use "
+            "load_posterior with mc_predict(..., linearized=True)."
         )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, FinishesSamples):
             raise UnsupportedTrainingError(
-                f"{type(callback).__name__} runs the network at whole weights, and FSDP2 spreads them over processes. "
-                "Evaluate the checkpoint with it in one process."
+                f"{type(callback).__name__} runs the network at whole weights, but FSDP2 shards them. Remove it from the "
+                "fit, and evaluate the checkpoint with it in one process."
             )
 
 
 def gathered_weights(module: LightningModule) -> dict[str, Tensor]:
-    """The module's whole parameters and buffers by name; all processes have to call this together."""
+    """The module's whole parameters and buffers by name. All processes must call this together."""
     return {name: whole(value) for name, value in module.state_dict().items() if isinstance(value, Tensor)}
 
 
 def complete_checkpoint(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint with its weights and optimizer states, which `ModelParallelStrategy` takes out.
-
-    Args:
-        trainer: The trainer, which evaluates.
-        checkpoint: The checkpoint as the strategy returns it.
+    """Read a checkpoint again, with the weights and optimizer states that `ModelParallelStrategy` removes from it.
 
     Returns:
-        The whole checkpoint, read again; as it was under other strategies.
+        The complete checkpoint; under other strategies, `checkpoint` itself.
     """
     path = trainer.ckpt_path
     return read_checkpoint(path) if is_model_parallel(trainer) and path is not None else checkpoint
 
 
 def require_outside_of_pass(trainer: Trainer) -> None:
-    """Refuse to save inside a pass.
-
-    Args:
-        trainer: The trainer, whose optimizer has a pass open.
-
-    Raises:
-        UnsupportedTrainingError: Under `ModelParallelStrategy`.
-    """
+    """Refuse to save inside a pass under `ModelParallelStrategy`, with an `UnsupportedTrainingError`."""
     if is_model_parallel(trainer):
         raise UnsupportedTrainingError(
-            "A checkpoint cannot be saved inside a pass under ModelParallelStrategy: the weights are a sample, and the "
-            "strategy has gathered them. Save in on_train_batch_end or later."
+            "A checkpoint cannot be saved inside a pass under ModelParallelStrategy: the strategy has already gathered the "
+            "weights, which are a sample. Save in on_train_batch_end or later."
         )

@@ -12,7 +12,7 @@ from lightning_bayes.optim import NoisyAdam, NoisyAdamFisher
 class NoisyAdamCallback(VariationalCallback):
     """Trains with Noisy Adam (`lightning_bayes.NoisyAdam`): one backward pass of any layer, at Adam's cost.
 
-    The width of its posterior depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+    The width of the posterior depends on the batch size, see `optim.diagonal.estimators.batch_square`.
     """
 
     optimizer_class = NoisyAdam
@@ -20,6 +20,6 @@ class NoisyAdamCallback(VariationalCallback):
 
 @final
 class NoisyAdamFisherCallback(VariationalCallback):
-    """Trains with Noisy Adam on the Fisher's diagonal (`lightning_bayes.NoisyAdamFisher`), which BackPACK computes."""
+    """Trains with Noisy Adam on the Fisher diagonal (`lightning_bayes.NoisyAdamFisher`), computed by BackPACK."""
 
     optimizer_class = NoisyAdamFisher

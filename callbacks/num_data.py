@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -11,6 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.utils.data import IterableDataset, SubsetRandomSampler
 
 from lightning_bayes.callbacks.default_policy import DefaultPrior
+from lightning_bayes.curvature import Capture
 from lightning_bayes.errors import UnknownNumDataError
 from lightning_bayes.optim import MeanFieldOptimizer
 
@@ -20,11 +21,8 @@ _HINT = "Pass num_data=... to the callback: the posterior's precision grows with
 def infer_num_data(trainer: Trainer) -> int:
     """Count the examples of one training epoch.
 
-    The data set's length, cut where the trainer sees less of it (``limit_train_batches``, ``drop_last``, a subset
-    sampler). Data augmentation does not change it; use ``data_augmentation_factor``.
-
-    Args:
-        trainer: A trainer that fits.
+    N is the data set's length, or less if the trainer sees only a part of it (``limit_train_batches``, ``drop_last``, a
+    subset sampler). Data augmentation does not change N; set ``data_augmentation_factor``.
 
     Returns:
         N.
@@ -41,15 +39,8 @@ def infer_num_data(trainer: Trainer) -> int:
 
 
 def set_num_data(trainer: Trainer, optimizer: MeanFieldOptimizer, num_data: int | None, prior: DefaultPrior) -> None:
-    """Set N, and the prior that an L2 penalty stands for, once the data loader exists.
-
-    Args:
-        trainer: A trainer that fits.
-        optimizer: The swapped optimizer.
-        num_data: N; None asks the data loader.
-        prior: Sets the prior precision.
-    """
-    # The groups tell, and not the defaults: Lightning's tuner restores groups from before the first step.
+    """Set N, and the prior that an L2 penalty implies, once the data loader exists; ``num_data=None`` counts examples."""
+    # Check the groups, not the defaults: Lightning's tuner restores groups from before the first step.
     unset = [group for group in optimizer.param_groups if group["num_data"] is None]
     if not unset:
         return
@@ -62,38 +53,29 @@ def set_num_data(trainer: Trainer, optimizer: MeanFieldOptimizer, num_data: int 
     prior.warn_if_strong(unset)
 
 
-def with_augmentation_factor(options: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """Fill in ρ if it is None: the data module's ``data_augmentation_factor`` if it has one, else 1.
-
-    Args:
-        options: Keyword arguments of an optimizer; its ``data_augmentation_factor`` may be None.
-        trainer: A trainer that fits.
-
-    Returns:
-        The options, with a number.
-    """
-    if options["data_augmentation_factor"] is not None:
-        return dict(options)
+def with_augmentation_factor(hyperparameters: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """Hyperparameters of a group in which ρ=None is replaced by the data module's ``data_augmentation_factor``, else 1."""
+    if hyperparameters["data_augmentation_factor"] is not None:
+        return dict(hyperparameters)
     data = getattr(trainer, "datamodule", None)
     factor = float(getattr(data, "data_augmentation_factor", 1.0))
     if factor != 1:
         rank_zero_info(
-            f"data_augmentation_factor={factor:g}, from {type(data).__name__}: each augmented example counts as that many. "
-            "Pass data_augmentation_factor to the callback to change it."
+            f"data_augmentation_factor={factor:g}, from {type(data).__name__}: each example counts {factor:g} times. Pass "
+            "data_augmentation_factor to the callback to change it."
         )
-    return {**options, "data_augmentation_factor": factor}
+    return {**hyperparameters, "data_augmentation_factor": factor}
 
 
 def _examples_of(loader: Any, trainer: Trainer) -> int:
     dataset, batch_size = getattr(loader, "dataset", None), _batch_size(loader)
     if dataset is None:
-        raise UnknownNumDataError(f"{type(loader).__name__} has no data set whose examples could be counted. {_HINT}")
+        raise UnknownNumDataError(f"{type(loader).__name__} has no data set to count examples in. {_HINT}")
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise UnknownNumDataError(f"The length of a {type(dataset).__name__} is not the number of examples. {_HINT}")
     if batch_size is None and getattr(loader, "batch_sampler", None) is not None:
         raise UnknownNumDataError(
-            f"{type(loader.batch_sampler).__name__} has no batch_size, so its batches do not tell how many examples they "
-            f"hold. {_HINT}"
+            f"{type(loader.batch_sampler).__name__} has no batch_size, so the number of examples is unknown. {_HINT}"
         )
     if batch_size is None:
         raise UnknownNumDataError(
@@ -102,32 +84,39 @@ def _examples_of(loader: Any, trainer: Trainer) -> int:
     sampler = getattr(loader, "sampler", None)
     examples = len(sampler) if isinstance(sampler, SubsetRandomSampler) else len(dataset)
     if trainer.num_training_batches != float("inf"):
-        shares = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
-        examples = min(examples, int(trainer.num_training_batches) * batch_size * shares)
+        replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
+        examples = min(examples, int(trainer.num_training_batches) * batch_size * replicas)
     return examples
 
 
-def warn_of_other_examples(trainer: Trainer, seen: set[int]) -> None:
-    """Warn if layers see more or fewer examples in a full batch than the data set counts.
+def example_count_check(trainer: Trainer, optimizer: MeanFieldOptimizer) -> Callable[[Capture], None] | None:
+    """A check of the first pass that warns if the layers see another number of examples than the data loader yields.
 
-    Args:
-        trainer: A trainer that fits in one process, at the first batch of an epoch.
-        seen: Numbers of examples that the layers saw.
+    Returns:
+        A function of the pass's capture; None after the first batch, or with several processes.
     """
-    loaders = _loaders(trainer)
-    size = _batch_size(loaders[0]) if loaders else None
-    if size is None or len(seen) != 1 or seen == {size} or infer_num_data(trainer) < size:
-        return
-    rank_zero_warn(
-        f"The layers see {next(iter(seen))} examples in a batch for which the data loader has batch_size={size}, so N "
-        "and the per-example gradients count different things. Keep one entry of the data set in each row of dimension 0, "
-        "all in one call, or pass num_data=..., the number of examples that the layers see in an epoch."
-    )
+    is_first_batch = trainer.fit_loop.epoch_loop.batch_idx == 0 and not optimizer.num_updates
+    if not is_first_batch or trainer.world_size > 1:
+        return None
+
+    def check(capture: Capture) -> None:
+        counts = set().union(*capture.sizes.values())
+        loaders = _loaders(trainer)
+        batch_size = _batch_size(loaders[0]) if loaders else None
+        if batch_size is None or len(counts) != 1 or counts == {batch_size} or infer_num_data(trainer) < batch_size:
+            return
+        rank_zero_warn(
+            f"The layers see {next(iter(counts))} examples per batch, but the data loader has batch_size={batch_size}, so N "
+            "and the per-example gradients count different things. Pass one example per row of dimension 0, in one forward "
+            "call, or pass num_data=..., the number of examples that the layers see in an epoch."
+        )
+
+    return check
 
 
 def _loaders(trainer: Trainer) -> list[Any]:
-    found = trainer.train_dataloader
-    return [] if found is None else CombinedLoader(found).flattened
+    loaders = trainer.train_dataloader
+    return [] if loaders is None else CombinedLoader(loaders).flattened
 
 
 def _batch_size(loader: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""OGN, VOGN without noise, on an unmodified LightningModule."""
+"""OGN (VOGN without noise) on an unmodified LightningModule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's parameter groups, converted to those of a noisy optimizer."""
+"""Converts the user's parameter groups to those of a noisy optimizer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim import BetaSchedule
 from lightning_bayes.optim.steps.base_optimizer import GRADIENT_STEPS, BaseOptimizerStep
 
-_NAMES_OF_DECOUPLED = ("AdamW", "Adafactor", "Muon")  # the last came with torch 2.9
-_DECOUPLED = tuple(getattr(torch.optim, name) for name in _NAMES_OF_DECOUPLED if hasattr(torch.optim, name))
+_DECOUPLED_NAMES = ("AdamW", "Adafactor", "Muon")  # Muon needs torch 2.9
+_DECOUPLED = tuple(getattr(torch.optim, name) for name in _DECOUPLED_NAMES if hasattr(torch.optim, name))
 
 
 def converted_groups(
@@ -20,20 +20,20 @@ def converted_groups(
 ) -> list[dict[str, Any]]:
     """Build parameter groups for the new optimizer.
 
-    The learning rate and every key that schedulers or the user added (``initial_lr``, ``max_lr``, ``name``) are kept.
-    Decoupled weight decay, as in AdamW, stays as it is; an L2 penalty becomes ``l2_penalty``, which sets the prior precision
+    The learning rate and all keys that schedulers or the user added (``initial_lr``, ``max_lr``, ``name``) are kept.
+    Decoupled weight decay, as in AdamW, is kept too. An L2 penalty becomes ``l2_penalty``, which sets the prior precision
     once N is known.
 
     Args:
         old: The user's optimizer.
         betas: The new optimizer's (β₁, β₂).
-        cycles_momentum: Whether a scheduler writes to ``momentum`` or to β₁, see `cycles_momentum`.
+        cycles_momentum: Whether a scheduler changes ``momentum`` or β₁, see `schedulers.cycles_momentum`.
 
     Returns:
         The groups.
 
     Raises:
-        UnsupportedTrainingError: If `betas` is a function and a scheduler writes to β₁ as well.
+        UnsupportedTrainingError: If `betas` is a schedule and a scheduler changes β₁ as well.
     """
     groups = []
     for group in old.param_groups:
@@ -41,22 +41,15 @@ def converted_groups(
         if cycles_momentum and "betas" in group:
             if callable(betas):
                 raise UnsupportedTrainingError(
-                    f"betas={betas!r} is a schedule, and a scheduler of configure_optimizers cycles the momentum: two would "
-                    "write β₁. Keep one of them; OneCycleLR and CyclicLR take cycle_momentum=False."
+                    f"betas={betas!r} is a schedule, and a scheduler from configure_optimizers cycles the momentum, so both "
+                    "would set β₁. Keep one of them; OneCycleLR and CyclicLR accept cycle_momentum=False."
                 )
             groups[-1]["betas"] = (group["betas"][0], betas[1])  # the schedule's first β₁
     return groups
 
 
 def converted_defaults(old: Optimizer) -> dict[str, Any]:
-    """Convert the user's defaults, which groups added later inherit.
-
-    Args:
-        old: The user's optimizer.
-
-    Returns:
-        The values.
-    """
+    """Convert the defaults of the user's optimizer, which groups added later inherit."""
     return _converted(old, old.defaults, False)
 
 
@@ -77,12 +70,12 @@ def _converted(old: Optimizer, group: dict[str, Any], cycles_momentum: bool) -> 
 
 
 def without_penalty(old: Optimizer, cycles_momentum: bool, grafts: bool) -> BaseOptimizerStep:
-    """Let the user's optimizer update the mean, without the L2 penalty that the prior stands for.
+    """Let the user's optimizer update the mean, without its L2 penalty, which the prior replaces.
 
     Args:
         old: The user's optimizer; changed in place.
         cycles_momentum: Whether a scheduler changes the momentum.
-        grafts: Whether the direction is the natural gradient's.
+        grafts: Whether to step along the natural gradient, with the length of the user's step.
 
     Returns:
         The step.

@@ -1,4 +1,4 @@
-"""Attributes of other people's objects, replaced for a while."""
+"""Temporary replacement of attributes of foreign objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MISSING: Any = object()
 
 @final
 class Patches:
-    """Replaces attributes of objects and puts every one of them back.
+    """Replaces attributes of objects, and restores all of them on `undo`.
 
     Example:
         >>> class Loop: pass
@@ -35,15 +35,15 @@ class Patches:
         if isinstance(getattr(type(target), name, None), property):
             self._undo.callback(setattr, target, name, getattr(target, name))
         else:
-            self._undo.callback(_put_back, target, name, vars(target).get(name, _MISSING))
+            self._undo.callback(_restore, target, name, vars(target).get(name, _MISSING))
         setattr(target, name, value)
 
     def undo(self) -> None:
-        """Put back what was there, the newest replacement first."""
+        """Restore the original attributes, in reverse order."""
         self._undo.close()
 
 
-def _put_back(target: Any, name: str, value: Any) -> None:
+def _restore(target: Any, name: str, value: Any) -> None:
     vars(target).pop(name, None)
     if value is not _MISSING:
         setattr(target, name, value)

@@ -1,4 +1,4 @@
-"""The width of the finished posterior, chosen on the validation set."""
+"""Chooses the width of a trained posterior on the validation set."""
 
 from __future__ import annotations
 
@@ -41,49 +41,46 @@ _Scalable: TypeAlias = PosteriorSamples | LinearizedSamples | ClosedFormSamples
 class PosteriorScale(Callback):
     """Chooses the width c ≥ 0 of the posterior, Σ → c² Σ, that minimises the NLL of the validation set.
 
-    It belongs beside a callback with a posterior, such as `VOGNCallback`. The width is chosen at the end of a fit, logged as
-    ``val/posterior_scale`` and saved in the checkpoint; tests, validations and predictions outside of a fit then use it. A
-    checkpoint without a width has it chosen on the validation set first. At c = 0 predictions are those of the posterior
-    mean. `lightning_bayes.predictive.fit_scale` states the search.
+    Use it together with a callback that has a posterior, such as `VOGNCallback`. The width is chosen at the end of a fit,
+    logged as ``val/posterior_scale`` and saved in the checkpoint. Tests, validations and predictions outside of a fit use
+    it. For a checkpoint without a width, the callback chooses one first. At c = 0, predictions use the posterior mean. See
+    `lightning_bayes.predictive.fit_scale` for the search.
 
     The module is called on the inputs of batches ``(inputs, targets)``. The likelihood follows from the link of the
-    evaluation. With the identity link the noise is that of the module's attribute ``likelihood``, if it is a
+    evaluation. With the identity link, the noise comes from the module's attribute ``likelihood``, if it is a
     `lightning_bayes.curvature.Gaussian`; otherwise σ is chosen together with the width.
 
-    With the linearised predictive the validation set is evaluated once. Otherwise every width that is tried takes an
-    evaluation, about 25 in all. The outputs of one are held in memory, ``[samples, examples, outputs]``.
+    With the linearised predictive, the validation set is evaluated once. Otherwise each width costs an evaluation, about 25
+    in total. The outputs of one evaluation are held in memory, ``[samples, examples, outputs]``.
 
     Args:
-        linearized: Whether predictions are linearised, see `LinearizedSamples`; None as the callback with the posterior has
-            it.
-        refit: Choose again before each evaluation even if the checkpoint has a width, such as for another number of samples.
+        linearized: Whether predictions are linearised, see `LinearizedSamples`; None follows the callback with the
+            posterior.
+        refit: Whether to choose again before each evaluation even if the checkpoint has a width, such as for another number
+            of samples.
     """
 
     def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
         self.linearized, self.refit = linearized, refit
-        self.scale: float | None = None  # of the posterior as it is
-        self._is_linearized = False  # what the scale was chosen for
+        self.scale: float | None = None  # for the current posterior
+        self._is_linearized = False  # whether the scale was chosen for linearised predictions
         self._validation = ValidationSet(type(self).__name__, "width")
 
     @property
     def state_key(self) -> str:
-        """One key for any arguments, so that an evaluation can have others."""
+        """The same key for any arguments, so that an evaluation can use other arguments."""
         return SCALE_KEY
 
     def state_dict(self) -> dict[str, Any]:
-        """The width of the posterior in the checkpoint, and the predictive that it was chosen for."""
+        """The width of the posterior in the checkpoint, and whether it was chosen for linearised predictions."""
         return {"scale": self.scale, "linearized": self._is_linearized}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a checkpoint's width.
-
-        Args:
-            state_dict: The result of `state_dict`.
-        """
+        """Restore a checkpoint's width."""
         self.scale, self._is_linearized = state_dict["scale"], state_dict["linearized"]
 
     def scaled(self, posterior: AbstractPosterior) -> ScaledPosterior:
-        """A posterior at the chosen width, such as for `save_posterior`.
+        """A posterior at the chosen width, for example for `save_posterior`.
 
         Args:
             posterior: The posterior of the last fit or of the checkpoint.
@@ -101,17 +98,12 @@ class PosteriorScale(Callback):
     # -- during a fit -------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require a validation set and a posterior.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Require a validation set and a posterior."""
         self._validation.require(trainer)
         _evaluation_of(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Discard the width, which belongs to the posterior before this update."""
+        """Discard the width, which this update invalidates."""
         self.scale = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -119,12 +111,7 @@ class PosteriorScale(Callback):
         self._validation.keep(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Choose the width after the last epoch, before the checkpoint is written.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Choose the width after the last epoch, before the checkpoint is written."""
         if not is_last_epoch(trainer):
             return
         callback = _evaluation_of(trainer)
@@ -134,13 +121,13 @@ class PosteriorScale(Callback):
                 return
             link = callback.evaluation.link_of(pl_module) or "softmax"
             limit = int(min(trainer.num_val_batches[0], 2**62))
-            self._choose(trainer, pl_module, self._wanted(samples), link, self._validation.loader(None), limit)
+            self._choose(trainer, pl_module, self._scalable(samples), link, self._validation.loader(None), limit)
         pl_module.log("val/posterior_scale", float(self.scale or 0.0), sync_dist=True)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
-        """The samples of an evaluation outside of a fit, at the chosen width; chosen first if there is none.
+        """Samples of an evaluation outside of a fit, at the chosen width. Chooses the width first if necessary.
 
         Args:
             trainer: The trainer.
@@ -149,23 +136,23 @@ class PosteriorScale(Callback):
             link: How outputs become predictions.
 
         Returns:
-            Samples of the scaled posterior, linearised if asked for.
+            Samples of the scaled posterior, linearised if `linearized` is set.
         """
-        wanted = self._wanted(samples)
-        is_other = self._is_linearized != isinstance(wanted, _EXPANSIONS)
-        if self.scale is None or self.refit or is_other:
+        scalable = self._scalable(samples)
+        predictive_changed = self._is_linearized != isinstance(scalable, _EXPANSIONS)
+        if self.scale is None or self.refit or predictive_changed:
             with torch.random.fork_rng([]):
-                self._choose(trainer, module, wanted, link, self._validation.loader(trainer), None)
-        return wanted.scaled(float(self.scale or 0.0))
+                self._choose(trainer, module, scalable, link, self._validation.loader(trainer), None)
+        return scalable.scaled(float(self.scale or 0.0))
 
-    def _wanted(self, samples: Samples) -> _Scalable:
+    def _scalable(self, samples: Samples) -> _Scalable:
         if isinstance(samples, ClosedFormSamples) and self.linearized is None:
             return samples
         networks = samples.samples if isinstance(samples, _EXPANSIONS) else samples
         if not isinstance(networks, PosteriorSamples):
             raise UnsupportedTrainingError(
                 f"PosteriorScale changes the width of a posterior over weights, but {type(samples).__name__} have none. Use "
-                "it beside a callback such as VOGNCallback."
+                "it with a callback such as VOGNCallback."
             )
         linear = isinstance(samples, _EXPANSIONS) if self.linearized is None else self.linearized
         return LinearizedSamples(networks) if linear else networks
@@ -179,22 +166,22 @@ class PosteriorScale(Callback):
         loader: Any,
         limit: int | None,
     ) -> None:
-        def evaluated(chosen: Samples) -> _Outputs:
-            ready = spread(trainer, recalibrated(trainer, module, chosen))
-            return _evaluated(trainer, module, ready, islice(loader, limit))
+        def evaluate(scaled: Samples) -> _Outputs:
+            prepared = spread(trainer, recalibrated(trainer, module, scaled))
+            return _evaluate(trainer, module, prepared, islice(loader, limit))
 
-        outputs_at = _linear_in_scale(samples, evaluated) if isinstance(samples, LinearizedSamples) else None
+        linear_outputs = _linear_in_scale(samples, evaluate) if isinstance(samples, LinearizedSamples) else None
         likelihood = getattr(module, "likelihood", None)
         noise_std = likelihood.std if isinstance(likelihood, Gaussian) else None
         reduce = added_up(trainer, module)
 
         def nll(scale: float) -> float:
-            found = outputs_at(scale) if outputs_at is not None else evaluated(samples.scaled(scale))
-            return predictive_nll(found.outputs, found.targets, link, noise_std, reduce)
+            result = evaluate(samples.scaled(scale)) if linear_outputs is None else linear_outputs(scale)
+            return predictive_nll(result.outputs, result.targets, link, noise_std, reduce)
 
-        found = fit_scale(nll)
-        self.scale, self._is_linearized = found.scale, isinstance(samples, _EXPANSIONS)
-        _report(found)
+        fitted = fit_scale(nll)
+        self.scale, self._is_linearized = fitted.scale, isinstance(samples, _EXPANSIONS)
+        _report(fitted)
 
 
 class _Outputs(NamedTuple):
@@ -203,49 +190,49 @@ class _Outputs(NamedTuple):
 
 
 def _linear_in_scale(
-    samples: LinearizedSamples, evaluated: Callable[[Samples], _Outputs]
+    samples: LinearizedSamples, evaluate: Callable[[Samples], _Outputs]
 ) -> Callable[[float], _Outputs]:
-    """Linearised outputs are linear in the width, f + c J (θ - μ), so two evaluations give those of every width."""
-    mean, drawn = evaluated(samples.scaled(0.0)), evaluated(samples)
+    """Outputs as a function of the width: they are linear in it, f + c J (θ - μ), so two evaluations suffice."""
+    mean, drawn = evaluate(samples.scaled(0.0)), evaluate(samples)
     return lambda scale: _Outputs(torch.lerp(mean.outputs.expand_as(drawn.outputs), drawn.outputs, scale), mean.targets)
 
 
-def _evaluated(trainer: Trainer, module: LightningModule, samples: Samples, batches: Iterator[Any]) -> _Outputs:
+def _evaluate(trainer: Trainer, module: LightningModule, samples: Samples, batches: Iterator[Any]) -> _Outputs:
     """Outputs under every sample for a whole validation set."""
     outputs, targets = [], []
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise UnsupportedTrainingError(
                 f"PosteriorScale calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
-                f"validation set gives a {type(batch).__name__}. Give such batches, or choose the width yourself: see "
+                f"validation set yields a {type(batch).__name__}. Yield such batches, or choose the width yourself with "
                 "lightning_bayes.predictive.fit_scale."
             )
-        inputs, wanted = on_device(trainer, batch)
+        inputs, batch_targets = on_device(trainer, batch)
         with trainer.precision_plugin.forward_context():
-            found = samples.outputs(module, partial(module, inputs)).detach().cpu()
-        outputs.append(found.to(torch.promote_types(found.dtype, torch.float32)))
-        targets.append(wanted.detach().cpu())
+            batch_outputs = samples.outputs(module, partial(module, inputs)).detach().cpu()
+        outputs.append(batch_outputs.to(torch.promote_types(batch_outputs.dtype, torch.float32)))
+        targets.append(batch_targets.detach().cpu())
     if not outputs:
-        raise UnsupportedTrainingError("PosteriorScale: the validation set is empty. Set some training examples aside.")
+        raise UnsupportedTrainingError("PosteriorScale: the validation set is empty. Hold out some training examples.")
     return _Outputs(torch.cat(outputs, 1), torch.cat(targets))
 
 
 def _evaluation_of(trainer: Trainer) -> EvaluationCallback:
-    found = [each for each in trainer.callbacks if isinstance(each, EvaluationCallback)]  # type: ignore[attr-defined]
-    if not found:
+    callbacks = [each for each in trainer.callbacks if isinstance(each, EvaluationCallback)]  # type: ignore[attr-defined]
+    if not callbacks:
         raise UnsupportedTrainingError(
             "PosteriorScale changes the width of a posterior, but no callback of this trainer has one. Add VOGNCallback()."
         )
-    return found[0]
+    return callbacks[0]
 
 
-def _report(found: FittedScale) -> None:
+def _report(fitted: FittedScale) -> None:
     rank_zero_info(
-        f"PosteriorScale: the width {found.scale:.3g} of the posterior has the lowest NLL on the validation set, "
-        f"{found.nll:.4f} nats; the posterior mean has {found.nll_of_mean:.4f}."
+        f"PosteriorScale: the width {fitted.scale:.3g} of the posterior minimises the validation NLL, "
+        f"{fitted.nll:.4f} nats (posterior mean: {fitted.nll_of_mean:.4f})."
     )
-    if found.scale > LARGEST / 1.01:
+    if fitted.scale > LARGEST / 1.01:
         rank_zero_warn(
-            f"The width {found.scale:.3g} is the largest that was tried: the posterior is far too narrow, or the validation "
-            "set does not determine its width."
+            f"The width {fitted.scale:.3g} is the end of the search range: the posterior is far too narrow, or the "
+            "validation set does not determine its width."
         )

@@ -1,4 +1,4 @@
-"""Evaluation under a posterior that no optimizer holds: it is kept with the callback, and in its part of the checkpoint."""
+"""Evaluation under a posterior that the callback, not the optimizer, stores: in memory and in its checkpoint state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PosthocCallback(EvaluationCallback, ABC):
     """Evaluates a module under a posterior around its weights.
 
     Args:
-        link: How outputs become predictions; None asks the module, then the training loss.
+        link: How outputs become predictions; None reads it from the module, then from the training loss.
         eval_samples: S; 0 evaluates the network.
         linearized: The predictive, see `seen_through`.
         seed: The seed of the samples.
@@ -40,74 +40,55 @@ class PosthocCallback(EvaluationCallback, ABC):
             raise HyperparameterError(f"linearized={linearized!r} is unknown; use False, True or 'closed_form'.")
         super().__init__(link)
         self.eval_samples, self.linearized, self.seed = eval_samples, linearized, seed
-        self._kept: AbstractPosterior | None = None
+        self._posterior: AbstractPosterior | None = None
         self._loops = Patches()
 
     @abstractmethod
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior | None:
-        """The posterior of weights that were loaded without one; None to evaluate the network.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Compute the posterior of weights that were loaded without one; None evaluates the network."""
 
     @property
     def posterior(self) -> AbstractPosterior | None:
         """The posterior of the last fit, checkpoint or evaluation, by the LightningModule's names; None before."""
-        return self._kept
+        return self._posterior
 
     def keep(self, posterior: AbstractPosterior) -> None:
-        """Evaluate under a posterior from now on.
-
-        Args:
-            posterior: Around the module's weights.
-        """
-        self._kept = posterior.to("cpu")
+        """Evaluate under this posterior around the module's weights from now on."""
+        self._posterior = posterior.to("cpu")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset; evaluation loops keep what gradients need.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """Reset, and let evaluation loops compute gradients."""
         super().setup(trainer, pl_module, stage)
         self.undo()
         if stage == "fit":
             self.evaluation.has_seen_loss = False
             return
-        # The closed form takes gradients of the outputs, which tensors of torch.inference_mode do not have.
+        # The closed form needs gradients of the outputs, which torch.inference_mode disables for good.
         for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
             self._loops.set(loop, "inference_mode", False)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """Find the posterior of the module's weights.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Returns:
-            Its samples; None in a fit before there is one.
+            Its samples; None without a posterior.
         """
         if not self.eval_samples:
             return None
-        if self._kept is None or not is_mean_of(self._kept, pl_module.state_dict()):
-            found = None if trainer.state.fn == "fit" else self.missing_posterior(trainer, pl_module)
-            if found is None:
+        if self._posterior is None or not is_mean_of(self._posterior, pl_module.state_dict()):
+            posterior = None if trainer.state.fn == "fit" else self.missing_posterior(trainer, pl_module)
+            if posterior is None:
                 return None
-            self.keep(found)
+            self.keep(posterior)
             if self.save_to is not None:
                 trainer.save_checkpoint(self.save_to)
                 rank_zero_info(f"The checkpoint with its posterior is {self.save_to}")
-        assert self._kept is not None
-        samples = PosteriorSamples(self._kept.to(pl_module.device), self.eval_samples, self.seed)
+        assert self._posterior is not None
+        samples = PosteriorSamples(self._posterior.to(pl_module.device), self.eval_samples, self.seed)
         return seen_through(samples, self.linearized, self.evaluation.link_of(pl_module) or "softmax")
 
     def undo(self) -> None:
-        """Undo what was done to the trainer and the module."""
+        """Undo all changes of the trainer and the module."""
         super().undo()
         self._loops.undo()
 
@@ -115,25 +96,19 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     @property
     def state_key(self) -> str:
-        """One key for all such callbacks and arguments."""
+        """The same key for all callbacks of this kind, and for any arguments."""
         return POSTERIOR_KEY
 
     def state_dict(self) -> dict[str, Any]:
-        """The posterior without its constants, which are the rest of the checkpoint's weights; and the link."""
+        """The link, and the posterior without its constants, which are among the checkpoint's weights."""
         state: dict[str, Any] = {"format": 1, "link": self.evaluation.loss_link}
-        if self._kept is not None:
-            assert is_dataclass(self._kept)
-            alone = replace(self._kept, constants={})
-            state |= {"family": type(alone).__name__, "posterior": alone.state_dict()}
+        if self._posterior is not None:
+            assert is_dataclass(self._posterior)
+            without_constants = replace(self._posterior, constants={})
+            state |= {"family": type(without_constants).__name__, "posterior": without_constants.state_dict()}
         return state
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Take the posterior of a checkpoint.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            checkpoint: Contents of the checkpoint.
-        """
+        """Load the link and the posterior of a checkpoint."""
         self.evaluation.loss_link = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}).get("link")
-        self._kept = stored_posterior(checkpoint)
+        self._posterior = stored_posterior(checkpoint)

@@ -1,4 +1,4 @@
-"""Tables of predictions as files: ``.pt`` of tensors, ``.csv`` or ``.parquet`` with one value in each cell."""
+"""Writes tables of predictions: ``.pt`` with tensors, ``.csv`` or ``.parquet`` with one value per cell."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ _NOUN, _ADVICE = "predictions", "Free space, or choose another directory."
 
 
 def require_format(path: str) -> None:
-    """Refuse a file that could not be written, before anything is predicted.
+    """Require a file format that can be written, before predictions are computed.
 
     Args:
         path: The file.
 
     Raises:
-        HyperparameterError: If its ending is unknown.
-        ModuleNotFoundError: If its format needs a package that is not installed.
+        HyperparameterError: If the file extension is unknown.
+        ModuleNotFoundError: If the format needs a package that is not installed.
     """
-    ending = Path(path).suffix
-    if ending not in FORMATS:
+    extension = Path(path).suffix
+    if extension not in FORMATS:
         raise HyperparameterError(
-            f"{path}: predictions are written as {', '.join(FORMATS)}, not as {ending or 'that'}."
+            f"{path}: predictions are written as {', '.join(FORMATS)}, not as {extension or 'a file without extension'}."
         )
-    if ending == ".parquet" and find_spec("pyarrow") is None:
+    if extension == ".parquet" and find_spec("pyarrow") is None:
         raise ModuleNotFoundError(
-            f'{path} needs pyarrow, which is not installed. Run: pip install "lightning-bayes[parquet]", or take .csv.'
+            f'{path} needs pyarrow, which is not installed. Run: pip install "lightning-bayes[parquet]", or use .csv.'
         )
 
 
 def save(table: dict[str, Column], path: Path, class_names: Sequence[str] = ()) -> None:
-    """Write a table in the format of the file's ending.
+    """Write a table in the format of the file's extension.
 
     Args:
         table: The columns, ``[rows, …]``.
-        path: The file; its folders are created, and a previous file is replaced.
+        path: The file. Missing folders are created, and an existing file is replaced.
         class_names: Names of the classes.
     """
     if path.suffix == ".pt":

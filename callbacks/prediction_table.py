@@ -1,4 +1,4 @@
-"""The columns beside predictions in a table: file and target of each example, predicted class, rejection."""
+"""Additional columns of a prediction table: file and target of each example, predicted class, rejection."""
 
 from __future__ import annotations
 
@@ -9,47 +9,50 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-Column = Tensor | list[str]  # one entry a row
-UNKNOWN = -1  # the target of an example without one, or out of distribution
+Column = Tensor | list[str]  # one entry per row
+UNKNOWN = -1  # target of an example without a label, or out of distribution
 
 
 def origins(datasets: Sequence[Any], dataloader_idx: Tensor, index: Tensor) -> dict[str, Column]:
-    """The origin of each row.
+    """File and target of each row.
 
     Args:
-        datasets: The data set of each loader. Its attributes ``file_names`` and ``targets`` are read, through a ``Subset``
-            too; of a ``TensorDataset`` a last tensor of integers counts as the targets.
-        dataloader_idx: The loader of each row, ``[rows]``.
-        index: The row's position in its data set, ``[rows]``.
+        datasets: The data set of each loader. Its attributes ``file_names`` and ``targets`` are read, also through a
+            ``Subset``. In a ``TensorDataset``, a last tensor of integers counts as the targets.
+        dataloader_idx: Index of each row's loader, ``[rows]``.
+        index: Position of each row in its data set, ``[rows]``.
 
     Returns:
-        ``file`` and ``target``, each if it is known for any row; the others have ``""`` and -1.
+        The columns ``file`` and ``target``, each if known for any row; unknown entries are ``""`` and -1.
 
     Example:
         >>> data = TensorDataset(torch.zeros(3, 2), torch.tensor([5, 6, 7]))
         >>> origins([data], torch.tensor([0, 0]), torch.tensor([2, 0]))
         {'target': tensor([7, 5])}
     """
-    places = list(zip(dataloader_idx.tolist(), index.tolist(), strict=True))
-    files, targets = [_file_names(each) for each in datasets], [_targets(each) for each in datasets]
-    named = [str(files[loader][row]) if files[loader] is not None else "" for loader, row in places]
-    aims = torch.tensor(
-        [int(targets[loader][row]) if targets[loader] is not None else UNKNOWN for loader, row in places]
-    )
-    found: dict[str, Column] = {"file": named} if any(named) else {}
-    return found | ({"target": aims} if bool((aims != UNKNOWN).any()) else {})
+    files, targets = [_file_names(data) for data in datasets], [_targets(data) for data in datasets]
+    row_files, row_targets = [], []
+    for loader, row in zip(dataloader_idx.tolist(), index.tolist(), strict=True):
+        row_files.append("" if files[loader] is None else str(files[loader][row]))
+        row_targets.append(UNKNOWN if targets[loader] is None else int(targets[loader][row]))
+    columns: dict[str, Column] = {}
+    if any(row_files):
+        columns["file"] = row_files
+    if any(target != UNKNOWN for target in row_targets):
+        columns["target"] = torch.tensor(row_targets)
+    return columns
 
 
 def decisions(probs: Tensor, class_names: Sequence[str], reject_below: float | None) -> dict[str, Column]:
     """The predicted class of each row, and whether it is rejected.
 
     Args:
-        probs: Probabilities, ``[rows, classes]``; other shapes have no one class.
-        class_names: Names of the classes; they are not used if their number is another.
-        reject_below: A prediction is rejected if its largest probability is smaller; None rejects none.
+        probs: Probabilities, ``[rows, classes]``; other shapes give no columns.
+        class_names: Names of the classes; ignored unless their number matches.
+        reject_below: Predictions whose largest probability is below this threshold are rejected; None for no threshold.
 
     Returns:
-        ``label``, names or else numbers, and ``reject``, bool, with a threshold.
+        The column ``label``, with names or else class indices; with a threshold also ``reject``, bool.
 
     Example:
         >>> decisions(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), ["cat", "dog"], 0.8)
@@ -58,20 +61,23 @@ def decisions(probs: Tensor, class_names: Sequence[str], reject_below: float | N
     if probs.ndim != 2:
         return {}
     classes = probs.argmax(1)
-    is_named = len(class_names) == probs.shape[1]
-    label: Column = [str(class_names[number]) for number in classes.tolist()] if is_named else classes
-    return {"label": label} | ({"reject": probs.amax(1) < reject_below} if reject_below is not None else {})
+    has_names = len(class_names) == probs.shape[1]
+    label: Column = [str(class_names[index]) for index in classes.tolist()] if has_names else classes
+    columns = {"label": label}
+    if reject_below is not None:
+        columns["reject"] = probs.amax(1) < reject_below
+    return columns
 
 
 def flat(table: dict[str, Column], class_names: Sequence[str]) -> dict[str, list[Any]]:
-    """The table with one number or text in each cell, for CSV and Parquet.
+    """Flatten a table to one number or text per cell, for CSV and Parquet.
 
     Args:
         table: Columns ``[rows, …]``.
         class_names: Names of the classes, which name the columns of ``probs``.
 
     Returns:
-        Columns of ``[rows]``; short ones come first.
+        Columns ``[rows]``; those that were one-dimensional come first.
 
     Example:
         >>> flat({"probs": torch.tensor([[0.25, 0.75]]), "file": ["a.png"]}, ["cat", "dog"])
@@ -86,8 +92,8 @@ def _flat(key: str, column: Column, class_names: Sequence[str]) -> Iterator[tupl
         yield key, column if isinstance(column, list) else column.tolist()
         return
     names = class_names if key == "probs" and len(class_names) == column.shape[1] else range(column.shape[1])
-    for number, name in enumerate(names):
-        yield from _flat(f"{key}_{name}", column[:, number], ())
+    for index, name in enumerate(names):
+        yield from _flat(f"{key}_{name}", column[:, index], ())
 
 
 def _file_names(dataset: Any) -> Sequence[Any] | None:
@@ -104,5 +110,5 @@ def _targets(dataset: Any) -> Sequence[Any] | Tensor | None:
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
         last = dataset.tensors[-1]
         return last if last.ndim == 1 and not last.is_floating_point() else None
-    found: Sequence[Any] | Tensor | None = getattr(dataset, "targets", None)
-    return found if isinstance(found, (Tensor, list, tuple)) and len(found) == len(dataset) else None
+    attribute: Any = getattr(dataset, "targets", None)
+    return attribute if isinstance(attribute, (Tensor, list, tuple)) and len(attribute) == len(dataset) else None

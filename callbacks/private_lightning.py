@@ -1,7 +1,7 @@
-"""Every private symbol of Lightning that this package uses, with the versions that it was tested with.
+"""All private symbols of Lightning that this package uses, and the Lightning versions that it was tested with.
 
-Lightning may rename these in any release. Each stands here once and is checked before a fit; code elsewhere calls the
-functions below. A test finds private symbols of Lightning that are used outside of this file.
+Lightning may rename private symbols in any release. Each appears once, in this file, and is checked before a fit. Other code
+calls the functions below. A test finds uses of Lightning's private symbols outside of this file.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ NEWEST_TESTED: Final = "2.6.6"
 
 
 class PrivateMethod(NamedTuple):
-    """A method of Lightning that it does not document."""
+    """An undocumented method of Lightning."""
 
-    owner: str  # path of the object, from the trainer
+    owner: str  # path of the owning object, from the trainer
     name: str
     parameters: tuple[str, ...]  # without self
 
@@ -40,55 +40,46 @@ MAKE_CLOSURE: Final = PrivateMethod(
 )
 SHOULD_ACCUMULATE: Final = PrivateMethod("fit_loop", "_should_accumulate", ())
 METHODS: Final = (MAKE_CLOSURE, SHOULD_ACCUMULATE)
-CLOSURE_PARTS: Final = ("_step_fn", "_backward_fn", "_zero_grad_fn")  # of `Closure`, which takes them in this order
+CLOSURE_PARTS: Final = ("_step_fn", "_backward_fn", "_zero_grad_fn")  # of `Closure`, in the order of its arguments
 
 
 class ClosureParts(NamedTuple):
     """The functions that Lightning's training closure runs for one batch."""
 
     step: Callable[[], ClosureResult]
-    backward: Callable[[torch.Tensor], Any] | None  # None where Lightning skips backward
+    backward: Callable[[torch.Tensor], Any] | None  # None if Lightning skips backward
     zero_grad: Callable[[], None] | None  # None for later micro-batches of an update
 
 
 def check_private_symbols(trainer: Trainer) -> None:
-    """Require every symbol of the table to exist and every method to take its parameters.
-
-    Args:
-        trainer: The trainer that is about to fit.
+    """Require every symbol above to exist and every method to have the expected parameters.
 
     Raises:
-        UnsupportedTrainingError: Naming the symbols that do not, and Lightning's version.
+        UnsupportedTrainingError: If a symbol is missing or has changed.
     """
-    wrong = [f"{method} {complaint}" for method in METHODS if (complaint := _complaint(trainer, method))]
+    problems = [f"{method} {problem}" for method in METHODS if (problem := _problem(trainer, method))]
     closure: Any = Closure(lambda: ClosureResult(None), None, None)
-    wrong += [f"Closure.{name} is missing" for name in CLOSURE_PARTS if not hasattr(closure, name)]
-    if wrong:
+    problems += [f"Closure.{name} is missing" for name in CLOSURE_PARTS if not hasattr(closure, name)]
+    if problems:
         raise UnsupportedTrainingError(
-            f"Lightning {lightning_version} is not supported: {'; '.join(wrong)}. Install lightning {OLDEST_TESTED} to "
+            f"Lightning {lightning_version} is not supported: {'; '.join(problems)}. Install lightning {OLDEST_TESTED} to "
             f"{NEWEST_TESTED} (tested)."
         )
 
 
-def _complaint(trainer: Trainer, method: PrivateMethod) -> str:
-    found = getattr(attrgetter(method.owner)(trainer), method.name, None)
-    if found is None:
+def _problem(trainer: Trainer, method: PrivateMethod) -> str:
+    bound_method = getattr(attrgetter(method.owner)(trainer), method.name, None)
+    if bound_method is None:
         return "is missing"
-    # A second callback of the family sees the first one's replacement, whose signature is the same.
-    parameters = tuple(inspect.signature(found).parameters)
+    # With two callbacks, the second one sees the first one's replacement, which has the same signature.
+    parameters = tuple(inspect.signature(bound_method).parameters)
     if parameters != method.parameters:
         return f"takes ({', '.join(parameters)}) in place of ({', '.join(method.parameters)})"
     return ""
 
 
 def wrap_closures(trainer: Trainer, wrap: Callable[[Closure], Closure], patches: Patches) -> None:
-    """Pass every training closure that Lightning builds through `wrap`.
-
-    Args:
-        trainer: A trainer that is about to fit.
-        wrap: Returns the closure to run instead.
-        patches: Undoes it.
-    """
+    """Pass every training closure that Lightning builds through `wrap`, which returns the closure to run instead."""
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     make_closure = loop._make_closure
 
@@ -99,24 +90,10 @@ def wrap_closures(trainer: Trainer, wrap: Callable[[Closure], Closure], patches:
 
 
 def closure_parts(closure: Closure) -> ClosureParts:
-    """The functions of a closure that Lightning has built.
-
-    Args:
-        closure: The closure.
-
-    Returns:
-        Its functions.
-    """
+    """The functions of a closure that Lightning has built."""
     return ClosureParts(closure._step_fn, closure._backward_fn, closure._zero_grad_fn)
 
 
 def step_follows(trainer: Trainer) -> bool:
-    """Whether the optimizer steps after the present micro-batch.
-
-    Args:
-        trainer: A trainer that fits.
-
-    Returns:
-        False where more micro-batches are accumulated first.
-    """
+    """Whether the optimizer steps after the current micro-batch, because accumulation is complete."""
     return not trainer.fit_loop._should_accumulate()

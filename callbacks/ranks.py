@@ -13,15 +13,15 @@ from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_
 
 
 def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
-    """Assign noise to the passes over the present batch.
+    """Assign sample indices, which seed the noise, to the passes over the current batch.
 
     Args:
         trainer: A trainer that fits.
         mc_samples: K, passes over the batch.
 
     Returns:
-        K numbers of noise. Without `BayesDDPStrategy` every rank has its own, and the micro-batches of an update share
-        them. Where the ranks hold parts of one model, they draw the parts of one noise.
+        K sample indices. Without `BayesDDPStrategy`, each rank has different indices, and the micro-batches of an update
+        share them. If the ranks hold shards of one model, they share the indices and draw their shards of the same noise.
     """
     if is_model_parallel(trainer):
         return list(range(mc_samples))
@@ -33,13 +33,7 @@ def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
 
 
 def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_samples: int) -> None:
-    """Require equal settings on all ranks, before the first update.
-
-    Args:
-        trainer: A trainer that fits.
-        optimizer: The swapped optimizer; its groups have N.
-        mc_samples: K of this rank.
-    """
+    """Require equal settings on all ranks before the first update, once the optimizer's groups have N."""
     settings: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
         "mc_samples": mc_samples,
@@ -47,22 +41,16 @@ def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_sample
         "the number of batches": trainer.num_training_batches,
     }
     for index, group in enumerate(optimizer.param_groups):
-        where = f" (group {index})" if len(optimizer.param_groups) > 1 else ""
-        settings |= {f"{name}{where}": value for name, value in group.items() if name != "params"}
-        settings[f"parameters{where}"] = [tuple(param.shape) for param in group["params"]]
-    agree = trainer.strategy.check_agreement if isinstance(trainer.strategy, BayesDDPStrategy) else check_agreement
-    agree(settings)
+        suffix = f" (group {index})" if len(optimizer.param_groups) > 1 else ""
+        settings |= {f"{name}{suffix}": value for name, value in group.items() if name != "params"}
+        settings[f"parameters{suffix}"] = [tuple(param.shape) for param in group["params"]]
+    strategy = trainer.strategy
+    check = strategy.check_agreement if isinstance(strategy, BayesDDPStrategy) else check_agreement
+    check(settings)
 
 
 def workers(trainer: Trainer) -> WorkerGroup | None:
-    """The processes of a run, which hold the same state and can share work.
-
-    Args:
-        trainer: A trainer that fits.
-
-    Returns:
-        The processes; None for a single one.
-    """
+    """The processes of a run, which hold the same state and can share work; None for a single process."""
     if trainer.world_size == 1:
         return None
     strategy = trainer.strategy

@@ -1,4 +1,4 @@
-"""BatchNorm statistics re-estimated on training batches before a test, a validation or a prediction."""
+"""Re-estimates BatchNorm statistics on training batches before validation, test or prediction."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.callbacks.training_data import training_loader
+from lightning_bayes.callbacks.validation_set import on_device
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
@@ -20,16 +21,16 @@ from lightning_bayes.predictive.recalibration import running_statistics
 
 @final
 class BatchNormRecalibration(Callback):
-    """Gives every sample its own BatchNorm statistics in validation, test and prediction.
+    """Estimates BatchNorm statistics for each weight sample in validation, test and prediction.
 
-    For each sample that another callback averages over, the running statistics are re-estimated as their plain average over
-    B training batches; predictions at the mean use statistics of the mean. Afterwards the module's own are restored. This
-    costs ``(S + 1) · B`` forward passes at the start. Validation within a fit uses the statistics collected in training,
-    which checkpoints keep.
+    For each sample that another callback averages over, the running statistics are re-estimated as a plain average over B
+    training batches; predictions at the mean use statistics of the mean. The module's original statistics are restored
+    afterwards. This costs ``(S + 1) · B`` forward passes at the start. Validation during a fit uses the statistics collected
+    in training, which checkpoints keep.
 
     Args:
         batches: B, from the training loader of the data module, of the module, or of the last fit with this callback.
-        of: ``"sample"`` for each sample's own; ``"mean"`` for those of the mean, which all samples then share.
+        of: ``"sample"`` estimates statistics for each sample; ``"mean"`` estimates them at the mean, for all samples.
         seed: Seed of the shuffling and augmentation of these batches; the global random state is restored.
 
     Raises:
@@ -42,60 +43,38 @@ class BatchNormRecalibration(Callback):
         if of not in {"sample", "mean"}:
             raise HyperparameterError(f"of={of!r} is unknown; choose 'sample' or 'mean'.")
         self.batches, self.of, self.seed = batches, of, seed
-        self._was_asked = False
-        self._fitted_on: Any = None  # the training loader of a fit; a test without one makes the trainer forget it
+        self._was_used = False
+        self._fitted_on: Any = None  # training loader of the last fit; the trainer forgets it in a test
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
-        self._was_asked = stage == "fit"
+        """Reset the warning of `teardown`."""
+        self._was_used = stage == "fit"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the training loader.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Keep the training loader."""
         self._fitted_on = trainer.train_dataloader
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Warn if there was nothing to recalibrate.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: The stage that ends.
-        """
-        if not self._was_asked:
+        """Warn if there was nothing to recalibrate."""
+        if not self._was_used:
             rank_zero_warn(
-                "BatchNormRecalibration changed nothing: no callback averaged over samples. For a point estimate call "
-                "torch.optim.swa_utils.update_bn(train_loader, module) before."
+                "BatchNormRecalibration changed nothing: no callback averaged over samples. For a point estimate, call "
+                "torch.optim.swa_utils.update_bn(train_loader, module) before the evaluation."
             )
 
     def recalibrated(self, trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
-        """Give each sample its statistics.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module, in evaluation mode.
-            samples: The samples to average over.
+        """Estimate the statistics of each sample; the module is in evaluation mode.
 
         Returns:
             The samples with statistics.
         """
-        self._was_asked = True
+        self._was_used = True
         if not running_statistics(pl_module):
             rank_zero_warn(
                 f"BatchNormRecalibration: no BatchNorm of {type(pl_module).__name__} has running statistics."
             )
             return samples
-        rank_zero_info(f"BatchNorm's statistics are estimated on {self.batches} training batches, of each {self.of}.")
+        rank_zero_info(f"BatchNorm statistics of the {self.of} are estimated on {self.batches} training batches.")
         devices = [pl_module.device] if pl_module.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(self.seed)
@@ -104,25 +83,20 @@ class BatchNormRecalibration(Callback):
     def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
         for batch in islice(loader, self.batches):
-            moved = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+            moved = on_device(trainer, batch)
             yield partial(_run, trainer, pl_module, moved[0] if isinstance(moved, (tuple, list)) else moved)
 
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
-    """Give samples their BatchNorm statistics if the trainer has a `BatchNormRecalibration` and is not fitting.
-
-    Args:
-        trainer: The trainer.
-        pl_module: The module.
-        samples: The samples to average over.
+    """Estimate BatchNorm statistics of samples, if the trainer has a `BatchNormRecalibration` and is not fitting.
 
     Returns:
-        The samples, with statistics where recalibrated.
+        The samples, unchanged in a fit and without that callback.
     """
-    found = [c for c in trainer.callbacks if isinstance(c, BatchNormRecalibration)]  # type: ignore[attr-defined]
-    if not found or trainer.state.fn == "fit":
+    callbacks = [c for c in trainer.callbacks if isinstance(c, BatchNormRecalibration)]  # type: ignore[attr-defined]
+    if not callbacks or trainer.state.fn == "fit":
         return samples
-    return found[-1].recalibrated(trainer, pl_module, samples)
+    return callbacks[-1].recalibrated(trainer, pl_module, samples)
 
 
 def _run(trainer: Trainer, module: LightningModule, inputs: Any) -> None:
@@ -131,7 +105,7 @@ def _run(trainer: Trainer, module: LightningModule, inputs: Any) -> None:
 
 
 def _averaged(trainer: Trainer, statistic: Tensor) -> Tensor:
-    """The mean over processes, which have seen different batches; the number of batches stays an integer."""
+    """The mean over processes, which see different batches; the integer number of batches is unchanged."""
     if trainer.world_size == 1 or not statistic.is_floating_point():
         return statistic
     reduced: Tensor = trainer.strategy.reduce(statistic, reduce_op="mean")

@@ -1,4 +1,4 @@
-"""Rejection with a guarantee in a test: the threshold comes from the validation set."""
+"""Rejection with a risk guarantee in a test, with a threshold from the validation set."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from lightning_bayes.predictive import Rejector, ScaledModule
 
 @final
 class RejectorCallback(Callback):
-    """Answers only where the model is sure enough, and tests the answers (see `lightning_bayes.predictive.Rejector`).
+    """Tests a classifier that answers only if it is confident enough (see `lightning_bayes.predictive.Rejector`).
 
-    Before a test the validation set is evaluated, and its probabilities give the threshold of the largest probability above
-    which at most a fraction `risk` of new answers is wrong, with the stated confidence. The test logs
+    Before a test, the callback evaluates the validation set and fits a threshold: predictions whose largest probability
+    exceeds it are wrong for at most a fraction `risk` of new answers, with the given confidence. The test logs
     ``test/reject/threshold``, ``test/reject/coverage`` (fraction of the test set that is answered) and ``test/reject/error``
-    (fraction of wrong answers). Probabilities are those of the predictive before temperature scaling. The guarantee needs
-    validation rows that chose nothing else, such as an epoch, a width or a prior.
+    (fraction of wrong answers). Probabilities are those of the predictive before temperature scaling. The guarantee holds
+    only if the validation set chose nothing else, such as an epoch, a width or a prior.
 
-    The module's ``test_step`` has to return ``{"outputs": logits, "targets": classes}``, and the module to have a
+    The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}``, and the module must have a
     ``sampled_forward``; `lightning_bayes.zoo.BayesClassifier` does both. The validation set's logits are held in memory.
 
     Args:
         risk: r*, tolerated fraction of errors among the answers, between 0 and 1.
-        confidence: 1 - δ, probability with which the risk is kept.
+        confidence: 1 - δ, probability that the risk stays below `risk`.
 
     Raises:
         HyperparameterError: If one of them is not between 0 and 1.
 
     Attributes:
-        rejector: That of the last test; None before, and where no threshold keeps the risk.
+        rejector: The rejector of the last test; None before a test, and if no threshold satisfies the risk.
     """
 
     def __init__(self, risk: float = 0.05, confidence: float = 0.95) -> None:
@@ -48,15 +48,11 @@ class RejectorCallback(Callback):
         self._counts = torch.zeros(3, dtype=torch.float64)  # rows, answers, wrong answers
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the loaders, which a test without a data module does not have."""
+        """Keep the loaders, because a test without a data module has none."""
         self._validation.keep(trainer)
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit the threshold.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
 
         Raises:
             UnsupportedTrainingError: If the module has no ``sampled_forward``, there is no validation set, or there are
@@ -74,13 +70,13 @@ class RejectorCallback(Callback):
                 "lightning_bayes.predictive.Rejector.fit yourself."
             )
         self._counts.zero_()
-        seen = list(evaluated(trainer, pl_module, self._validation.loader(trainer)))
-        labels = torch.cat([each.targets for each in seen])
+        steps = list(evaluated(trainer, pl_module, self._validation.loader(trainer)))
+        probs, labels = torch.cat([_probs(step) for step in steps]), torch.cat([step.targets for step in steps])
         try:
-            self.rejector = Rejector.fit(torch.cat([_probs(each) for each in seen]), labels, self.risk, self.confidence)
+            self.rejector = Rejector.fit(probs, labels, self.risk, self.confidence)
         except DataError as error:
             self.rejector = None
-            rank_zero_warn(f"The test goes on without rejection. {error}")
+            rank_zero_warn(f"The test continues without rejection. {error}")
 
     def on_test_batch_end(
         self,
@@ -91,31 +87,17 @@ class RejectorCallback(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Count answers and errors of the first test loader.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            outputs: The result of ``test_step``.
-            batch: The batch.
-            batch_idx: Its position.
-            dataloader_idx: The position of its loader.
-        """
+        """Count answers and errors of the first test loader."""
         if self.rejector is None or dataloader_idx != 0:
             return
-        found = step_outputs(pl_module, "test_step", outputs)
-        probs = _probs(found)
+        step = step_outputs(pl_module, "test_step", outputs)
+        probs = _probs(step)
         is_answer = self.rejector.accepts(probs)
-        is_wrong = is_answer & (probs.argmax(1) != found.targets)
+        is_wrong = is_answer & (probs.argmax(1) != step.targets)
         self._counts += torch.tensor([len(probs), int(is_answer.sum()), int(is_wrong.sum())])
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log threshold, coverage and error.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Log threshold, coverage and error."""
         if self.rejector is None:
             return
         rows, answers, wrong = self._counts.tolist()
@@ -123,5 +105,5 @@ class RejectorCallback(Callback):
         pl_module.log_dict({f"test/reject/{name}": value for name, value in values.items()})
 
 
-def _probs(found: StepOutputs) -> Tensor:
-    return found.outputs.double().softmax(-1).mean(0)
+def _probs(step: StepOutputs) -> Tensor:
+    return step.outputs.double().softmax(-1).mean(0)

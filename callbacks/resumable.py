@@ -1,8 +1,8 @@
-"""Whether an optimizer can be resumed exactly: a rehearsal on a few small tensors, before training.
+"""Tests, before training, whether a run with the user's optimizer can be resumed exactly.
 
-Nothing in an optimizer's interface tells whether it keeps state outside of its `state_dict`, such as a counter in an
-attribute. So a copy of it takes some steps, is saved, goes on; a second copy loads what was saved and goes on as well. If
-their weights differ, no checkpoint can resume a run exactly.
+The interface of an optimizer does not reveal whether it keeps state outside of its `state_dict`, such as a counter in an
+attribute. So a copy over a few small tensors takes some steps, is saved, and takes more steps. A second copy loads the saved
+state and takes the same steps. If their weights differ, no checkpoint can resume a run exactly.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from torch.optim import Optimizer
 from lightning_bayes.errors import UnsupportedTrainingError
 
 _STEPS = 12  # before and after the save: more than the period of common slow updates (Lookahead: 5 or 6)
-_TENSORS = 2  # of each group
-_SIDE = 3  # at most, of each dimension
+_TENSORS = 2  # per group
+_SIDE = 3  # largest size of a dimension
 
 
 def require_resumable(optimizer: Optimizer) -> None:
     """Require an optimizer whose `state_dict` holds all of its state.
 
-    Optimizers of torch are taken to do so. One whose copy cannot step on small tensors is not judged.
+    torch's own optimizers pass without a test, and so do optimizers whose copy cannot step on small tensors.
 
     Args:
-        optimizer: The user's optimizer, which is left alone.
+        optimizer: The user's optimizer, which is not changed.
 
     Raises:
-        UnsupportedTrainingError: Naming the optimizer and the attributes that it changes.
+        UnsupportedTrainingError: If a resumed copy takes other steps; names the attributes that it changes.
     """
     if type(optimizer).__module__.startswith("torch.optim") or optimizer.state:
         return
     try:
         with torch.random.fork_rng(devices=[]):
             changed = _lost_attributes(optimizer)
-    except Exception:  # whatever a stranger's code raises; training itself shows whether it works
+    except Exception:  # foreign code may raise anything; training itself shows whether the optimizer works
         return
     if changed is not None:
         name = type(optimizer).__name__
+        where = f" (in {', '.join(changed)})" if changed else ""
         raise UnsupportedTrainingError(
-            f"{name} keeps state outside of its state_dict"
-            f"{f' (in {chr(44).join(changed)})' if changed else ''}, so a run with it cannot be resumed exactly: after a "
-            f"load_state_dict its steps differ. Keep that state in {name}.state or in its param_groups, or return Adam, "
+            f"{name} keeps state outside of its state_dict{where}, so a run with it cannot be resumed exactly: its steps "
+            f"differ after load_state_dict. Keep that state in {name}.state or in its param_groups, or return Adam, "
             "AdamW or SGD from configure_optimizers."
         )
 
 
 def _lost_attributes(optimizer: Optimizer) -> list[str] | None:
-    """None if a resumed copy takes the same steps; else the attributes that it had changed and lost."""
+    """None if a resumed copy takes the same steps, else the attributes that changed before the save."""
     first, second = _small_copy(optimizer), _small_copy(optimizer)
     before = _attributes(first)
     _take_steps(first, 0)
     changed = [name for name, value in _attributes(first).items() if before.get(name) != value]
     saved = copy.deepcopy(first.state_dict())
-    for mine, theirs in zip(_params(second), _params(first), strict=True):
-        mine.data.copy_(theirs)
+    for target, source in zip(_params(second), _params(first), strict=True):
+        target.data.copy_(source)
     second.load_state_dict(saved)
-    for each in (first, second):
-        _take_steps(each, 1)
+    _take_steps(first, 1)
+    _take_steps(second, 1)
     same = all(torch.equal(a, b) for a, b in zip(_params(first), _params(second), strict=True))
     return None if same else changed
 
@@ -73,22 +73,22 @@ def _params(optimizer: Optimizer) -> list[nn.Parameter]:
 
 def _small_copy(optimizer: Optimizer) -> Optimizer:
     """A copy over a few small tensors."""
-    found = _copied(optimizer, {id(param): _small(param) for param in _params(optimizer)})
-    for group in found.param_groups:
+    small = _deep_copy(optimizer, {id(param): _small(param) for param in _params(optimizer)})
+    for group in small.param_groups:
         group["params"][:] = group["params"][:_TENSORS]
-    return found
+    return small
 
 
-def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
-    """A deep copy; `copy.deepcopy` would lose the attributes, which `torch.optim.Optimizer` does not pickle."""
-    found: Optimizer = object.__new__(type(optimizer))
-    memo[id(optimizer)] = found
+def _deep_copy(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """A deep copy; `copy.deepcopy` would lose attributes, because `torch.optim.Optimizer` does not pickle them."""
+    duplicate: Optimizer = object.__new__(type(optimizer))
+    memo[id(optimizer)] = duplicate
     for name, value in vars(optimizer).items():
         if isinstance(value, Optimizer):
-            _copied(value, memo)  # such as the one that Lookahead steps with
+            _deep_copy(value, memo)  # such as Lookahead's inner optimizer
         if not isinstance(value, (types.FunctionType, types.MethodType)):  # such as step, wrapped by schedulers
-            vars(found)[name] = copy.deepcopy(value, memo)
-    return found
+            vars(duplicate)[name] = copy.deepcopy(value, memo)
+    return duplicate
 
 
 def _small(param: Tensor) -> nn.Parameter:
@@ -97,8 +97,8 @@ def _small(param: Tensor) -> nn.Parameter:
     return nn.Parameter(values[: torch.Size(shape).numel()].reshape(shape).clone())
 
 
-def _take_steps(optimizer: Optimizer, part: int) -> None:
-    torch.manual_seed(part)
+def _take_steps(optimizer: Optimizer, seed: int) -> None:
+    torch.manual_seed(seed)
     for _ in range(_STEPS):
         for param in _params(optimizer):
             param.grad = torch.randn_like(param)
@@ -106,12 +106,12 @@ def _take_steps(optimizer: Optimizer, part: int) -> None:
 
 
 def _attributes(optimizer: Optimizer) -> dict[str, bytes]:
-    """The values of the attributes other than state and groups, as far as they can be compared."""
-    found = {}
+    """Pickled attributes other than state, groups and inner optimizers; attributes that cannot be pickled are left out."""
+    pickled = {}
     for name, value in vars(optimizer).items():
         if name not in {"state", "param_groups", "defaults"} and not isinstance(value, Optimizer):
             try:
-                found[name] = pickle.dumps(value)
+                pickled[name] = pickle.dumps(value)
             except Exception:
                 continue
-    return found
+    return pickled

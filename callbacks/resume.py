@@ -1,44 +1,44 @@
-"""Resuming from a checkpoint: what must agree, and what the checkpoint overrides."""
+"""Resuming from a checkpoint: what must agree, and which arguments the checkpoint overrides."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, final
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_bayes.callbacks.num_data import infer_num_data, with_augmentation_factor
 from lightning_bayes.callbacks.rollback import RollbackOnFailedResume
+from lightning_bayes.callbacks.schedulers import cycles_momentum
+from lightning_bayes.callbacks.swap import SwapSettings
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.optim import value_at
+from lightning_bayes.optim import MeanFieldOptimizer, value_at
 from lightning_bayes.optim.readout import callback_state
 from lightning_bayes.optim.settings import plain
+from lightning_bayes.optim.weight_prior import holds_priors
 
 
 @final
 class ResumeGuard:
-    """Refuses checkpoints that cannot be resumed, before anything is changed, and names what a resumed run keeps."""
+    """Refuses checkpoints that cannot be resumed, before anything is changed, and warns about overridden arguments."""
 
     def __init__(self) -> None:
-        self.saved: dict[str, Any] = {}  # the callback's state in the checkpoint to resume from
+        self._saved: dict[str, Any] = {}  # the callback's state in the checkpoint
         self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
 
     def start(self, strategy: Strategy, module: LightningModule) -> RollbackOnFailedResume:
-        """Prepare for a fit that may be resumed.
-
-        Args:
-            strategy: The trainer's.
-            module: The user's module.
+        """Prepare for a fit that may resume from a checkpoint.
 
         Returns:
-            What loads the checkpoint.
+            The loader of the checkpoint, to be called in place of the strategy's.
         """
         self._rollback = RollbackOnFailedResume(strategy, module)
         return self._rollback
 
     def read(self, checkpoint: Mapping[str, Any], callback: str) -> None:
-        """Take the callback's state from the checkpoint to resume from.
+        """Read the callback's state from the checkpoint to resume from.
 
         Args:
             checkpoint: Contents of a Lightning checkpoint.
@@ -48,17 +48,17 @@ class ResumeGuard:
             PosteriorError: If the checkpoint holds no state of a noisy optimizer.
         """
         groups = [group for state in checkpoint.get("optimizer_states", []) for group in state["param_groups"]]
-        # A distributed checkpoint has no optimizer_states: the strategy has loaded them from files of their own.
+        # A distributed checkpoint has no optimizer_states: the strategy loads them from separate files.
         is_noisy = "noise_seed" in groups[0] if groups else bool(callback_state(checkpoint))
         if not is_noisy:
             raise PosteriorError(
                 f"The checkpoint was not written with {callback}, so it holds no posterior to resume. To start from its "
                 "weights, load them into the module and fit without ckpt_path."
             )
-        self.saved = callback_state(checkpoint)
+        self._saved = callback_state(checkpoint)
 
     def check_order(self, names: list[list[str]]) -> None:
-        """Require the parameters in the checkpoint's order, because an optimizer's state is saved by position.
+        """Require the order of parameters in the checkpoint, because optimizer state is saved by position.
 
         Args:
             names: Names of the new optimizer's parameters, by group.
@@ -66,47 +66,60 @@ class ResumeGuard:
         Raises:
             PosteriorError: If they differ.
         """
-        saved = self.saved.get("param_names", names)
+        saved = self._saved.get("param_names", names)
         if saved == names:
             return
-        before, now = (", ".join(name for group in both for name in group) for both in (saved, names))
+        saved_list, current_list = (", ".join(name for group in both for name in group) for both in (saved, names))
         raise PosteriorError(
-            "The checkpoint holds the optimizer's parameters in another order or other groups than configure_optimizers "
-            f"gives them now, so their curvature would be mixed up (saved: {before}; now: {now}). Restore the old order."
+            "configure_optimizers returns parameters in another order or other groups than the checkpoint holds, so "
+            f"their curvature would be mixed up (saved: {saved_list}; now: {current_list}). Restore the old order."
         )
 
     def commit(self) -> None:
-        """The run has started: its weights stay."""
+        """Keep the loaded weights: the run has started."""
         if self._rollback is not None:
             self._rollback.commit()
 
-    def warn_of_changes(self, group: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        """Name the arguments that the checkpoint overrides.
-
-        Args:
-            group: A parameter group after it was restored.
-            wanted: The callback's arguments.
-        """
-        changed = changed_arguments(group, wanted)
+    def warn_of_changes(self, trainer: Trainer, optimizer: MeanFieldOptimizer, settings: SwapSettings) -> None:
+        """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored."""
+        restored = dict(optimizer.param_groups[0])
+        requested = _requested_hyperparameters(trainer, settings)
+        if "lr" in self._saved and not callable(settings.lr):
+            # The group's lr follows the user's scheduler, so the callbacks' arguments are compared.
+            restored["lr"], requested["lr"] = self._saved["lr"], settings.lr
+        requested = plain({name: value_at(value, restored["step"]) for name, value in requested.items()})
+        changed = [
+            f"{name}={restored[name]!r} (now {value!r})" for name, value in requested.items() if restored[name] != value
+        ]
         if changed:
-            rank_zero_warn(f"The resumed run keeps the checkpoint's {changed}.")
+            rank_zero_warn(f"The resumed run keeps the checkpoint's {', '.join(changed)}.")
+        if not holds_priors(optimizer.state, optimizer.weight_priors):
+            rank_zero_warn(
+                "The resumed run keeps the checkpoint's prior of each weight, which differs from the callback's prior=. "
+                "Start a new fit for another prior."
+            )
 
     def end(self) -> None:
-        """Restore the old weights if the run has not started, and forget the checkpoint's state."""
+        """Restore the module's old weights if the run has not started."""
         if self._rollback is not None:
             self._rollback.roll_back()
             self._rollback = None
 
 
-def changed_arguments(group: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """List the arguments whose values in the resumed run are others than those of the callback.
-
-    Args:
-        group: A parameter group after it was restored.
-        wanted: The callback's arguments.
-
-    Returns:
-        ``name=value (now wanted)`` for each; empty if none differs.
-    """
-    now = plain({name: value_at(value, group["step"]) for name, value in wanted.items()})
-    return ", ".join(f"{k}={group[k]!r} (now {v!r})" for k, v in now.items() if group[k] != v)
+def _requested_hyperparameters(trainer: Trainer, settings: SwapSettings) -> dict[str, Any]:
+    """Hyperparameters of a group that the callback's arguments determine, by name."""
+    requested = with_augmentation_factor(settings.group_defaults, trainer)
+    requested["noisy"] = settings.optimizer_class.noisy
+    requested["noise_seed"] = settings.optimizer_kwargs["seed"]
+    requested["num_data"] = settings.num_data or infer_num_data(trainer)
+    if settings.prior.precision is not None:
+        requested["prior_precision"] = settings.prior.precision
+    if cycles_momentum(config.scheduler for config in trainer.strategy.lr_scheduler_configs):
+        del requested["betas"]  # a scheduler changes them
+    if settings.defaults.is_default_interval:
+        del requested["curvature_interval"]
+    if requested["antithetic"] is None:
+        del requested["antithetic"]
+    if settings.defaults.noise is not None:
+        del requested["relative_noise"], requested["noise_flatness"]  # set once the loss is known
+    return requested

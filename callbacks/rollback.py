@@ -1,4 +1,4 @@
-"""A resumed run that is refused leaves the module as it was."""
+"""Restores the module's weights if a run cannot resume from its checkpoint."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from lightning_bayes.errors import BayesError, PosteriorError
 
 @final
 class RollbackOnFailedResume:
-    """Loads a checkpoint and restores the module's weights if the run does not start.
+    """Loads a checkpoint, and restores the module's old weights if the run does not start.
 
-    Lightning copies the weights that fit before it complains about those that do not, and before it restores the optimizer.
+    Lightning copies the matching weights before it raises an error about the others, and before it restores the optimizer.
 
     Args:
-        strategy: Loads the checkpoint.
+        strategy: The strategy that loads the checkpoint.
         module: The user's module.
     """
 
     def __init__(self, strategy: Strategy, module: LightningModule) -> None:
         self._load, self._module = strategy.load_checkpoint, module
-        self._is_all_at_once = isinstance(
-            strategy, ModelParallelStrategy
-        )  # weights and optimizer, before any check of ours
-        self._before: dict[str, Tensor] = {}
+        # Loads weights and optimizer together, before `ResumeGuard` can check them.
+        self._loads_optimizer = isinstance(strategy, ModelParallelStrategy)
+        self._old_weights: dict[str, Tensor] = {}
         self._has_started = False
 
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Load a checkpoint in place of the strategy's method of this name.
+        """Replacement of the strategy's method of this name.
 
         Args:
             path: The checkpoint.
@@ -41,34 +40,34 @@ class RollbackOnFailedResume:
             **options: As Lightning passes them.
 
         Returns:
-            Its contents.
+            Contents of the checkpoint.
 
         Raises:
             PosteriorError: If `ModelParallelStrategy` cannot load it into the module and the optimizer.
         """
-        if not self._has_started:  # Lightning's tuner restores in the middle of a run
-            self._before = {name: value.clone() for name, value in self._tensors().items()}
+        if not self._has_started:  # Lightning's tuner also restores in the middle of a run
+            self._old_weights = {name: value.clone() for name, value in self._tensors().items()}
         try:
             return self._load(path, *arguments, **options)
         except Exception as error:
-            if not self._is_all_at_once or isinstance(error, BayesError):
+            if not self._loads_optimizer or isinstance(error, BayesError):
                 raise
             raise PosteriorError(
                 f"{path} cannot be loaded into this model and optimizer ({type(error).__name__}: {error}). Resume with the "
-                "model and the callback that wrote it; to start from its weights alone, load them in configure_model."
+                "model and the callback that wrote it. To start from its weights alone, load them in configure_model."
             ) from error
 
     def commit(self) -> None:
         """Forget the old weights: the run has started."""
-        self._before, self._has_started = {}, True
+        self._old_weights, self._has_started = {}, True
 
     @torch.no_grad()
     def roll_back(self) -> None:
         """Restore the old weights unless the run has started."""
-        now = self._tensors()
-        for name, value in self._before.items():
-            now[name].copy_(value)
-        self._before = {}
+        current = self._tensors()
+        for name, value in self._old_weights.items():
+            current[name].copy_(value)
+        self._old_weights = {}
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: local(value) for name, value in self._module.state_dict().items() if isinstance(value, Tensor)}

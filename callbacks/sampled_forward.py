@@ -1,8 +1,8 @@
-"""A module's ``forward`` as the average over samples, such as S weights of a posterior.
+"""Replaces a module's ``forward`` by its average over samples, such as S weight samples of a posterior.
 
-While it is active, ``forward`` of the module runs under S samples and combines the outputs so that the result can stand in
-for the module's own: for logits the **log of the mean probability**, so that the user's cross-entropy and accuracy become
-those of the Monte-Carlo predictive. Forward hooks would not do: under DDP a step runs through the module's forward.
+While active, ``forward`` runs under S samples and combines the outputs into one of the same kind. For logits that is the
+**log of the mean probability**, so the user's cross-entropy and accuracy become those of the Monte-Carlo predictive. Forward
+hooks do not work here: under DDP, a step itself runs inside the module's forward.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SampledForward:
         samples: The samples.
         link: How outputs become predictions.
         opt_out_hint: How to evaluate without samples, for messages.
-        lenient: Whether to go on without averaging, with a warning, where outputs have no average. An epoch of training is
-            worth more than an error in its validation.
+        lenient: Whether to warn and stop averaging, instead of raising, if outputs cannot be averaged. Used in fits, where
+            an error in validation would lose an epoch of training.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class SampledForward:
         self.module, self.samples, self.link, self.opt_out_hint = module, samples, link, opt_out_hint
         self.lenient, self._gave_up = lenient, False
         self.calls = 0
-        self._last: Tensor | None = None  # what the last call gave, [S, …]
+        self._last: Tensor | None = None  # outputs of the last call, [S, …]
         self._has_warned = False
         self._forward: Callable[..., Tensor] = module.forward
         self._patches = Patches()
 
     def start(self, predict: bool) -> None:
-        """Activate.
+        """Replace the module's methods.
 
         Args:
-            predict: Whether this is prediction, where Lightning's default ``predict_step`` is replaced by one that returns
-                probabilities, entropy and mutual information. A ``predict_step`` of the user's own stays; a dictionary from
-                it gets the latter two.
+            predict: Whether this is prediction. It replaces Lightning's default ``predict_step`` by one that returns
+                probabilities, entropy and mutual information. If the user overrides ``predict_step`` and returns a
+                dictionary, entropy and mutual information are added to it.
         """
         patch, module = self._patches.set, self.module
         patch(module, "forward", self._combined)
@@ -67,48 +67,44 @@ class SampledForward:
         if predict and getattr(module.predict_step, "__func__", None) is LightningModule.predict_step:
             patch(module, "predict_step", types.MethodType(self._predict_step, module))
         elif predict:
-            patch(module, "predict_step", self._beside(module.predict_step))
+            patch(module, "predict_step", self._with_uncertainty(module.predict_step))
 
     def stop(self, warn: bool = True) -> None:
-        """Deactivate.
-
-        Args:
-            warn: Whether to warn if nothing was averaged.
-        """
+        """Restore the module's methods, and warn by default if nothing was averaged."""
         self._patches.undo()
         if warn and not self.calls:
             rank_zero_warn(
-                f"{type(self.module).__name__}'s steps did not call self(...), so nothing was averaged and the results are "
-                f"those of the module as it is. Call self(x) in the steps, or {self.opt_out_hint}."
+                f"{type(self.module).__name__}'s steps did not call self(...), so nothing was averaged: the results use the "
+                f"module's current weights. Call self(x) in the steps, or {self.opt_out_hint}."
             )
 
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's outputs under every sample, ``[S, …]``."""
         self.calls += 1
-        with self._own_forward():
-            self._last = self.samples.outputs(self.module, lambda: self._one(*args, **kwargs))
+        with self._original_forward():
+            self._last = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
         return self._last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The module's own output, ``[…]``: for a posterior the one at its mean."""
-        with self._own_forward(), self.samples.at_mean(self.module):
-            return self._one(*args, **kwargs)
+        """The module's output without sampling, ``[…]``: for a posterior, at its mean."""
+        with self._original_forward(), self.samples.at_mean(self.module):
+            return self._single_output(*args, **kwargs)
 
     @contextmanager
-    def _own_forward(self) -> Iterator[None]:
-        # In here runs the module itself: inner calls of self(...) must not sample again.
+    def _original_forward(self) -> Iterator[None]:
+        # Inner calls of self(...) must not sample again.
         self.module.forward = self._forward  # type: ignore[method-assign]
         try:
             yield
         finally:
             self.module.forward = self._combined  # type: ignore[method-assign]
 
-    def _one(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _single_output(self, *args: Any, **kwargs: Any) -> Tensor:
         output = self._forward(*args, **kwargs)
         if not isinstance(output, Tensor):
             raise UnsupportedTrainingError(
-                f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which has no average. Return one "
-                f"tensor (logits or means), or {self.opt_out_hint}."
+                f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which cannot be averaged. Return "
+                f"one tensor (logits or means), or {self.opt_out_hint}."
             )
         return output
 
@@ -120,41 +116,38 @@ class SampledForward:
         except UnsupportedTrainingError as error:
             if not self.lenient:
                 raise
-            rank_zero_warn(f"{error} Validation during the fit goes on without averaging.")
+            rank_zero_warn(f"{error} Validation during the fit continues without averaging.")
             self._gave_up = True
             return self._forward(*args, **kwargs)
 
     def _arguments(self, batch: Mapping[Any, Any]) -> dict[str, Any]:
-        """The entries of a dictionary that are arguments of ``forward``; none if one that it requires is missing."""
+        """The entries of a batch that are arguments of ``forward``; empty if a required argument is missing."""
         parameters = inspect.signature(self._forward).parameters.values()
-        named = [each for each in parameters if each.kind in {each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY}]
-        if any(each.default is each.empty and each.name not in batch for each in named):
+        named = [param for param in parameters if param.kind in {param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY}]
+        if any(param.default is param.empty and param.name not in batch for param in named):
             return {}
-        return {each.name: batch[each.name] for each in named if each.name in batch}
+        return {param.name: batch[param.name] for param in named if param.name in batch}
 
     def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
         inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         with torch.no_grad():
-            return self._summary(self._of_batch(inputs))
+            return self._summary(self._batch_outputs(inputs))
 
-    def _beside(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """A ``predict_step`` of the user's own, whose dictionary gets the uncertainty of its one call of ``self(...)``."""
+    def _with_uncertainty(self, predict_step: Callable[..., Any]) -> Callable[..., Any]:
+        """Add the uncertainty of the step's single call of ``self(...)`` to the dictionary that it returns."""
 
-        @functools.wraps(own)
+        @functools.wraps(predict_step)
         def step(*args: Any, **kwargs: Any) -> Any:
-            before = self.calls
-            result = own(*args, **kwargs)
-            is_clear = self.calls == before + 1 and self._last is not None
-            if isinstance(result, dict) and is_clear:
-                return {**self._uncertainty(), **result}
-            self._warn_without_uncertainty(result, self.calls - before)
+            calls_before = self.calls
+            result = predict_step(*args, **kwargs)
+            calls = self.calls - calls_before
+            if isinstance(result, dict) and calls == 1 and self._last is not None:
+                summary = self._summary(self._last)
+                return {**{name: value for name, value in summary.items() if name not in {"probs", "mean"}}, **result}
+            self._warn_without_uncertainty(result, calls)
             return result
 
         return step
-
-    def _uncertainty(self) -> dict[str, Tensor]:
-        assert self._last is not None
-        return {name: value for name, value in self._summary(self._last).items() if name not in {"probs", "mean"}}
 
     def _summary(self, outputs: Tensor) -> dict[str, Tensor]:
         return as_dict(summarise(outputs / (getattr(self.module, "temperature", None) or 1.0), self.link))
@@ -164,13 +157,13 @@ class SampledForward:
             return
         self._has_warned = True
         name = type(self.module).__name__
-        why = f"returns a {type(result).__name__}" if calls == 1 else f"calls self(...) {calls} times"
+        reason = f"returns a {type(result).__name__}" if calls == 1 else f"calls self(...) {calls} times"
         rank_zero_warn(
-            f"{name}.predict_step {why}, so its predictions carry no entropy and mutual information. Return a dict from one "
-            f"call of self(...), and they join it; or delete {name}.predict_step to get probabilities and both."
+            f"{name}.predict_step {reason}, so its predictions carry no entropy and mutual information. Call self(...) once "
+            f"and return a dict to get them, or delete {name}.predict_step to get probabilities as well."
         )
 
-    def _of_batch(self, inputs: Any) -> Tensor:
+    def _batch_outputs(self, inputs: Any) -> Tensor:
         named = self._arguments(inputs) if isinstance(inputs, Mapping) else {}
         try:
             return self.outputs(**named) if named else self.outputs(inputs)
@@ -179,7 +172,7 @@ class SampledForward:
                 raise
             name = type(self.module).__name__
             raise UnsupportedTrainingError(
-                f"{name} has no predict_step of its own, so forward was given the whole batch, a {type(inputs).__name__} "
-                f"of {', '.join(map(str, inputs))}, and failed: {error}. Define {name}.predict_step(self, batch, batch_idx) "
-                "that returns self(...) of the batch's inputs."
+                f"{name} does not override predict_step, so forward received the whole batch, a {type(inputs).__name__} "
+                f"with the keys {', '.join(map(str, inputs))}, and failed: {error}. Define {name}.predict_step(self, batch, "
+                "batch_idx) that calls self(...) on the batch's inputs."
             ) from error

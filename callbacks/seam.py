@@ -1,4 +1,4 @@
-"""A fit's replacements in Lightning's trainer, and their undo."""
+"""The patches of Lightning's trainer during a fit, and their removal."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ from lightning_bayes.callbacks.private_lightning import wrap_closures
 
 @final
 class LightningSeam:
-    """Patches a trainer and undoes every patch, after exceptions and Ctrl-C too."""
+    """Patches a trainer and undoes every patch, also after exceptions and Ctrl-C."""
 
     def __init__(self) -> None:
         self._fit, self._files = Patches(), Patches()
 
     def use_atomic_files(self, trainer: Trainer) -> None:
-        """Write and read checkpoints with `AtomicCheckpointIO`, unless the trainer has a plugin of the user's.
+        """Write and read checkpoints with `AtomicCheckpointIO`, unless the user passed a plugin.
 
         Lightning tears the plugin down at the very end of a run, after the `on_exception` of callbacks that save a last
-        checkpoint; the patch is undone there.
-
-        Args:
-            trainer: The trainer.
+        checkpoint. The teardown undoes the patch.
         """
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             self._files.set(trainer.strategy, "checkpoint_io", AtomicCheckpointIO(on_teardown=self._files.undo))
@@ -45,9 +42,9 @@ class LightningSeam:
 
         Args:
             trainer: The trainer.
-            after_setup: Called once the strategy has set up the user's optimizer, and before anything is restored into it.
-            wrap_closure: Takes Lightning's closure for a batch and returns the one to run.
-            load_checkpoint: Takes the place of the strategy's method of this name.
+            after_setup: Called after the strategy has set up the user's optimizer and before its state is restored.
+            wrap_closure: Takes Lightning's closure for a batch and returns the closure to run.
+            load_checkpoint: Replaces the strategy's method of this name.
         """
         strategy: Any = trainer.strategy
         set_up = strategy.setup_optimizers

@@ -1,7 +1,8 @@
-"""Evaluation samples spread over processes that see the same examples."""
+"""Splits evaluation samples among processes that see the same examples."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
@@ -15,25 +16,25 @@ from lightning_bayes.strategies import BayesDDPStrategy
 
 
 class SpreadSamples(Samples):
-    """Rank r runs the samples r, r + R, r + 2R, … of all S, and every rank gets the outputs of all, in their order.
+    """Rank r of R runs the samples r, r + R, r + 2R, … and every rank gathers the outputs of all S samples, in order.
 
     Args:
-        samples: The S samples, alike on all R ranks.
+        samples: The S samples, identical on all R ranks.
     """
 
     def __init__(self, samples: Samples) -> None:
         self.samples, self.count, self.has_mean = samples, samples.count, samples.has_mean
 
     def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under some of the samples, on this rank alone."""
+        """Run `forward` under the samples of the given indices, on this rank alone."""
         return self.samples.chosen(model, forward, indices)
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, `model` is the mean of the samples."""
+        """Context in which `model` has the mean of the samples."""
         return self.samples.at_mean(model)
 
     def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
-        """Run `forward` under this rank's samples, and gather; a collective.
+        """Run `forward` under this rank's samples and gather all outputs. All ranks must call this together.
 
         Args:
             model: The model that `forward` uses.
@@ -43,23 +44,20 @@ class SpreadSamples(Samples):
             Outputs stacked over all samples, ``[S, …]``.
         """
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        turns = -(-self.count // world_size)
-        # Where S is not a multiple of R, the last turn repeats samples, so that all ranks gather alike.
-        mine = self.chosen(model, forward, [(rank + turn * world_size) % self.count for turn in range(turns)])
-        gathered = [torch.empty_like(mine) for _ in range(world_size)]
-        dist.all_gather(gathered, mine.contiguous())
+        rounds = math.ceil(self.count / world_size)
+        # If S is not a multiple of R, the last round repeats samples, so that all ranks gather the same shape.
+        indices = [(rank + i * world_size) % self.count for i in range(rounds)]
+        outputs = self.chosen(model, forward, indices)
+        gathered = [torch.empty_like(outputs) for _ in range(world_size)]
+        dist.all_gather(gathered, outputs.contiguous())
         return torch.stack(gathered, 1).flatten(0, 1)[: self.count]
 
 
 def spread(trainer: Trainer, samples: Samples) -> Samples:
-    """Spread evaluation over ranks where every rank has the same examples, `BayesDDPStrategy` with ``mode="samples"``.
-
-    Args:
-        trainer: The trainer.
-        samples: The samples.
+    """Split evaluation samples among ranks under `BayesDDPStrategy` with ``mode="samples"``.
 
     Returns:
-        The samples, spread or as they were.
+        The samples, unchanged under other strategies.
     """
     strategy = trainer.strategy
     if isinstance(strategy, BayesDDPStrategy) and strategy.same_examples and trainer.world_size > 1:

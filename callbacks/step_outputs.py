@@ -1,4 +1,4 @@
-"""The results of a classifier's validation and test steps, for callbacks that use predictions."""
+"""Reads the results of a classifier's validation and test steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_bayes.errors import UnsupportedTrainingError
 class StepOutputs(NamedTuple):
     """Logits and targets of a batch, on the CPU."""
 
-    outputs: Tensor  # [samples, batch, classes], in at least single precision
+    outputs: Tensor  # logits in at least single precision, [samples, batch, classes]
     targets: Tensor  # [batch]
 
 
@@ -24,14 +24,15 @@ def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutpu
 
     Args:
         module: The module.
-        step: Name of its step.
-        returned: A mapping with ``outputs``, logits ``[samples, batch, classes]`` or ``[batch, classes]``, and ``targets``.
+        step: Name of the step.
+        returned: Result of the step: a mapping with ``outputs``, logits ``[samples, batch, classes]`` or
+            ``[batch, classes]``, and ``targets``.
 
     Returns:
-        Both, on the CPU.
+        Outputs and targets, on the CPU.
 
     Raises:
-        UnsupportedTrainingError: If it is anything else.
+        UnsupportedTrainingError: If the result is not such a mapping.
     """
     if not has_step_outputs(returned):
         raise UnsupportedTrainingError(
@@ -44,14 +45,7 @@ def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutpu
 
 
 def has_step_outputs(returned: Any) -> bool:
-    """Whether a step has returned logits and targets.
-
-    Args:
-        returned: The result of a step.
-
-    Returns:
-        Whether `step_outputs` can read it.
-    """
+    """Whether a step returned logits and targets, so that `step_outputs` can read them."""
     if not isinstance(returned, Mapping):
         return False
     outputs, targets = returned.get("outputs"), returned.get("targets")

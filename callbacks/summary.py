@@ -1,8 +1,11 @@
-"""The summary of a fit in words: one line at the first update, and one at the end."""
+"""The lines that a fit prints, at the first update and at the end, and the metrics that it logs after each epoch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_bayes.errors import name_some
@@ -10,100 +13,109 @@ from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import temperature_of
 from lightning_bayes.posteriors import diagnostics
 from lightning_bayes.predictive import Link
+from lightning_bayes.strategies import BayesDDPStrategy
 
-_OF_REGRESSIONS = (
-    "their band does not widen away from the data, that of LaplaceCallback('full', 'all') in the place of this callback "
-    "does"
+_STEPS = {"natural": "the natural-gradient step", "trust_region": "the trust-region step"}
+_REGRESSION_NOTE = (
+    "The predictive band does not widen away from the data; to get one that does, replace this callback by "
+    "LaplaceCallback('full', 'all')"
 )
 
 
 def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, eval_samples: int) -> str:
-    """The line at the first update.
+    """The line after the first update: step, number of parameters with a posterior, N, prior, noise and prediction.
 
     Args:
         optimizer: The optimizer, after an update.
         name: The method's name.
         link: How outputs become predictions.
-        eval_samples: S.
+        eval_samples: S, weight samples in evaluation.
 
     Returns:
-        Who moves the mean, what has noise, N, the prior, the noise scale, and how predictions are made.
+        The line.
     """
     group, base = optimizer.param_groups[0], optimizer.base_step
-    mover = f"{type(base.base).__name__} moves the mean" if base else f"the {group['step_rule']} step moves the mean"
-    noisy, points = (sum(p.numel() for p in _params(optimizer, is_noisy)) for is_noisy in (True, False))
-    parts = [f"{name}: {mover}; {noisy:,} weights have noise, {points:,} are points", f"N = {group['num_data']:,}"]
+    step = type(base.base).__name__ if base else _STEPS[group["step_rule"]]
+    noisy, deterministic = _count(_params(optimizer, noisy=True)), _count(_params(optimizer, noisy=False))
+    sentences = [
+        f"{name}: {step} updates the mean",
+        f"{noisy:,} of {noisy + deterministic:,} parameters have a posterior",
+        f"N = {group['num_data']:,} training examples",
+    ]
     if noisy:
-        samples = f"the mean of {eval_samples} weight samples" if eval_samples else "the posterior mean alone"
-        parts += [_prior(optimizer), _noise(group), f"predictions are {samples}" + (f" ({link})" if link else "")]
+        averages = f"average {eval_samples} weight samples" if eval_samples else "use the posterior mean"
+        sentences += [_prior(optimizer), _noise(group), f"Predictions {averages}" + (f" ({link} link)" if link else "")]
         if link == "identity" and group["relative_noise"] is not None:
-            parts.append(_OF_REGRESSIONS)
-    return "; ".join(parts) + "."
+            sentences.append(_REGRESSION_NOTE)
+    return ". ".join(sentences) + "."
 
 
 def at_the_end(optimizer: MeanFieldOptimizer, name: str) -> str:
-    """The line at the end of a fit; arguments as in `at_the_start`.
-
-    Returns:
-        How many parameters the data determine, the temperatures, and the size of the noise.
-    """
-    noisy = _params(optimizer, True)
-    total, determined = sum(param.numel() for param in noisy), float(optimizer.effective_parameters())
-    logs = sorted(float(tau.log()) for tau in temperatures(optimizer).values())
-    if not logs:  # such as in a run that goes on from a checkpoint without noise
-        return f"{name}: no weight has noise, so there is no posterior."
+    """The line at the end of a fit: effective number of parameters, temperatures, and size of the noise."""
+    total, determined = _count(_params(optimizer, noisy=True)), float(optimizer.effective_parameters())
+    log_temperatures = sorted(float(tau.log()) for tau in temperatures(optimizer).values())
+    if not log_temperatures:  # such as in a run resumed from a checkpoint without noise
+        return f"{name}: no parameter has noise, so there is no posterior."
     ratio = diagnostics.noise_to_weight(optimizer.posterior())
     return (
-        f"{name}: the data determine about {determined:,.0f} of {total:,} parameters beside the prior. log τ of the "
-        f"tensors is {logs[0]:.1f} to {logs[-1]:.1f} (0: the Bayesian posterior; less: colder). The noise is {ratio:.1g} "
-        "times as large as the weights (root mean squares)."
+        f"{name}: the data determine about {determined:,.0f} of {total:,} parameters; the prior determines the others. "
+        f"The posterior temperature is log τ = {log_temperatures[0]:.1f} to {log_temperatures[-1]:.1f} across tensors "
+        f"(0: the Bayesian posterior, negative: colder). The RMS noise is {ratio:.1g} times the RMS weight."
     )
+
+
+def epoch_metrics(trainer: Trainer, optimizer: MeanFieldOptimizer) -> dict[str, float]:
+    """Metrics to log after an epoch, by key."""
+    metrics = {"posterior/skipped_updates": float(optimizer.skipped_steps)}
+    if optimizer.noisy:
+        metrics["posterior/effective_parameters"] = float(optimizer.effective_parameters())
+    if isinstance(trainer.strategy, BayesDDPStrategy) and trainer.strategy.reduced_bytes is not None:
+        metrics["distributed/reduced_mib"] = trainer.strategy.reduced_bytes / 2**20
+    return metrics
 
 
 @torch.no_grad()
 def temperatures(optimizer: MeanFieldOptimizer) -> dict[str, Tensor]:
-    """τ_t of each tensor with noise, by name; a bias in its weight's matrix has none of its own."""
+    """τ_t of each tensor with noise, by name. A bias that shares its weight's matrix has no separate temperature."""
     names = {param: name for name, param in optimizer.model.named_parameters()}
-    found = {}
+    by_name = {}
     for group in optimizer.param_groups:
         for param in group["params"]:
             tau = temperature_of(group, optimizer.state.get(param, {}), param.detach())
             if tau is not None:
-                found[names[param]] = tau
-    return found
+                by_name[names[param]] = tau
+    return by_name
 
 
-def _params(optimizer: MeanFieldOptimizer, is_noisy: bool) -> list[Tensor]:
-    """The trained parameters with noise, or without."""
+def _params(optimizer: MeanFieldOptimizer, *, noisy: bool) -> list[Tensor]:
+    """The trained parameters with noise, or those without."""
     return [
         param
         for group in optimizer.param_groups
         for param in group["params"]
-        if param.requires_grad and bool(group["noisy"] and optimizer.state[param].get("noisy", True)) == is_noisy
+        if param.requires_grad and bool(group["noisy"] and optimizer.state[param].get("noisy", True)) == noisy
     ]
 
 
+def _count(params: Iterable[Tensor]) -> int:
+    return sum(param.numel() for param in params)
+
+
 def _prior(optimizer: MeanFieldOptimizer) -> str:
-    own = {
-        name: p.numel()
-        for name, p in optimizer.model.named_parameters()
-        if "prior_precision" in optimizer.state.get(p, {})
-    }
-    others = [name for name, p in optimizer.model.named_parameters() if p in optimizer.state and name not in own]
-    text = _prior_of_group(optimizer.param_groups[0])
-    if not own:
-        return text
-    named = f"{sum(own.values()):,} weights have the mean and precision of an earlier posterior as prior"
-    return f"{named}; for {name_some(others, 60)}, which it does not name, {text}" if others else named
-
-
-def _prior_of_group(group: dict[str, object]) -> str:
+    group = optimizer.param_groups[0]
+    default = f"the prior precision is {group['prior_precision']:g}"
     if group["step_rule"] == "user" and not group["prior_on_mean"]:
-        return "no prior is stated, so the mean is unregularised"
-    return f"the prior's precision is {group['prior_precision']:g}"
+        default = "no prior is set, so the mean is unregularised"
+    params = [(name, param) for name, param in optimizer.model.named_parameters() if param in optimizer.state]
+    with_prior = [param for _, param in params if "prior_precision" in optimizer.state[param]]
+    others = [name for name, param in params if "prior_precision" not in optimizer.state[param]]
+    if not with_prior:
+        return default[0].upper() + default[1:]
+    text = f"{_count(with_prior):,} parameters have an earlier posterior as their prior"
+    return f"{text}; for {name_some(others, 60)}, {default}" if others else text
 
 
 def _noise(group: dict[str, object]) -> str:
     if group["relative_noise"] is None:
-        return "the noise is that of the variational bound"
-    return f"the curvature places noise of κ = {group['relative_noise']:.2g} times each tensor's size"
+        return "The noise follows from the variational bound"
+    return f"The noise scale is κ = {group['relative_noise']:.2g} times each tensor's size, shaped by the curvature"

@@ -1,4 +1,4 @@
-"""SWAG on top of the user's optimizer."""
+"""SWAG with the user's optimizer."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from lightning_bayes.predictive.recalibration import running_statistics
 
 @final
 class SWAGCallback(PosthocCallback):
-    """A Gaussian with low rank from the last epochs' weights (Maddox et al. 2019, https://arxiv.org/abs/1902.02476).
+    """Fits a low-rank Gaussian to the weights of the last epochs (Maddox et al. 2019, https://arxiv.org/abs/1902.02476).
 
-    Training is the module's own. The weights at the end of each of the last epochs are collected. The last epoch sets the
-    module to their mean, with BatchNorm statistics of one pass over the training data, before the checkpoint is written.
-    `BatchNormRecalibration` gives every sample its own, as in the paper. `DeepEnsembleCallback(members, samples=10)` of such
-    checkpoints is Multi-SWAG (Wilson & Izmailov 2020, https://arxiv.org/abs/2002.08791).
+    Training is unchanged. The callback collects the weights at the end of each of the last epochs. After the last epoch, and
+    before the checkpoint is written, it sets the module to their mean and estimates BatchNorm statistics in one pass over
+    the training data. `BatchNormRecalibration` estimates statistics for every sample, as in the paper.
+    `DeepEnsembleCallback(members, samples=10)` of such checkpoints is Multi-SWAG (Wilson & Izmailov 2020,
+    https://arxiv.org/abs/2002.08791).
 
     Args:
-        start: Share of the epochs after which weights are collected, from 0 to 1; at least two epochs are left.
+        start: Fraction of the epochs after which collection starts, from 0 to 1. At least the last two epochs count.
         every: Epochs between two collections.
-        max_rank: Deviations that are kept, R; memory of R networks.
-        lr: Learning rate of all parameter groups from there on, constant as in the paper; None keeps the user's schedule.
+        max_rank: R, number of stored deviations, each as large as the network.
+        lr: Constant learning rate of all parameter groups once collection starts, as in the paper; None keeps the user's
+            schedule.
         eval_samples: S, weight samples in validation, test and prediction after the fit; 0 evaluates at the mean.
         linearized: The predictive; False samples networks, as in the paper. See `lightning_bayes.mc_predict`.
-        link: How outputs become predictions. None: the module's attribute ``link``, else what the training loss says, else
+        link: How outputs become predictions. None: the module's attribute ``link``, else the link of the training loss, else
             ``"softmax"``.
         seed: The seed of the samples.
 
@@ -68,40 +70,31 @@ class SWAGCallback(PosthocCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Require enough epochs.
 
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-
         Raises:
-            HyperparameterError: If weights of fewer than two epochs would be collected.
+            HyperparameterError: If fewer than two epochs would be collected.
         """
         require_single_evaluation(trainer)
         if not trainer.current_epoch:
             self.moments = SWAG(self.max_rank)
         epochs = trainer.max_epochs or -1
-        found = len([epoch for epoch in range(max(epochs, 0)) if self._collects(trainer, epoch)])
+        collections = len([epoch for epoch in range(max(epochs, 0)) if self._collects(trainer, epoch)])
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._collect(pl_module)  # two iterates, so that a trial runs every step
-        elif found < 2:
+            self._collect(pl_module)  # a second iterate, so that a trial run also makes the posterior
+        elif collections < 2:
             raise HyperparameterError(
                 f"SWAG needs the weights of at least 2 epochs, but start={self.start:g} and every={self.every} leave "
-                f"{found} of max_epochs={epochs}. Train longer, or lower start or every."
+                f"{collections} of max_epochs={epochs}. Train longer, or lower start or every."
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Hold the learning rate."""
+        """Set the constant learning rate."""
         if self.lr is not None and self._is_late(trainer, trainer.current_epoch):
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.lr
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Collect the weights; after the last epoch make the posterior.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Collect the weights, and fit the posterior after the last epoch."""
         if self._collects(trainer, trainer.current_epoch):
             self._collect(pl_module)
         if is_last_epoch(trainer) and self.moments.count >= 2:
@@ -113,47 +106,37 @@ class SWAGCallback(PosthocCallback):
     @torch.no_grad()
     def _finish(self, trainer: Trainer, module: LightningModule) -> None:
         num_data = infer_num_data(trainer)
-        own = dict(module.named_parameters())
-        found = self.moments.posterior(num_data, dict.fromkeys(own, math.nan))
-        for name, mean in found.mean.items():
-            own[name].copy_(mean)
+        params = dict(module.named_parameters())
+        means = self.moments.posterior(num_data, dict.fromkeys(params, math.nan)).mean
+        for name, mean in means.items():
+            params[name].copy_(mean)
         if running_statistics(module):
             devices = [module.device] if module.device.type == "cuda" else []
             with torch.random.fork_rng(devices):
                 update_bn(OnDevice(trainer, trainer.train_dataloader), module)
-        others = {n: v.detach().clone() for n, v in module.state_dict().items() if n not in found.mean}
-        priors = {name: math.nan for name in found.mean}
-        self.keep(self.moments.posterior(num_data, priors, others))
-        rank_zero_info(f"SWAGCallback: the module has the mean of the weights of {self.moments.count} epochs.")
+        constants = {n: v.detach().clone() for n, v in module.state_dict().items() if n not in means}
+        self.keep(self.moments.posterior(num_data, dict.fromkeys(means, math.nan), constants))
+        rank_zero_info(f"SWAGCallback: set the module's weights to their mean over {self.moments.count} epochs.")
 
     def _is_late(self, trainer: Trainer, epoch: int) -> bool:
         return epoch >= min(self.start * (trainer.max_epochs or 0), (trainer.max_epochs or 0) - 2)
 
     def _collects(self, trainer: Trainer, epoch: int) -> bool:
-        """Counted from the last epoch backwards, which is always collected."""
+        """Whether to collect weights after an epoch; counts backwards from the last epoch, which is always collected."""
         return self._is_late(trainer, epoch) and ((trainer.max_epochs or 0) - 1 - epoch) % self.every == 0
 
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """None, with a warning: the weights of one checkpoint have no posterior of iterates.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Warn, and return None: SWAG needs the weights of several epochs, not of one checkpoint."""
         rank_zero_warn(
-            "SWAGCallback evaluates at the weights as they are, which are not a mean of collected ones. Pass ckpt_path=... "
-            "of a fit that ended with SWAGCallback."
+            "SWAGCallback evaluates at the module's current weights, which are not a mean of collected ones. Pass "
+            "ckpt_path=... from a fit that ended with SWAGCallback."
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The posterior, and the moments of a fit that is resumed."""
+        """The posterior, and the moments, which a resumed fit needs."""
         return {**super().state_dict(), "moments": self.moments.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the moments.
-
-        Args:
-            state_dict: The result of `state_dict`.
-        """
+        """Restore the moments."""
         if "moments" in state_dict:
             self.moments.load_state_dict(state_dict["moments"])

@@ -1,4 +1,4 @@
-"""Temperature scaling on the validation set, of a point estimate or of the sampled posterior."""
+"""Temperature scaling on the validation set, for a point estimate or a sampled posterior."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class TemperatureScaling(Callback):
     """Fits the temperature that minimises the NLL of the validation set (see `lightning_bayes.predictive.temperature`).
 
     Each validation of a fit ends with a new temperature, logged as ``val/temperature``, from the logits that the validation
-    step returned; the checkpoint keeps that of its weights. A test uses it: the module logs the metrics of the scaled
-    prediction under ``test/post/`` beside those of the unscaled one. Predictions are scaled, too. Where a checkpoint has no
-    temperature, and beside a `PosteriorScale`, the validation set is evaluated first. All of its logits are held in memory,
-    ``[samples, examples, classes]``.
+    step returned. The checkpoint keeps the temperature of its weights. In a test, the module logs metrics of the scaled
+    prediction under ``test/post/``, in addition to those of the unscaled one. Predictions are scaled too. If the checkpoint
+    has no temperature, or the trainer has a `PosteriorScale`, the validation set is evaluated first. Its logits are held in
+    memory, ``[samples, examples, classes]``.
 
-    The module's ``validation_step`` has to return ``{"outputs": logits, "targets": classes}``, and the module to use its
+    The module's ``validation_step`` must return ``{"outputs": logits, "targets": classes}``, and the module must use its
     attribute ``temperature``; `lightning_bayes.zoo.BayesClassifier` does both.
 
     Args:
-        refit: Fit before a test even if the checkpoint has a temperature, such as for another number of samples.
+        refit: Whether to fit before a test even if the checkpoint has a temperature, such as for another number of samples.
     """
 
     def __init__(self, refit: bool = False) -> None:
         self.refit = refit
-        self.temperature: float | None = None  # of the weights as they are
+        self.temperature: float | None = None  # for the current weights
         self._patches = Patches()
         self._seen: list[StepOutputs] = []
         self._validation = ValidationSet(type(self).__name__, "temperature")
@@ -46,26 +46,17 @@ class TemperatureScaling(Callback):
         return {"temperature": self.temperature}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a checkpoint's temperature.
-
-        Args:
-            state_dict: The result of `state_dict`.
-        """
+        """Restore a checkpoint's temperature."""
         self.temperature = state_dict["temperature"]
 
     # -- during a fit -------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require a validation set.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Require a validation set."""
         self._validation.require(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Discard the temperature, which belongs to the weights before this update."""
+        """Discard the temperature, which this update invalidates."""
         self.temperature = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,26 +73,12 @@ class TemperatureScaling(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect the logits of the first validation loader.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            outputs: The result of ``validation_step``.
-            batch: The batch.
-            batch_idx: Its position.
-            dataloader_idx: The position of its loader.
-        """
+        """Collect the logits of the first validation loader."""
         if dataloader_idx == 0 and not trainer.sanity_checking:
             self._seen.append(step_outputs(pl_module, "validation_step", outputs))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Fit and log.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Fit and log the temperature."""
         if self._seen and not trainer.sanity_checking:
             self._fit(trainer, pl_module)
             pl_module.log("val/temperature", float(self.temperature or 1.0), sync_dist=True)
@@ -109,12 +86,7 @@ class TemperatureScaling(Callback):
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Scale the module's logits; fit the temperature first if there is none.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Scale the module's logits; fit the temperature first if there is none."""
         self._start(trainer, pl_module)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -122,12 +94,7 @@ class TemperatureScaling(Callback):
         self._patches.undo()
 
     def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Scale the module's logits; fit the temperature first if there is none.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-        """
+        """Scale the module's logits; fit the temperature first if there is none."""
         self._start(trainer, pl_module)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,11 +108,11 @@ class TemperatureScaling(Callback):
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, ScaledModule):
             raise UnsupportedTrainingError(
-                f"TemperatureScaling sets the attribute temperature of a module and calls its sampled_forward, but "
+                "TemperatureScaling sets a module's attribute temperature and calls its sampled_forward, but "
                 f"{type(pl_module).__name__} lacks them (see lightning_bayes.predictive.ScaledModule). Use "
                 "lightning_bayes.zoo.BayesClassifier, or call lightning_bayes.predictive.fit_temperature yourself."
             )
-        # The width that a PosteriorScale chose is not that of the fit's validation.
+        # Validation during the fit did not use the width that a PosteriorScale has chosen.
         if self.temperature is None or self.refit or _has_width(trainer):
             self._seen = list(evaluated(trainer, pl_module, self._validation.loader(trainer)))
             self._fit(trainer, pl_module)
@@ -155,14 +122,14 @@ class TemperatureScaling(Callback):
         self._patches.set(pl_module, "temperature", self.temperature)
 
     def _fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        outputs = torch.cat([each.outputs for each in self._seen], dim=1)
-        targets = torch.cat([each.targets for each in self._seen])
+        outputs = torch.cat([step.outputs for step in self._seen], dim=1)
+        targets = torch.cat([step.targets for step in self._seen])
         self._seen = []
         self.temperature = fit_temperature(outputs, targets, added_up(trainer, pl_module))
         if not SMALLEST * 1.01 < self.temperature < LARGEST / 1.01:
             rank_zero_warn(
-                f"The temperature {self.temperature:.3g} is at the end of the range from {SMALLEST} to {LARGEST} that was "
-                "searched: the validation set does not determine it, as when all of it is classified correctly."
+                f"The temperature {self.temperature:.3g} is at the end of the search range from {SMALLEST} to {LARGEST}: "
+                "the validation set does not determine it, for example because every example is classified correctly."
             )
 
 

@@ -1,4 +1,4 @@
-"""Training data outside of a fit, for what is measured on them: curvature, BatchNorm statistics."""
+"""Access to training data outside of a fit, to measure the curvature or BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lightning_bayes.errors import UnsupportedTrainingError
 
 
 def training_loader(trainer: Trainer, module: LightningModule, fitted_on: Any, callback: str) -> Any:
-    """The training loader.
+    """The training loader of the data module, else of the module, else of the last fit.
 
     Args:
         trainer: The trainer.
         module: The module.
-        fitted_on: The loader of the last fit that the callback has seen; None if it has seen none.
+        fitted_on: The loader of the last fit with this callback; None before a fit.
         callback: Name of the callback's class, for the message.
 
     Returns:
-        That of the data module, else of the module, else of the last fit.
+        The loader.
 
     Raises:
         UnsupportedTrainingError: If there is none.
@@ -35,15 +35,15 @@ def training_loader(trainer: Trainer, module: LightningModule, fitted_on: Any, c
         return module.train_dataloader()
     if fitted_on is None:
         raise UnsupportedTrainingError(
-            f"{callback} needs training batches, but has seen no fit, and there is no data module. Pass datamodule=..., "
-            "give the module a train_dataloader, or let the callback join the fit."
+            f"{callback} needs training batches, but there was no fit with it, and there is no data module. Pass "
+            "datamodule=..., define train_dataloader in the module, or add the callback to the fit."
         )
     return fitted_on
 
 
 @final
 class OnDevice:
-    """A loader whose batches are as a step would get them.
+    """A loader whose batches are converted and moved to the device, as for a training step.
 
     Args:
         trainer: The trainer.

@@ -16,11 +16,11 @@ from lightning_bayes.optim.diagonal.vadagrad import require_unit_kl_weight
 class VadaGradCallback(VariationalCallback):
     """Trains with variational AdaGrad (`lightning_bayes.VadaGrad`), between inference and optimization.
 
-    By default ``betas=(0.0, 0.999)``: no momentum, and at temperature 1 the weight of the old curvature.
+    Default: ``betas=(0.0, 0.999)``, which is no momentum and, at temperature 1, the weight of the old curvature.
 
     Args:
-        temperature: τ, from 1 (the variational bound) to 0 (variational optimization: the noise dies out and leaves no
-            posterior); may be a function of the number of updates.
+        temperature: τ, from 1 (variational inference) to 0 (variational optimization, where the noise vanishes and leaves no
+            posterior). May be a schedule.
         **fields: See `CallbackFields`; ``kl_weight`` must be 1.
     """
 

@@ -12,7 +12,7 @@ from lightning_bayes.optim import Vadam
 class VadamCallback(VariationalCallback):
     """Trains with variational Adam (`lightning_bayes.Vadam`): one backward pass of any layer, at Adam's cost.
 
-    The width of its posterior depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+    The width of the posterior depends on the batch size, see `optim.diagonal.estimators.batch_square`.
     """
 
     optimizer_class = Vadam

@@ -1,4 +1,4 @@
-"""How many forwards validation inside a fit costs."""
+"""The number of weight samples of an evaluation."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from lightning.pytorch import Trainer
 
 from lightning_bayes.callbacks.temperature import TemperatureScaling
 
-FEW = 3  # every epoch pays for them; tests and predictions take more
+FEW = 3  # for validation in a fit, which runs in every epoch
 
 
 def sample_count(trainer: Trainer, eval_samples: int, stated: int | None) -> int:
-    """Samples of the evaluation that runs now.
+    """The number of weight samples of the current evaluation.
 
     Args:
         trainer: The trainer.
-        eval_samples: S, of tests and predictions, and of the width that a fit ends with.
-        stated: The number for validation inside a fit; None for the default.
+        eval_samples: S, for tests, predictions and the choice of a width at the end of a fit.
+        stated: Number for validation inside a fit; None for the default.
 
     Returns:
-        S outside of validation inside a fit. There the stated number; by default 3, or S where that is smaller, or where
-        validation fits a temperature for S samples.
+        S, except in validation inside a fit: there `stated`, by default 3, or S if S is smaller or if validation fits a
+        temperature for S samples.
     """
     if trainer.state.fn != "fit" or trainer.training:
         return eval_samples

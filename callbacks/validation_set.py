@@ -1,4 +1,4 @@
-"""The validation set that a callback fits a number on, during a fit and after it."""
+"""The validation set on which a callback fits a number, during a fit and after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_bayes.errors import UnsupportedTrainingError
 
 @final
 class ValidationSet:
-    """Finds the validation loader, which a test does not have.
+    """Finds the validation loader, also in a test, which has none.
 
     Args:
         callback: Name of the callback's class, for messages.
@@ -24,31 +24,20 @@ class ValidationSet:
 
     def __init__(self, callback: str, number: str) -> None:
         self.callback, self.number = callback, number
-        self._seen: Any = None  # the loaders of a fit or validation; a test makes the trainer forget them
+        self._seen: Any = None  # loaders of the last fit or validation; the trainer forgets them in a test
 
     def require(self, trainer: Trainer) -> None:
-        """Require that a fit has a validation set, and keep it.
-
-        Args:
-            trainer: The trainer; without a validation set this is an `UnsupportedTrainingError`.
-        """
+        """Keep the loaders of a fit's validation set; raises `UnsupportedTrainingError` if there is none."""
         if not sum(trainer.num_val_batches):
             raise self._missing("this fit has none")
         self.keep(trainer)
 
     def keep(self, trainer: Trainer) -> None:
-        """Keep the loaders of a validation."""
+        """Keep the loaders of the current validation."""
         self._seen = trainer.val_dataloaders
 
     def find(self, trainer: Trainer | None) -> Any:
-        """The first validation loader, if there is one.
-
-        Args:
-            trainer: The trainer; None in a fit.
-
-        Returns:
-            That of the data module, else the last one kept; None if there is none.
-        """
+        """The first validation loader of the data module, else the first one kept; `trainer` is None in a fit."""
         datamodule = getattr(trainer, "datamodule", None)
         if datamodule is None:
             return _first(self._seen)
@@ -58,26 +47,19 @@ class ValidationSet:
         return _first(datamodule.val_dataloader())
 
     def loader(self, trainer: Trainer | None) -> Any:
-        """The first validation loader; if there is none, this is an `UnsupportedTrainingError`.
-
-        Args:
-            trainer: The trainer; None in a fit.
-
-        Returns:
-            As `find`.
-        """
-        found = self.find(trainer)
-        if found is not None:
-            return found
+        """The result of `find`; raises `UnsupportedTrainingError` instead of returning None."""
+        loader = self.find(trainer)
+        if loader is not None:
+            return loader
         datamodule = getattr(trainer, "datamodule", None)
         if datamodule is not None:
-            raise self._missing(f"{type(datamodule).__name__}.val_dataloader() gives none")
+            raise self._missing(f"{type(datamodule).__name__}.val_dataloader() returns none")
         raise self._missing("this fit has none" if trainer is None else "this callback has seen none")
 
-    def _missing(self, why: str) -> UnsupportedTrainingError:
+    def _missing(self, reason: str) -> UnsupportedTrainingError:
         return UnsupportedTrainingError(
-            f"{self.callback} fits its {self.number} on a validation set, but {why}. Set some training examples aside, such "
-            "as with val_size of the zoo's data modules; the test set is never used."
+            f"{self.callback} fits its {self.number} on a validation set, but {reason}. Hold out some training examples, "
+            "for example with val_size of the zoo's data modules; the test set is never used."
         )
 
 
@@ -86,15 +68,7 @@ def _first(loaders: Any) -> Any:
 
 
 def added_up(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Tensor]:
-    """A function that adds a tensor up over processes.
-
-    Args:
-        trainer: The trainer.
-        module: The module.
-
-    Returns:
-        The function.
-    """
+    """A function that sums a tensor over processes."""
 
     def reduce(total: Tensor) -> Tensor:
         if trainer.world_size == 1:
@@ -106,20 +80,12 @@ def added_up(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Te
 
 
 def on_device(trainer: Trainer, batch: Any) -> Any:
-    """A batch as a step would get it.
-
-    Args:
-        trainer: The trainer.
-        batch: A batch of a loader.
-
-    Returns:
-        The batch, in the trainer's precision and on its device.
-    """
+    """A batch in the trainer's precision and on its device, as a step receives it."""
     return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
 
 
 def evaluated(trainer: Trainer, module: Any, batches: Iterable[Any]) -> Iterator[StepOutputs]:
-    """Evaluate the validation set inside another evaluation, in its mode and under its samples.
+    """Evaluate the validation set inside another evaluation, in the same mode and under the same samples.
 
     Args:
         trainer: The trainer.

@@ -12,7 +12,7 @@ from lightning_bayes.optim import VOGN
 class VOGNCallback(VariationalCallback):
     """Trains with variational online Gauss-Newton (`lightning_bayes.VOGN`).
 
-    ``Trainer(callbacks=[VOGNCallback()])`` swaps the user's optimizer, keeps its learning rate and schedule, and leaves a
+    ``Trainer(callbacks=[VOGNCallback()])`` replaces the user's optimizer, keeps its learning rate and schedule, and stores a
     Gaussian posterior over the weights in the checkpoint.
     """
 

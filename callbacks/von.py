@@ -19,13 +19,13 @@ class VONCallback(VariationalCallback):
     """Trains with variational online Newton (`lightning_bayes.VON`, `lightning_bayes.ReparameterisedVON`).
 
     Args:
-        hessian: ``"exact"``, through BackPACK, for the models that it knows; or ``"reparameterised"``, an estimate from
-            gradient and noise, for any.
+        hessian: ``"exact"``, computed by BackPACK for the models that it supports; or ``"reparameterised"``, estimated from
+            gradient and noise for any model.
         positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
         **fields: See `CallbackFields`; ``engine`` has no effect.
 
     Raises:
-        HyperparameterError: If `hessian` is unknown. An argument out of its range is one too.
+        HyperparameterError: If `hessian` is unknown, or an argument lies outside of its range.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class VONCallback(VariationalCallback):
     ) -> None:
         if hessian not in get_args(Hessian):
             raise HyperparameterError(f"hessian={hessian!r} must be one of {', '.join(map(repr, get_args(Hessian)))}.")
-        self.hessian = hessian  # which tells the optimizer's class
+        self.hessian = hessian  # selects `optimizer_class`, which the base class reads
         super().__init__(**fields)
         self.set_own(positivity=positivity)
 
     @property
     def optimizer_class(self) -> type[MeanFieldOptimizer]:
-        """The optimizer of the Hessian asked for."""
+        """The optimizer for the chosen Hessian."""
         return VON if self.hessian == "exact" else ReparameterisedVON

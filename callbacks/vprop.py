@@ -16,7 +16,7 @@ from lightning_bayes.optim.diagonal.vprop import Scaling
 class VpropCallback(VariationalCallback):
     """Trains with variational RMSprop (`lightning_bayes.Vprop`): one backward pass of any layer.
 
-    By default ``betas=(0.0, 0.999)``: the papers have no momentum. The width of its posterior depends on the batch size, see
+    Default: ``betas=(0.0, 0.999)``, because the papers use no momentum. The posterior's width depends on the batch size, see
     `optim.diagonal.estimators.batch_square`.
 
     Args:

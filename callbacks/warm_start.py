@@ -1,4 +1,4 @@
-"""Starts a fit from the weights of another one."""
+"""Starts a fit from the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lightning_bayes.predictive import misfits
 class WarmStart(Callback):
     """Loads weights and buffers from a checkpoint before a fit; optimizer, schedule and epochs start from scratch.
 
-    With `VOGNCallback` it adds noise to a network that OGN or Adam has trained. The first update has no noise and measures
-    the curvature, and ``kl_warmup_steps`` lets the noise grow, as the authors of VOGN recommend (Osawa et al. 2019). A
-    resumed fit (``ckpt_path``) uses the weights of its own checkpoint.
+    With `VOGNCallback` it adds noise to a network trained by OGN or Adam. The first update has no noise and measures the
+    curvature, and ``kl_warmup_steps`` increases the noise gradually, as the authors of VOGN recommend (Osawa et al. 2019). A
+    resumed fit (``ckpt_path``) uses the weights of the checkpoint that it resumes from.
 
     Args:
         path: A Lightning checkpoint of a module with the same architecture.
@@ -30,15 +30,10 @@ class WarmStart(Callback):
         self.path = os.fspath(path)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Load before the optimizer is built, which may read the weights.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        """Load the weights before the optimizer is built, which may read them.
 
         Raises:
-            PosteriorError: If there is no checkpoint, or it is one of another architecture.
+            PosteriorError: If the checkpoint does not exist or belongs to another architecture.
         """
         if stage != "fit" or trainer.ckpt_path:
             return
@@ -46,14 +41,14 @@ class WarmStart(Callback):
             weights = read_checkpoint(self.path)["state_dict"]
         except FileNotFoundError as error:
             raise PosteriorError(
-                f"WarmStart found no checkpoint {self.path} below {Path.cwd()}. Train the network that this fit starts from "
-                "first, or pass the path of its checkpoint."
+                f"WarmStart found no checkpoint {self.path} below {Path.cwd()}. First train the network to start from, or "
+                "pass the path of its checkpoint."
             ) from error
-        wrong = misfits(pl_module, weights)
-        if wrong:
+        mismatch = misfits(pl_module, weights)
+        if mismatch:
             raise PosteriorError(
                 f"WarmStart cannot start from {self.path}, which is not a {type(pl_module).__name__} of this architecture "
-                f"({wrong}). Build the module with the arguments that the checkpoint was trained with."
+                f"({mismatch}). Build the module with the arguments that the checkpoint was trained with."
             )
         pl_module.load_state_dict(weights)
         rank_zero_info(f"The fit starts from the weights in {self.path}")

@@ -1,7 +1,7 @@
 """Published settings of the callbacks, one file per paper: ``VOGNCallback.from_preset("osawa2019-cifar10-resnet18")``.
 
-A preset fixes the callback's arguments only. Network, data, batches, epochs and the schedule of the learning rate belong to
-the run; each `Preset` states them, and lists every known difference between the callback and the published run.
+A preset sets only the callback's arguments. Network, data, batches, epochs and learning-rate schedule belong to the run.
+Each `Preset` describes them, and lists every known difference between the callback and the published run.
 """
 
 from __future__ import annotations
@@ -36,34 +36,27 @@ __all__ = ["ALL", "Preset", "find_preset", "presets_of"]
 
 
 def presets_of(callback: str) -> dict[str, Preset]:
-    """The presets of one callback.
-
-    Args:
-        callback: Name of its class.
-
-    Returns:
-        The presets by name.
-    """
+    """The presets of the callback with this class name, by name."""
     return {preset.name: preset for preset in ALL if preset.callback == callback}
 
 
 def find_preset(callback: str, name: str) -> Preset:
-    """One preset of a callback.
+    """Find a preset of a callback.
 
     Args:
-        callback: Name of its class.
+        callback: Name of the callback's class.
         name: The preset's name.
 
     Returns:
         The preset.
 
     Raises:
-        HyperparameterError: If there is none; lists those there are, and whose the others are.
+        HyperparameterError: If there is no such preset; lists the presets of all callbacks.
     """
-    own = presets_of(callback)
-    if name not in own:
+    presets = presets_of(callback)
+    if name not in presets:
         others = sorted({preset.callback for preset in ALL} - {callback})
-        lists = [f"{callback} has {', '.join(own) or 'none'}"]
+        lists = [f"{callback} has {', '.join(presets) or 'none'}"]
         lists += [f"{other} has {', '.join(presets_of(other))}" for other in others]
         raise HyperparameterError(f"{callback} has no preset {name!r}. {'; '.join(lists)}.")
-    return own[name]
+    return presets[name]

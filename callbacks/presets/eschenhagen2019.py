@@ -1,7 +1,7 @@
 """VOGN for continual learning, first task, Eschenhagen 2019.
 
-Source: https://team-approx-bayes.github.io/assets/rgroups/thesis_runa_eschenhagen.pdf, section 4. Step sizes there weigh
-the new value, as α = β = 1e-3.
+Source: https://team-approx-bayes.github.io/assets/rgroups/thesis_runa_eschenhagen.pdf, section 4. Its step sizes weight the
+new value: α = β = 1e-3.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from lightning_bayes.callbacks.presets.preset import Preset
 
 _SOURCE: Final = "https://team-approx-bayes.github.io/assets/rgroups/thesis_runa_eschenhagen.pdf, section 4"
 _FIRST_TASK: Final = (
-    "The preset covers the first task. For every later task pass prior=, the previous posterior. The thesis also draws new "
-    "initial means and starts again from the initial precision (split CIFAR: 4e4); here what that adds to "
-    "prior_precision is added to each weight's prior. No damping is stated; here there is none."
+    "The preset covers the first task. For every later task pass the previous posterior as prior=. The thesis also draws "
+    "new initial means and restarts from the initial precision (split CIFAR: 4e4); here the initial precision minus "
+    "prior_precision is added to the precision of each weight's prior. No damping is stated; here there is none."
 )
 _COMMON: Final[dict[str, Any]] = {"lr": 1e-3, "betas": (0.0, 0.999), "mc_samples": 10, "eval_samples": 100}
 

@@ -12,11 +12,11 @@ _NO_RATE: Final = (
     "Without them the step is this package's default."
 )
 _START: Final = (
-    "The first curvature is not stated either; here the first update has no noise and its measurement is the first "
+    "The initial curvature is not stated either; here the first update has no noise, and its measurement is the initial "
     "curvature."
 )
 _POSITIVE: Final = (
-    "The paper does not say how it keeps the precision positive; here the step of the precision is shortened."
+    "The paper does not state how it keeps the precision positive; here the step of the precision is shortened."
 )
 _PROBLEMS: Final = {  # prior precision, and what is learned
     "australian": (1e-5, "logistic regression with a bias; LIBSVM's australian_scale, 345 examples for training"),

@@ -1,7 +1,7 @@
 """VOGN, Vadam and Bayes by Backprop of Khan et al. 2018, https://arxiv.org/abs/1806.04854.
 
-Source: the paper's experiments and https://github.com/emtiyaz/vadam. Left out are the experiments with reinforcement
-learning, which have no data set of N examples, and those on MNIST, whose prior is a grid.
+Source: the paper's experiments and https://github.com/emtiyaz/vadam. There are no presets for the reinforcement-learning
+experiments, which have no data set of N examples, and for those on MNIST, which search a grid of priors.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _AUSTRALIAN: Final = (
     "about 5000 updates"
 )
 _SAMPLES: Final = "The appendix compares mc_samples=1 with mc_samples=16."
-_MOMENTUM: Final = "The paper does not state the size of the momentum; 0.9 is that of the released Matlab code."
-_BIAS: Final = "The code's prior precision of the bias is 1e-5, and its batches are drawn with replacement."
+_MOMENTUM: Final = "The paper does not state the momentum; 0.9 comes from the released Matlab code."
+_BIAS: Final = "In the code, the prior precision of the bias is 1e-5, and batches are drawn with replacement."
 _DECAY: Final = (
     "In the paper the weight of the new curvature decays like the learning rate (eq. 104); here it is constant at"
 )
-_FROM_ONE: Final = "The code counts updates from 1 in the decay of the learning rate; here they are counted from 0."
+_FROM_ONE: Final = "In the learning-rate decay, the code counts updates from 1; here they are counted from 0."
 _POWER: Final = 0.55  # of eq. 104
 
 
@@ -78,8 +78,8 @@ def _vadam(name: str, prior_precision: float, batch: str, data: str) -> Preset:
         f"logistic regression with a bias; {data}; batch {batch}; 10 000 epochs, learning rate as here",
         f"{_DECAY} 0.01. {_FROM_ONE} {_MOMENTUM} The code works with sums over the data, so its steps are √N times longer "
         "and its damping is √N times smaller. It starts from precision 1 and divides its curvature by 1 - β₂ᵗ as if it "
-        "had started from zero, in the noise too; here the curvature starts from zero, the prior's precision, and the "
-        f"noise has the curvature itself, as in the paper. {_BIAS}",
+        "had started from zero, in the noise too. Here the curvature starts from zero, so the precision starts from the "
+        f"prior's, and the noise uses the curvature itself, as in the paper. {_BIAS}",
     )
 
 
@@ -106,14 +106,14 @@ _TUNED: Final = (
     "Khan et al. tune the prior precision and the noise precision of each split by Bayesian optimisation; here the prior "
     "precision is 1 and the noise precision is the task's."
 )
-_SWAPPED: Final = "The appendix prints γ₁ = 0.99 and γ₂ = 0.9; the code has them the other way round, as here."
+_SWAPPED: Final = "The appendix prints γ₁ = 0.99 and γ₂ = 0.9; the code swaps them, as here."
 _JOINT: Final = (
-    "Their log-likelihood is that of all test points jointly under each sample, divided by their number; the metrics here "
+    "Their log-likelihood is the joint one of all test points under each sample, divided by their number; the metrics here "
     "are per point."
 )
 _UCI_START: Final = (
-    "The appendix prints an initial precision of 10, which its authors call a mistake: it was the prior precision. With "
-    "another prior_precision pass the same number as init_precision."
+    "The appendix prints an initial precision of 10. The authors call this a mistake: it was the prior precision. If you "
+    "change prior_precision, pass the same number as init_precision."
 )
 _BBVI: Final = "Their standard deviation is a softplus of its parameter; here Adam moves its logarithm."
 _SMALL, _LARGE = "uci-small", "uci-large"  # yacht, energy, boston, concrete; wine, kin8nm, naval, power
@@ -132,7 +132,13 @@ PRESETS: Final = (
         "logistic regression in 2 dimensions; 60 examples; batch 1; 500 000 updates",
         f"{_DECAY} 0.1. {_FROM_ONE} {_MOMENTUM} The code draws its batches with replacement.",
     ),
-    _vogn_1("usps", 25.0, 200, _USPS, "The code starts from precision 1, below the prior's; here from the prior's."),
+    _vogn_1(
+        "usps",
+        25.0,
+        200,
+        _USPS,
+        "The code starts from precision 1, below the prior's; here the prior's precision is the start.",
+    ),
     _vogn_1("breast-cancer", 1.0, 2000, _BREAST_CANCER),
     Preset(
         "khan2018-australian",
@@ -140,8 +146,8 @@ PRESETS: Final = (
         {"lr": 1e-3, "betas": (0.0, 0.999), "prior_precision": 1.0, "init_precision": 1.0},
         _PAPER + "appendix J.2, and vogn_code",
         _AUSTRALIAN,
-        f"{_SAMPLES} It prints γ₁ = 0.9 for VOGN, which has no momentum in the code. It does not print the weight of the "
-        "new curvature, which is 0.001 in the code.",
+        f"{_SAMPLES} It prints γ₁ = 0.9 for VOGN, but the code uses no momentum. It does not print the weight of the new "
+        "curvature, which is 0.001 in the code.",
     ),
     _uci(_SMALL, "VadamCallback", 32, 10, 1.0, _UCI_START),
     _uci(_LARGE, "VadamCallback", 128, 5, 1.0, _UCI_START),

@@ -1,15 +1,15 @@
 """VOGN of Osawa et al. 2019, https://arxiv.org/abs/1906.02506, from the configurations released with the paper.
 
 Source: https://github.com/team-approx-bayes/dl-with-bayes, ``distributed/classification/configs``, with the optimizer of
-https://github.com/cybertronai/pytorch-sso. Facts that hold for all of them:
+https://github.com/cybertronai/pytorch-sso. These facts apply to all of them:
 
-- ``ema_decay`` weighs the **new** curvature, so 0.999 there is β₂ = 0.001 here: hardly any average.
+- ``ema_decay`` weights the **new** curvature, so their 0.999 is β₂ = 0.001 here: almost no averaging.
 - Momentum is a heavy-ball buffer without 1-μ, so their learning rate 1e-4 is 1e-3 here.
-- γ counts in the noise too; the first step has no noise and its curvature is the first batch's, as here.
-- ``mc_samples`` is per process, there and here: with ``devices=G, strategy="ddp"`` each of G processes draws its own, K·G
-  in all, and each example sees K of them. On one device every example still sees K, at the same cost per example.
+- γ enters the noise too. The first step has no noise, and its curvature is the first batch's, as here.
+- ``mc_samples`` is per process, there and here: with ``devices=G, strategy="ddp"`` each of G processes draws its own K
+  samples, K·G in total, and each example sees K of them. On one device, every example still sees K, at the same cost.
 - Batches are 32 examples per process.
-- The paper's table has a row of OGN on ImageNet, but no released configuration: `OGNCallback` has no presets.
+- The paper's table has a row for OGN on ImageNet, but its configuration was not released, so `OGNCallback` has no presets.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ from lightning_bayes.callbacks.presets.preset import Preset, rate_of_average, ti
 CONFIGS: Final = "https://github.com/team-approx-bayes/dl-with-bayes, distributed/classification/configs/"
 EXAMPLES: Final = "https://github.com/cybertronai/pytorch-sso, examples/classification/configs/"
 PRIOR_AVERAGED: Final = (
-    "Their prior term in the noise and the preconditioner is averaged over updates like the curvature."
+    "Their prior term in the noise and the preconditioner is averaged over updates, like the curvature."
 )
 BUFFER: Final = (
-    f"Their momentum starts from zero without a bias correction, so their first 20 steps or so are up to ten times shorter. "
+    "Their momentum starts from zero without bias correction, so their first 20 or so steps are up to ten times shorter. "
     f"{PRIOR_AVERAGED}"
 )
 BATCH_NORM: Final = (
-    "Their BatchNorm parameters have neither noise nor prior: pass bayesian=..., a regular expression that excludes them, "
-    "to remove their noise; their prior remains."
+    "Their BatchNorm parameters have neither noise nor prior. To remove the noise here, pass a regular expression as "
+    "bayesian=... that excludes them; their prior remains."
 )
-MOMENTUM_CORRECTION: Final = "After a change of the learning rate their momentum is scaled by its ratio for an epoch."
-BIASES: Final = (
-    "Their curvature of a convolution's bias sums squares over positions; here it is each example's squared gradient."
+MOMENTUM_CORRECTION: Final = (
+    "After each change of the learning rate, they scale the momentum by the ratio of the rates for one epoch."
 )
-NORM_CURVATURE: Final = (
-    "Their curvature of BatchNorm is a product or a sum of squares over positions; here it is the square of each example's "
-    "gradient."
-)
+_EXAMPLE_SQUARES: Final = "over positions; here it is the square of each example's gradient."
+BIASES: Final = f"Their curvature of a convolution's bias sums squares {_EXAMPLE_SQUARES}"
+NORM_CURVATURE: Final = f"Their curvature of BatchNorm is a product or a sum of squares {_EXAMPLE_SQUARES}"
 
 
 def in_our_units(
@@ -52,10 +50,10 @@ def in_our_units(
     augmentation: float = 1.0,
     warmup: tuple[float, int] | None = None,
 ) -> dict[str, Any]:
-    """Their numbers as arguments of a callback.
+    """Convert their numbers to arguments of a callback.
 
     Args:
-        lr: Learning rate beside a heavy-ball momentum of 0.9.
+        lr: Learning rate with a heavy-ball momentum of 0.9.
         samples: Weight samples per process.
         eval_samples: Weight samples in evaluation.
         prior_variance: 1/δ.
@@ -103,8 +101,8 @@ PRESETS: Final = (
         CONFIGS + "cifar10/alexnet_vogn_bs256_8gpu",
         in_our_units(lr=1e-4, samples=3, eval_samples=10, prior_variance=2, augmentation=10, warmup=(0.5, 1954)),
         f"AlexNet; CIFAR-10; {BATCH_256}; {_MILESTONES}",
-        "Their last linear layer has a Kronecker-factored curvature, here it is diagonal. The released configuration has "
-        "the augmentation factor 10 and no augmentation; the paper's table has rows with and without it.",
+        "Their last linear layer has a Kronecker-factored curvature; here it is diagonal. The released configuration has "
+        "an augmentation factor of 10 without augmentation; the paper's table has rows with and without augmentation.",
         BIASES,
         BUFFER,
     ),
@@ -132,7 +130,7 @@ PRESETS: Final = (
         CONFIGS + "cifar100/alexnet_vogn",
         in_our_units(lr=1e-4, samples=10, eval_samples=100, prior_variance=0.02, augmentation=10, warmup=(0.5, 1954)),
         f"AlexNet; CIFAR-100 with {CROPS}; {BATCH_256}; {_MILESTONES}",
-        "Their last linear layer has a Kronecker-factored curvature, here it is diagonal.",
+        "Their last linear layer has a Kronecker-factored curvature; here it is diagonal.",
         BIASES,
         BUFFER,
     ),
@@ -152,9 +150,9 @@ PRESETS: Final = (
         in_our_units(
             lr=1.6e-3, samples=1, eval_samples=10, prior_variance=0.0075, damping=1e-4, ema=0.9, augmentation=5
         ),
-        "ResNet-18; ImageNet; 128 processes, batch 128 x 32; 91 epochs, learning rate from 1/128 of its peak in a straight "
-        "line over 5 epochs, x 0.1 after epochs 35, 65 and 85",
-        "The released configuration has the augmentation factor 5 and no augmentation.",
+        "ResNet-18; ImageNet; 128 processes, batch 128 x 32; 91 epochs, linear learning-rate warm-up from 1/128 of the "
+        "peak over 5 epochs, x 0.1 after epochs 35, 65 and 85",
+        "The released configuration has an augmentation factor of 5 without augmentation.",
         NORM_CURVATURE,
         BATCH_NORM,
         MOMENTUM_CORRECTION,
@@ -167,11 +165,11 @@ PRESETS: Final = (
             **in_our_units(lr=0.016, samples=1, eval_samples=10, prior_variance=0.00075, damping=1e-4, ema=0.001),
             "lr": 0.016,  # their momentum is a running average here
         },
-        "ResNet-18; ImageNet with random crops and mirroring; 4 processes, batch 4 x 32 (whatever the file's name says); "
-        "90 epochs, learning rate from 1/128 of its peak in a straight line over 5 epochs, x 0.1 after epochs 35, 65 and 85",
+        "ResNet-18; ImageNet with random crops and mirroring; 4 processes, batch 4 x 32 (the file's name says 4k); "
+        "90 epochs, linear learning-rate warm-up from 1/128 of the peak over 5 epochs, x 0.1 after epochs 35, 65 and 85",
         "Their momentum is a running average, as here, but each step is also multiplied by the bias correction of a "
-        "curvature that has no bias: in effect a warm-up of the learning rate over about 1000 updates. Their file lets "
-        "residual blocks start at zero, where their curvature of BatchNorm divides by zero.",
+        "curvature that has no bias: in effect a learning-rate warm-up over about 1000 updates. Their file initialises "
+        "residual blocks to zero, where their curvature of BatchNorm divides by zero.",
         NORM_CURVATURE,
         PRIOR_AVERAGED,
     ),
@@ -185,8 +183,8 @@ PRESETS: Final = (
         },
         "LeNet-5 with BatchNorm; CIFAR-10 without augmentation; one process, batch 128; 30 epochs, learning rate x 0.9 "
         "after each; evaluated at the mean",
-        "init_precision is that of 50 000 examples; pass 0.008 N + 1 for another N. Their first noise leaves the prior "
-        "out of it, a precision of 400.",
+        "init_precision assumes 50 000 examples; pass 0.008 N + 1 for another N. Their first noise omits the prior, which "
+        "gives a precision of 400.",
         BIASES,
         NORM_CURVATURE,
         BUFFER,

@@ -1,7 +1,7 @@
 """K-FAC and Noisy K-FAC of Osawa et al. 2019, with the facts and sources of `osawa2019`.
 
-The curvature is the Fisher, with one drawn label for each example, measured and inverted at every update. The settings of
-K-FAC have an L2 penalty, which is the prior precision of the data set's N.
+The curvature is the Fisher, with one drawn label per example, measured and inverted in every update. The K-FAC settings have
+an L2 penalty; N times the penalty is the prior precision.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lightning_bayes.callbacks.presets.osawa2019 import (
 from lightning_bayes.callbacks.presets.preset import Preset, tidy
 
 _EVERY_UPDATE: Final[dict[str, Any]] = {"stats_interval": 1, "inverse_interval": 1, "fisher": "sampled"}
-_WARM_UP: Final = "learning rate from 1/128 of its peak in a straight line over 5 epochs"
-_SAMPLING: Final = "Their samples use the wrong triangle of a factor's root, so their noise has another covariance."
-_NO_PENALTY: Final = "They do not penalise BatchNorm; here its parameters have the prior of all others."
+_WARM_UP: Final = "linear learning-rate warm-up from 1/128 of the peak over 5 epochs"
+_SAMPLING: Final = "Their samples use the wrong triangle of a factor's root, so their noise has a different covariance."
+_NO_PENALTY: Final = "They do not penalise BatchNorm; here its parameters have the same prior as all others."
 
 
 def _noisy(name: str, config: str, arguments: dict[str, Any], setting: str, *differs: str) -> Preset:
@@ -32,7 +32,7 @@ def _noisy(name: str, config: str, arguments: dict[str, Any], setting: str, *dif
     return Preset(f"osawa2019-{name}", "NoisyKFACCallback", merged, config, setting, " ".join((*differs, _SAMPLING)))
 
 
-def _point(
+def _deterministic(
     name: str,
     config: str,
     lr: float,
@@ -44,8 +44,8 @@ def _point(
     *differs: str,
 ) -> Preset:
     units = in_our_units(lr=lr, samples=1, eval_samples=0, prior_variance=1.0, damping=damping, ema=ema)
-    kept = {key: units[key] for key in ("lr", "betas", "damping")}
-    arguments = {**kept, **_EVERY_UPDATE, "prior_precision": tidy(penalty * num_data)}
+    shared = {key: units[key] for key in ("lr", "betas", "damping")}
+    arguments = {**shared, **_EVERY_UPDATE, "prior_precision": tidy(penalty * num_data)}
     return Preset(
         f"osawa2019-{name}", "KFACCallback", arguments, CONFIGS + config, setting, " ".join((*differs, BUFFER))
     )
@@ -81,12 +81,11 @@ PRESETS: Final = (
         },
         "LeNet-5 with BatchNorm; CIFAR-10, not normalised; one process, batch 64; 15 epochs, learning rate x 0.9 after "
         "each; AdamW's weight decay of 0.1",
-        "Their momentum is one of the preconditioned gradients, here of the gradients. The number of samples in evaluation "
-        "is not known.",
+        "Their momentum averages preconditioned gradients, here gradients. The number of samples in evaluation is unknown.",
         NORM_CURVATURE,
         BUFFER,
     ),
-    _point(
+    _deterministic(
         "cifar10-lenet",
         "cifar10/lenet_kfac_bs128_4gpu",
         1e-3,
@@ -96,7 +95,7 @@ PRESETS: Final = (
         0.999,
         f"LeNet-5; CIFAR-10 with {CROPS}; 4 processes, batch 4 x 32; 50 epochs, learning rate x 0.9 after each",
     ),
-    _point(
+    _deterministic(
         "cifar10-alexnet",
         "cifar10/alexnet_kfac_bs256_8gpu",
         1e-2,
@@ -106,7 +105,7 @@ PRESETS: Final = (
         0.999,
         f"AlexNet; CIFAR-10 with {CROPS}; {BATCH_256}; 61 epochs, learning rate x 0.1 after epochs 30 and 50",
     ),
-    _point(
+    _deterministic(
         "imagenet-resnet18",
         "imagenet/resnet18_kfac_bs4k_128gpu",
         1.6e-3,

@@ -21,10 +21,10 @@ class Preset:
     Attributes:
         name: Paper, data and network.
         callback: Name of the callback's class.
-        arguments: Arguments of that callback. The augmentation factor ρ is 1 unless stated, whatever a data module says.
+        arguments: Arguments of that callback. The augmentation factor ρ defaults to 1 and overrides the data module's.
         source: Where they were published.
-        setting: The rest of the run: network, data, batches, epochs, schedule.
-        differs: Every known difference between the callback and the published run, and what the source leaves open.
+        setting: The other settings of the run: network, data, batches, epochs, schedule.
+        differs: Every known difference between the callback and the published run, and settings that the source omits.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Preset:
     differs: str
 
     def __post_init__(self) -> None:
-        """Set ρ = 1 where none is given; otherwise the callback would ask the data module, which knows no paper's prior."""
+        """Set ρ = 1 by default; otherwise the callback would use the data module's factor, which ignores the paper."""
         object.__setattr__(self, "arguments", {"data_augmentation_factor": 1.0, **self.arguments})
 
 
@@ -43,11 +43,11 @@ def rate_of_average(lr: float, momentum: float) -> float:
     """The learning rate for a running average of gradients that moves like `lr` with a heavy-ball buffer.
 
     Args:
-        lr: Learning rate beside a buffer that sums gradients.
+        lr: Learning rate for a buffer that sums gradients.
         momentum: The buffer's factor.
 
     Returns:
-        ``lr / (1 - momentum)``, without the last digits' rounding.
+        ``lr / (1 - momentum)``, rounded by `tidy`.
 
     Example:
         >>> rate_of_average(1e-4, momentum=0.9)

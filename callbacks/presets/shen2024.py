@@ -10,9 +10,9 @@ from typing import Final
 
 from lightning_bayes.callbacks.presets.preset import Preset, tidy
 
-_NONE_KNOWN: Final = (
-    "No difference of the update is known. prior_precision, init_precision and num_data are those of the data set named "
-    "here; for another N pass N times the weight decay, N times the sum of hess_init and the weight decay, and N."
+_NO_DIFFERENCE: Final = (
+    "No difference in the update is known. prior_precision, init_precision and num_data assume this data set; for another N "
+    "pass N times the weight decay, N times the sum of hess_init and the weight decay, and N."
 )
 
 
@@ -34,7 +34,7 @@ def _ivon(
         arguments,
         "https://arxiv.org/abs/2402.17641, with https://github.com/team-approx-bayes/ivon-experiments",
         setting,
-        _NONE_KNOWN,
+        _NO_DIFFERENCE,
     )
 
 

@@ -1,7 +1,7 @@
 """Noisy Adam of Zhang et al. 2018, https://arxiv.org/abs/1712.02390, from the paper and https://github.com/pomonam.
 
-γ_ex is in the preconditioner alone. η is the prior's variance and λ the KL weight. The paper's Algorithm 1 squares the
-batch's gradient and averages gradients; the released code measures the Fisher's diagonal, with labels drawn from the model,
+γ_ex enters the preconditioner only. η is the prior's variance and λ the KL weight. The paper's Algorithm 1 squares the
+batch's gradient and averages gradients; the released code measures the Fisher diagonal, with labels drawn from the model,
 and sums gradients in a buffer. There is one preset for each.
 """
 
@@ -14,8 +14,8 @@ from lightning_bayes.callbacks.presets.preset import Preset, rate_of_average, ti
 _PAPER: Final = "https://arxiv.org/abs/1712.02390"
 _CODE: Final = "https://github.com/pomonam/NoisyNaturalGradient, config/"
 _START: Final = (
-    "The paper starts from zero curvature and the code with hardly any noise; here the first update has no noise and its "
-    "measurement is the first curvature."
+    "The paper starts from zero curvature, and the code starts with almost no noise; here the first update has no noise, "
+    "and its measurement is the initial curvature."
 )
 
 
@@ -55,7 +55,7 @@ def _uci(callback: str, differs: str) -> Preset:
         f"{_PAPER}, section 5.1 (NNG-FFG), and {_CODE}regression",
         "MLP with one hidden layer of 50 ReLU (100 for protein and year); standardised inputs and targets, splits of 90 to "
         "10; batch 10 below 2000 examples, 500 for year, else 100; 1000 epochs, learning rate x 0.1 after 500",
-        "Their noise precision has a posterior with the prior Gamma(6, 6); here it is the task's, "
+        "Their noise precision has a posterior with the prior Gamma(6, 6); here it is the task's: use "
         f"BayesRegressor(noise='gamma') for the same. {differs} {_START}",
     )
 
@@ -66,19 +66,18 @@ PRESETS: Final = (
         f"{_PAPER}, section 5.2, and {_CODE}classification/diag_vgg_plain.json",
         0.01,
         0.003,
-        "lr is the paper's largest step size. The weight of the old momentum is not stated; 0.9 is the code's. The code "
-        "measures the Fisher with other values.",
+        "lr is the paper's largest step size. The weight of the old momentum is not stated; 0.9 comes from the code, which "
+        "otherwise measures the Fisher with other values.",
     ),
     _vgg16(
         "NoisyAdamFisherCallback",
         f"{_CODE}classification/diag_vgg_plain.json",
         rate_of_average(0.01, momentum=0.9),
         0.005,
-        "They measure the Fisher at every tenth update, with one label drawn for each example; here it is the "
-        "expectation over labels, at every update. Their momentum sums preconditioned gradients without a bias "
-        "correction; here gradients are averaged with one. Their preconditioner has the damping alone, without the "
-        "prior's δ̃ of 1e-4.",
+        "They measure the Fisher in every tenth update, with one label drawn per example; here it is the expectation over "
+        "labels, in every update. Their momentum sums preconditioned gradients without bias correction; here it averages "
+        "gradients with bias correction. Their preconditioner adds only the damping, not the prior's δ̃ of 1e-4.",
     ),
-    _uci("NoisyAdamCallback", "Their code measures the Fisher's diagonal instead of the squared gradient."),
-    _uci("NoisyAdamFisherCallback", "They draw one label for each example; here it is the expectation over labels."),
+    _uci("NoisyAdamCallback", "Their code measures the Fisher diagonal instead of the squared gradient."),
+    _uci("NoisyAdamFisherCallback", "They draw one label per example; here the Fisher is the expectation over labels."),
 )

@@ -1,8 +1,7 @@
 """Noisy K-FAC of Zhang et al. 2018, https://arxiv.org/abs/1712.02390, from https://github.com/gd-zhang/noisy-K-FAC.
 
-The Fisher, with one drawn label for each example, is measured every tenth and inverted every 200th update. The prior's
-gradient is taken at the sample, as in Algorithm 2. γ_ex is in the preconditioner alone; η is the prior's variance and λ the
-KL weight.
+The Fisher, with one drawn label per example, is measured every 10th and inverted every 200th update. The prior's gradient is
+evaluated at the sample, as in Algorithm 2. γ_ex enters the preconditioner only; η is the prior's variance, λ the KL weight.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from lightning_bayes.optim import ExponentialSchedule
 
 _PAPER: Final = "https://arxiv.org/abs/1712.02390"
 _UPDATES: Final = 390  # per epoch, with 50 000 examples in batches of 128
-_NOT_THEIRS: Final = (
-    "Their momentum sums preconditioned gradients, each clipped on its own, without a bias correction; here gradients "
-    "are averaged with one, and the whole step is clipped, which is stricter. Their factors start from the identity and "
-    "their first 200 updates have hardly any noise; here the first measurement sets them, inverses are renewed at the "
-    "measurements 1, 2, 4, 8 and so on, and layers take turns. The code preconditions with the damping alone; here the "
-    "prior's δ̃ is added to it, as in the paper. The code measures the Fisher in a pass of its own, under another weight "
-    "sample and with BatchNorm in evaluation mode; here in the pass of the gradient. The code averages logits over "
-    "weight samples; here probabilities are averaged."
+_DIFFERENCES: Final = (
+    "Their momentum sums preconditioned gradients, each clipped separately, without bias correction; here it averages "
+    "gradients with bias correction, and the whole step is clipped, which is stricter. Their factors start from the "
+    "identity, and their first 200 updates have almost no noise; here the first measurement sets the factors, inverses are "
+    "renewed at the measurements 1, 2, 4, 8 and so on, and layers take turns. The code preconditions with the damping "
+    "alone; here the prior's δ̃ is added to it, as in the paper. The code measures the Fisher in a separate pass, under "
+    "another weight sample and with BatchNorm in evaluation mode; here it is measured in the gradient's pass. The code "
+    "averages logits over weight samples; here probabilities are averaged."
 )
 
 
@@ -45,7 +44,7 @@ def _vgg16(suffix: str, clip: float, kl_weight: float, variance: float, setting:
         arguments,
         f"{_PAPER}, section 5.2, and https://github.com/gd-zhang/noisy-K-FAC, configs/",
         f"VGG-16 with half the filters; CIFAR-10; batch 128; 150 epochs; {setting}",
-        f"{differs}{_NOT_THEIRS} kl_clip falls by 5 % every 390 updates, an epoch of 50 000 examples.",
+        f"{differs}{_DIFFERENCES} kl_clip falls by 5 % every 390 updates, an epoch of 50 000 examples.",
     )
 
 
@@ -76,8 +75,8 @@ PRESETS: Final = (
         f"{_PAPER}, section 5.1 (NNG-MVG), and https://github.com/pomonam/NoisyNaturalGradient, config/regression",
         "MLP with one hidden layer of 50 ReLU (100 for protein and year); standardised inputs and targets, splits of 90 to "
         "10; batch 10 below 2000 examples, 500 for year, else 100; 1000 epochs, learning rate x 0.1 after 500",
-        "Their noise precision has a posterior with the prior Gamma(6, 6); here it is the task's, "
+        "Their noise precision has a posterior with the prior Gamma(6, 6); here it is the task's: use "
         "BayesRegressor(noise='gamma') for the same. Their factors start near the identity; here the first update has no "
-        "noise and its measurement sets them. The momentum of 0.9 is the code's; Algorithm 2 has none.",
+        "noise, and its measurement sets the factors. The momentum of 0.9 comes from the code; Algorithm 2 has none.",
     ),
 )

@@ -26,7 +26,7 @@ def test_spreads_are_averages_over_places():
     assert table({"q": Band([0.0] * len(std), std)}).endswith("| q | 0.100 | 0.400 | 4.0 |")
 
 
-@pytest.mark.filterwarnings("ignore:The width 64 is the largest that was tried")  # after one epoch
+@pytest.mark.filterwarnings("ignore:The width 64 is the end of the search range")  # after one epoch
 def test_a_short_run_prints_every_method_and_keeps_what_it_draws(tmp_path, capsys):
     torch_threads = torch.get_num_threads()
     files = ["--json", str(tmp_path / "kept.json"), "--plot", str(tmp_path / "gap.png")]

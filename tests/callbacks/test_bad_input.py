@@ -1,4 +1,4 @@
-"""Set-ups that cannot train a posterior: an error that names the culprit and the next step, and nothing is lost."""
+"""Set-ups that cannot train a posterior raise an error that names the culprit and the next step, and change nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, U
 
 
 def assert_refused(error, message, module, callback=None, **trainer):
-    """`fit` raises before the first training_step and leaves the weights alone."""
+    """`fit` raises before the first training_step and does not change the weights."""
     before = weights(module)
     with pytest.raises(error, match=message):
         fit(module, callback or VOGNCallback(), **trainer)
@@ -69,7 +69,7 @@ class TakesIterator(Classifier):
 
 @pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")  # Lightning's own warning
 def test_dataloader_iter_is_refused():
-    message = r"TakesIterator\.training_step takes dataloader_iter.*Take batch instead"
+    message = r"TakesIterator\.training_step takes dataloader_iter.*Take batch as the argument instead"
     assert_refused(UnsupportedTrainingError, message, TakesIterator())
 
 
@@ -89,8 +89,11 @@ def frozen(module):
         ),
         (lambda m: torch.optim.AdamW(m.parameters(), maximize=True), r"maximize=True: .* negative log-likelihood"),
         (frozen, r"Classifier has no trainable parameter in its optimizer\. Set requires_grad_\(True\)"),
-        (lambda m: VOGN(m, num_data=48), r"The optimizer is VOGN already.*Return Adam, AdamW or SGD"),
-        (lambda m: adamw(mlp()), r"parameters that Classifier does not, of the shapes \[\(6, 4\), .*a submodule of it"),
+        (lambda m: VOGN(m, num_data=48), r"The optimizer already is VOGN.*Return Adam, AdamW or SGD"),
+        (
+            lambda m: adamw(mlp()),
+            r"parameters that Classifier does not, of the shapes \[\(6, 4\), .*that owns them a submodule",
+        ),
         (
             lambda m: torch.optim.AdamW(m.parameters(), lr=-1.0),
             r"Invalid learning rate: -1\.0",  # AdamW's own
@@ -150,11 +153,11 @@ def test_second_callback_that_the_module_brings_is_refused():
         def configure_callbacks(self):
             return [OGNCallback()]
 
-    assert_refused(UnsupportedTrainingError, r"The optimizer is (VO|O)GN already.*second callback", Brings())
+    assert_refused(UnsupportedTrainingError, r"The optimizer already is (VO|O)GN.*second callback", Brings())
 
 
 def test_unknown_lightning_is_refused(monkeypatch):
-    """A closure that Lightning builds from other parts than today's."""
+    """A closure with other attributes than today's Lightning."""
     trainer = quiet_trainer(VOGNCallback())
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     monkeypatch.setattr(type(loop), "_make_closure", lambda self, batch, optimizer: None)
@@ -169,7 +172,7 @@ def test_unknown_lightning_is_refused(monkeypatch):
 
 
 class Noisy(LightningModule):
-    """Regression whose noise level lies on the LightningModule itself."""
+    """Regression whose noise level is a parameter of the LightningModule itself."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged or of something else are refused by name, and the module is left as it was."""
+"""Damaged and foreign checkpoints are refused by name, and the module does not change."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def damaged(saved, kind, tmp_path):
 
 
 def test_torch_reads_a_flipped_bit_without_a_word(saved):
-    """Why checksums are verified at all."""
+    """The reason to verify checksums."""
     wrong = read(flipped_in_a_weight(saved))["state_dict"]["net.0.weight"]
     assert not torch.equal(wrong, read(saved)["state_dict"]["net.0.weight"])
 
@@ -82,7 +82,7 @@ def test_a_damaged_file_holds_no_posterior(saved, kind, tmp_path):
 
 
 def refused(error, message, path, module):
-    """Nothing of the checkpoint is left in the module, and the module trains afterwards."""
+    """The module keeps its own weights, and trains afterwards."""
     before, callback = weights(module), VOGNCallback(lr=0.01)
     with pytest.raises(error, match=message):
         quiet_trainer(callback, max_epochs=3).fit(module, loader(), ckpt_path=path)
@@ -118,7 +118,7 @@ class Reordered(Classifier):
 
 
 def test_a_foreign_checkpoint_leaves_no_weights_behind(saved, tmp_path):
-    """The first layer would fit; Lightning loads it before it complains of the second."""
+    """The first layer matches; Lightning loads it before it raises an error about the second."""
     path = tmp_path / "last.ckpt"
     path.write_bytes(saved)
     other = Classifier(net=nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5)))
@@ -144,7 +144,7 @@ def same_contents(found, expected):
 
 
 def test_no_flipped_bit_is_read_as_something_else(saved, tmp_path):
-    """Anywhere in the file: the same contents, or an error that names it."""
+    """Anywhere in the file: the same contents, or an error that names the file."""
     path, draw, same, refusals = tmp_path / "last.ckpt", random.Random(0), [], []
     for _ in range(200):
         path.write_bytes(flip(saved, draw.randrange(len(saved)), draw.randrange(8)))

@@ -57,7 +57,7 @@ def test_each_batch_runs_k_passes_and_each_window_one_update(mc_samples, accumul
 @pytest.mark.parametrize("options", [NATURAL, {}], ids=["natural", "default"])
 @pytest.mark.parametrize("examples", [EXAMPLES, 38], ids=["even", "truncated_window"])
 def test_accumulation_equals_one_large_batch(mc_samples, options, examples):
-    """Four batches of 4 are one of 16; of 38 examples the last window holds a batch of 4 and one of 2."""
+    """Four batches of 4 equal one of 16; with 38 examples, the last window holds a batch of 4 and one of 2."""
     results = []
     for batch_size, accumulate in ((16, 1), (4, 4)):
         module, callback = Classifier(), VOGNCallback(mc_samples=mc_samples, num_data=examples, **options)
@@ -140,7 +140,7 @@ def test_the_reported_loss_is_the_mean_over_samples():
 
 
 class Returning(Classifier):
-    """Returns None at some calls."""
+    """Returns None in some calls."""
 
     def __init__(self, *nothing_at: int) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_micro_batch_that_returns_none_is_left_out_of_its_window(nothing_at):
 
 @returns_none
 def test_sample_that_returns_none_is_left_out_of_the_mean():
-    """Samples 0 and 2 of three, as plain PyTorch averages them."""
+    """The average over samples 0 and 2 of three, in plain PyTorch."""
     net = mlp()
     opt = VOGN(net, num_data=EXAMPLES, **NATURAL)
     for x, y in rows(0):
@@ -204,7 +204,7 @@ def test_sample_that_returns_none_is_left_out_of_the_mean():
 
 
 class Dropping(Classifier):
-    """Draws from the global generator in the data order, in training and between batches."""
+    """The data order, training and callbacks draw from the global generator."""
 
     def __init__(self) -> None:
         super().__init__(net=nn.Sequential(nn.Linear(4, 6), nn.Dropout(), nn.Linear(6, 3)))

@@ -1,4 +1,4 @@
-"""How often callbacks measure where nobody says it, and that other passes leave model and loss alone."""
+"""The callbacks' default curvature interval; passes that skip the curvature run the bare model and loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_bayes.errors import HyperparameterError
 
 
 class BarePasses(Callback):
-    """Notes in which training steps the model runs without hooks, wrapped forwards and torch-function modes."""
+    """Records the training steps in which the model runs without hooks, wrapped forwards and torch-function modes."""
 
     def __init__(self):
         self.found = []
@@ -45,9 +45,9 @@ def fit(callback, *others, max_epochs=4, **options):
         (VOGNCallback(curvature_interval=3), 3),
         (VOGNCallback(lr=0.1), 1),
         (VOGNCallback.from_preset("osawa2019-cifar10-resnet18"), 1),
-        (OGNCallback(), 1),  # whose curvature divides the gradient
-        (IVONCallback(), 1),  # whose curvature costs nothing
-        (NoisyKFACCallback(), 1),  # which has stats_interval
+        (OGNCallback(), 1),  # its curvature divides the gradient
+        (IVONCallback(), 1),  # its curvature costs nothing
+        (NoisyKFACCallback(), 1),  # it has stats_interval
     ],
 )
 def test_only_the_users_own_step_measures_less_often(callback, interval):
@@ -76,7 +76,7 @@ def test_accumulation_and_mixed_precision_measure_on_time(options):
 
 
 def test_micro_batches_in_updates_that_do_not_measure_are_one_large_batch():
-    """Micro-batches of 8 under one noise against batches of 16, in 15 updates of which 11 to 13 and 15 do not measure."""
+    """Micro-batches of 8 with shared noise against batches of 16, in 15 updates; updates 11 to 13 and 15 do not measure."""
     found = []
     for size, options in ((8, {"accumulate_grad_batches": 2}), (16, {})):
         torch.manual_seed(0)
@@ -94,7 +94,7 @@ def test_every_update_is_the_same_whether_examples_are_counted_or_not(monkeypatc
 
 
 def test_trials_of_lightnings_tuner_measure_in_every_update():
-    """The tuner trains without callbacks. A batch size without memory for updates that measure would be too large."""
+    """The tuner trains without callbacks. A batch size that leaves no memory for measuring updates would be too large."""
 
     class Tuner(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -115,9 +115,9 @@ def test_trials_of_lightnings_tuner_measure_in_every_update():
     assert passes.found == [False] * 10 + [True] * 4 + [False] + [True] * 3
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of the run which it resumes
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")  # it resumes a run in the same directory
 def test_a_run_resumed_after_the_first_ten_updates_takes_the_same_bare_passes(tmp_path):
-    """A pass that counts its examples again differs from a bare one by rounding."""
+    """A pass that counts its examples differs from a bare pass by rounding only."""
     whole_passes, resumed_passes = BarePasses(), BarePasses()
     saving = {"enable_version_counter": False, "save_top_k": -1}
     kept = [ModelCheckpoint(tmp_path, "{epoch}", **saving) for _ in range(2)]

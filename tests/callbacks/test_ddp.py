@@ -1,4 +1,4 @@
-"""strategy="ddp" on two gloo processes against runs in one process, each rank with batches of the test's own."""
+"""strategy="ddp" on two gloo processes against runs in one process; each test chooses the batches of each rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Net(LightningModule):
 
 
 class CountReductions(Callback):
-    """Counts our collectives, and what DDP reduces on its own."""
+    """Counts this package's collectives, and DDP's own reductions."""
 
     def __init__(self):
         self.sizes, self.by_ddp, self.own = [], 0, dist.all_reduce
@@ -159,12 +159,12 @@ def assert_equal_to(found, expected):
 
 @pytest.mark.parametrize("name", ["split", "uneven"])
 def test_equal_noise_and_a_split_batch_are_one_process(ranks, name):
-    """4 + 4 examples, and 2 + 6, which count by their number."""
+    """4 + 4 examples, and 2 + 6 examples, weighted by their number."""
     assert_equal_to(ranks[0][name], in_one_process())
 
 
 def test_uneven_ranks_would_show_if_they_counted_equally(ranks):
-    """The check of the check: the mean of the two ranks' means is something else."""
+    """Check of the check: the unweighted mean of the two ranks' means differs."""
     twice_the_few = [FEW[i] * 3 + MANY[i] for i in range(6)]
     wrong = train(twice_the_few, max_epochs=2)["state"]
     assert float((wrong["net.0.weight"] - ranks[0]["uneven"]["state"]["net.0.weight"]).abs().max()) > 1e-3
@@ -196,7 +196,7 @@ def test_every_rank_draws_noise_of_its_own(ranks):
 
 @pytest.mark.parametrize(("name", "updates"), [("different", 6), ("counted accumulation", 2)])
 def test_one_all_reduce_per_update_and_none_of_ddps(ranks, name, updates):
-    """Two samples per batch, or four micro-batches per update: still one. It holds the loss, ĝ, ĥ and the weight."""
+    """Still one with two samples per batch or four micro-batches per update. It holds the loss, ĝ, ĥ and the weight."""
     weights = FEATURES * 6 + 6 + 6 * CLASSES + CLASSES
     for rank in ranks:
         count = rank[name]["count"]
@@ -205,7 +205,7 @@ def test_one_all_reduce_per_update_and_none_of_ddps(ranks, name, updates):
 
 
 def test_ranks_measure_in_the_same_updates_and_reduce_no_curvature_in_the_others(ranks):
-    """2 + 6 examples, measured in the updates 1 to 10, 14 and 18, are one process with 8."""
+    """2 + 6 examples, measured in the updates 1 to 10, 14 and 18, equal one process with 8."""
     weights = FEATURES * 6 + 6 + 6 * CLASSES + CLASSES
     measured, bare = 1 + 2 * weights + 1, 1 + weights + 1
     expected = [measured] * 10 + [bare] * 3 + [measured] + [bare] * 3 + [measured]
@@ -214,7 +214,7 @@ def test_ranks_measure_in_the_same_updates_and_reduce_no_curvature_in_the_others
 
 
 def test_batchnorm_follows_the_data_of_both_ranks(ranks):
-    """Its running statistics are not those of one rank that was copied to the other."""
+    """The running statistics are not a copy of one rank's."""
     state = ranks[0]["normalised"]["state"]
     alone = train(LEFT, net={"normalised": True}, max_epochs=2)["state"]
     assert float((state["net.1.running_mean"] - alone["net.1.running_mean"]).abs().max()) > 1e-3
@@ -222,13 +222,13 @@ def test_batchnorm_follows_the_data_of_both_ranks(ranks):
 
 
 def test_validation_averages_over_the_same_samples_on_both_ranks(ranks):
-    """The two halves of a batch, validated apart, make up the batch's loss in one process."""
+    """Validating two halves of a batch gives the batch's loss in one process."""
     halves = (ranks[0]["split"]["losses"] + ranks[1]["split"]["losses"]) / 2
     torch.testing.assert_close(halves, train(WHOLE, max_epochs=2)["losses"], rtol=1e-4, atol=1e-5)
 
 
 def test_an_unused_layer_neither_hangs_nor_moves_by_its_likelihood(ranks):
-    """Its curvature stays at what init_precision says, decayed; only the prior acts on it."""
+    """Its curvature is the decayed one of init_precision; only the prior acts on it."""
     found = ranks[0]["unused"]["state"]
     assert found["unused.weight"].isfinite().all()
     start = (60.0 - 2.0) / 48

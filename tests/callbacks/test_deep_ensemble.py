@@ -1,4 +1,4 @@
-"""Deep ensembles of checkpoints against members loaded and averaged by hand."""
+"""Deep ensembles of checkpoints, against members loaded and averaged by hand."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_members_that_vogn_has_trained_count_with_their_means_and_links(tmp_path
 
 @pytest.fixture
 def _seed_variables(monkeypatch):
-    """Lightning's variables are put back; processes that later tests start would read them."""
+    """Lightning's environment variables are restored, because processes of later tests would read them."""
     for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(variable, "0")
 
@@ -163,7 +163,7 @@ def test_the_documented_commands_train_and_evaluate_an_ensemble(tmp_path, monkey
     ensemble = ["--trainer.callbacks+=lightning_bayes.DeepEnsembleCallback"]
     ensemble += [f"--trainer.callbacks.members=[{','.join(map(str, paths))}]"]
     monkeypatch.setattr("sys.argv", ["lightning-bayes", "test", *command, *ensemble])
-    main()  # without a remark on the missing ckpt_path: warnings are errors
+    main()  # without a warning about the missing ckpt_path: warnings are errors
     with Path("runs/digits_lenet_adam/version_2/metrics.csv").open(newline="") as file:
         (found,) = csv.DictReader(file)
 
@@ -175,7 +175,7 @@ def test_the_documented_commands_train_and_evaluate_an_ensemble(tmp_path, monkey
         module.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
         probs += module.eval()(images).softmax(-1).detach() / 2
     assert float(found["test/cls/NLL"]) == pytest.approx(F.nll_loss(probs.log(), targets).item(), rel=1e-4)
-    assert not [name for name in found if name.startswith("test_mean/")]  # of weights that nobody has trained
+    assert not [name for name in found if name.startswith("test_mean/")]  # the module's own weights are untrained
 
 
 # -- what cannot work -----------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_a_file_that_is_no_checkpoint_is_named(members, tmp_path):
 
 @pytest.mark.parametrize("members", [[], "last.ckpt"])
 def test_members_must_be_a_list_with_at_least_one_path(members):
-    with pytest.raises(HyperparameterError, match=r"members=.* must be a list of paths of checkpoints, at least one"):
+    with pytest.raises(HyperparameterError, match=r"members=.* must be a list of at least one checkpoint path"):
         DeepEnsembleCallback(members)
 
 
@@ -217,5 +217,5 @@ def test_steps_that_bypass_forward_are_warned_about(members):
         def test_step(self, batch, batch_idx):
             self.log("loss", F.cross_entropy(self.net(batch[0]), batch[1]))
 
-    with pytest.warns(UserWarning, match=r"of the module as it is.*or take DeepEnsembleCallback out"):
+    with pytest.warns(UserWarning, match=r"the module's current weights.*or remove DeepEnsembleCallback"):
         quiet_trainer(DeepEnsembleCallback(members[0])).test(Bypass(), loader(), verbose=False)

@@ -1,4 +1,4 @@
-"""The noise of callbacks without arguments, by kind of network, and what stated values change."""
+"""The default noise by kind of network, and the effect of explicit values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fit(callback, module=None):
 
 
 def relative_widths(optimizer):
-    """Root mean square of the noise of each weight over that of its values, which is its size or nearly so."""
+    """RMS of each tensor's noise over the RMS of its values, which is close to its size."""
     posterior = optimizer.posterior()
     sizes = {name: mean.square().mean().sqrt() for name, mean in posterior.mean.items()}
     return {name: float(v.mean().sqrt() / sizes[name]) for name, v in posterior.variance().items() if "weight" in name}

@@ -1,4 +1,4 @@
-"""What `PosteriorDiagnostics` logs and warns about, beside the callbacks that train a posterior."""
+"""Logs and warnings of `PosteriorDiagnostics`, with the callbacks that train a posterior."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def warnings_of(*callbacks, **options):
 def test_noise_that_drowns_the_weights_is_warned_about_once_with_the_layers_names():
     loose = VOGNCallback(lr=1e-6, prior_precision=1e-2, num_data=1)
     (text,) = (t for t in warnings_of(loose, PosteriorDiagnostics(), max_epochs=3) if "larger than the weights" in t)
-    assert "larger than the weights in net.0, net.2: predictions" in text
+    assert "larger than the weights in net.0, net.2, so predictions" in text
     assert "Raise prior_precision, lower kl_weight, or pass relative_noise=0.3" in text
 
 
 def test_a_collapsed_curvature_is_warned_about_once_with_the_layers_names():
     (text,) = warnings_of(VOGNCallback(prior_precision=1e6), PosteriorDiagnostics(), max_epochs=3)
-    assert "curvature has collapsed in net.0, net.2: the data give less than 1% of the precision" in text
+    assert "curvature has collapsed in net.0, net.2: the data contribute less than 1% of the precision" in text
 
 
 def test_a_dead_layer_is_the_only_one_named():
@@ -143,7 +143,7 @@ def test_a_healthy_posterior_is_not_warned_about():
 def test_without_a_posterior_there_is_nothing_to_diagnose():
     with pytest.raises(UnsupportedTrainingError, match=r"found no callback that trains a posterior\. Add one, such as"):
         fit(Classifier(), PosteriorDiagnostics())
-    with pytest.raises(UnsupportedTrainingError, match=r"OGNCallback trains a point.*Take it out"):
+    with pytest.raises(UnsupportedTrainingError, match=r"OGNCallback trains a point estimate.*Remove it"):
         fit(Classifier(), OGNCallback(), PosteriorDiagnostics())
 
 

@@ -1,4 +1,4 @@
-"""Validation, test and prediction under the posterior, against a loop by hand over the same samples."""
+"""Validation, test and prediction under the posterior, against an explicit loop over the same samples."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_validation_during_fit_is_averaged_over_a_few_samples_of_the_posterior_o
 
         def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             found = pl_module.seen[-1].softmax(-1)
-            forward = pl_module.__dict__.pop("forward")  # the module as it is without the evaluation
+            forward = pl_module.__dict__.pop("forward")  # the module's own forward
             probs = by_hand(pl_module, callback.optimizer.posterior(), batch[0], count).softmax(-1).mean(0)
             pl_module.forward = forward
             torch.testing.assert_close(found, probs)
@@ -171,7 +171,7 @@ def test_the_sanity_check_runs_the_module_alone():
 
 @pytest.mark.parametrize(("others", "forwards"), [([], 0), ([TemperatureScaling()], 4)])
 def test_a_temperature_is_fitted_under_as_many_samples_as_a_test_takes(others, forwards):
-    """Without one, ``val_samples=0`` and the default differ: the mean, and three samples."""
+    """Without one, ``val_samples=0`` uses the mean, and the default three samples."""
     host = trainer(*others)
     assert sample_count(host, eval_samples=4, stated=0) == 4
     host.state.fn, host.validating = "fit", True
@@ -211,7 +211,7 @@ def test_a_predict_step_of_ones_own_is_kept():
             return self(batch[0]).argmax(-1)
 
     net, callback, host = fitted(net=Own())
-    with pytest.warns(UserWarning, match=r"Own\.predict_step returns a Tensor, so .* no entropy .* Return a dict"):
+    with pytest.warns(UserWarning, match=r"Own\.predict_step returns a Tensor, so .* no entropy .* return a dict"):
         found = torch.cat(host.predict(net, loader()))
     assert torch.equal(found, by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0).argmax(-1))
 
@@ -254,11 +254,12 @@ def test_a_batch_that_forward_cannot_take_asks_for_a_predict_step():
     x, y = data()
     named = DataLoader([{"inputs": one, "label": label} for one, label in zip(x, y, strict=True)], batch_size=12)
     message = (
-        r"the whole batch, a dict of inputs, label, and failed: .*Define Net\.predict_step\(self, batch, batch_idx\)"
+        r"the whole batch, a dict with the keys inputs, label, and failed: .*"
+        r"Define Net\.predict_step\(self, batch, batch_idx\)"
     )
     with pytest.raises(UnsupportedTrainingError, match=message):
         host.predict(net, named)
-    assert not {"forward", "predict_step"} & set(vars(net))  # the module is itself again
+    assert not {"forward", "predict_step"} & set(vars(net))  # no patch remains
     net.predict_step = lambda batch, batch_idx: {"logits": net(batch["inputs"])}
     mixture = by_hand(net, callback.optimizer.posterior(), x).softmax(-1).mean(0)
     found = torch.cat([each["logits"] for each in host.predict(net, named)])
@@ -289,7 +290,7 @@ def test_the_callbacks_link_comes_before_the_modules():
     torch.testing.assert_close(torch.cat(net.seen), each.sigmoid().mean(0).logit(), rtol=1e-4, atol=1e-5)
 
 
-LINKS = {  # what the average of outputs under the samples is, for a module that does not name its link
+LINKS = {  # the average of the outputs by training loss, for a module without link
     "mse_loss": (lambda o, y: F.mse_loss(o, F.one_hot(y, 3).float()), lambda e: e.mean(0)),
     "bce_with_logits": (
         lambda o, y: F.binary_cross_entropy_with_logits(o, F.one_hot(y, 3).float(), reduction="none").sum(1).mean(),
@@ -410,7 +411,7 @@ def test_steps_that_bypass_forward_are_warned_about():
             self.log("loss", F.cross_entropy(self.model(batch[0]), batch[1]))
 
     net, _, host = fitted(net=Bypass())
-    match = r"Bypass's steps did not call self\(\.\.\.\).*results are those of the module as it is"
+    match = r"Bypass's steps did not call self\(\.\.\.\).*results use the module's current weights"
     with pytest.warns(UserWarning, match=match):
         host.test(net, loader(), verbose=False)
 
@@ -435,7 +436,7 @@ def test_a_forward_that_returns_a_dictionary_has_no_average():
             return F.cross_entropy(output["logits"], y)
 
     net, _, host = fitted(net=Dictionary())
-    message = r"Dictionary\.forward returned a dict, which has no average.*or set eval_samples=0"
+    message = r"Dictionary\.forward returned a dict, which cannot be averaged.*or set eval_samples=0"
     with pytest.raises(UnsupportedTrainingError, match=message):
         host.test(net, loader(), verbose=False)
 
@@ -448,7 +449,7 @@ def evaluated_at_the_mean(net, host, match, **options):
 
 
 def test_without_a_posterior_the_mean_is_evaluated_with_a_warning():
-    match = "VOGNCallback evaluates at the weights as they are: no posterior was trained or loaded.*ckpt_path"
+    match = "VOGNCallback evaluates at the module's current weights: no posterior was trained or loaded.*ckpt_path"
     evaluated_at_the_mean(Net(), trainer(vogn()), match)
 
 
@@ -473,7 +474,7 @@ def test_a_checkpoint_of_a_plain_run_is_evaluated_with_a_warning(tmp_path):
     plain = trainer()
     plain.fit(Net(), loader())
     plain.save_checkpoint(tmp_path / "plain.ckpt")
-    match = r"VOGNCallback evaluates at the weights as they are: The checkpoint holds no posterior"
+    match = r"VOGNCallback evaluates at the module's current weights: The checkpoint holds no posterior"
     evaluated_at_the_mean(Net(), trainer(vogn()), match, ckpt_path=tmp_path / "plain.ckpt")
 
 
@@ -510,7 +511,7 @@ def test_a_dictionary_does_not_end_a_fit_at_its_first_validation():
 
     host = trainer(vogn())
     with pytest.warns(
-        UserWarning, match=r"forward returned a dict.*Validation during the fit goes on without averaging"
+        UserWarning, match=r"forward returned a dict.*Validation during the fit continues without averaging"
     ):
         host.fit(Named(), loader(), loader())
     assert host.callback_metrics["val"].isfinite()

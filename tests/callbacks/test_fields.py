@@ -1,4 +1,4 @@
-"""The callbacks' arguments come from one typed record: flat calls, flat configs, help texts, and errors that name a typo."""
+"""The callbacks' arguments come from one typed record, which serves calls, configs, help texts and errors about typos."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_value_of_another_type_is_named():
 
 def test_defaults_are_those_of_the_optimizer():
     for callback in FAMILY:
-        paper = {"lr": 1e-2} if callback is NoisyKFACCallback else {}  # beside the user's step its β₂ is another one
+        paper = {"lr": 1e-2} if callback is NoisyKFACCallback else {}  # with the user's step, its β₂ differs
         built, optimizer = callback(**paper), callback().optimizer_class
         defaults = {**optimizer.hyperparameters.defaults(), **optimizer.own_defaults, **callback.field_defaults}
         for name in ("betas", "kl_weight", "kl_warmup_steps", "damping", "init_precision", "prior_mean"):

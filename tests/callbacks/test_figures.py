@@ -1,4 +1,4 @@
-"""The figures of a test: which are written and logged, and that they show what was predicted."""
+"""The figures of a test: their files and logs, and that they show the predictions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def classifier(net=None):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What was handed to the drawing functions, by figure."""
+    """Arguments of the drawing functions, by figure."""
     seen = {}
     draw = figures.draw
 
@@ -269,6 +269,6 @@ def test_one_of_two_ranks_draws_the_predictions_of_both(tmp_path):
     first, second = run_on_ranks(draw_on_ranks, 2, tmp_path, str(tmp_path / "figures"))
     assert "probs" not in second
     assert len(first["probs"]) == 44
-    order = torch.cat([torch.arange(0, 44, 2), torch.arange(1, 44, 2)])  # as the sampler deals them out
+    order = torch.cat([torch.arange(0, 44, 2), torch.arange(1, 44, 2)])  # the order of the distributed sampler
     torch.testing.assert_close(first["probs"], first["own"][order])
     assert (tmp_path / "figures" / "reliability.png").read_bytes().startswith(PNG)

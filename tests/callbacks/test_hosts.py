@@ -1,4 +1,4 @@
-"""Trainers and optimizers of other packages that look alike, refused by their names before training."""
+"""Unsupported trainers and optimizers of other packages are refused by name before training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WithoutRate(torch.optim.SGD):
 
 
 class ScheduleFree(torch.optim.SGD):
-    """schedule-free's optimizers: other weights in training than in evaluation."""
+    """schedule-free's optimizers, which train and evaluate different weights."""
 
     def __init__(self, params):
         super().__init__(params, lr=0.1)
@@ -49,7 +49,7 @@ class ScheduleFree(torch.optim.SGD):
             group["train_mode"] = False
 
     def train(self):
-        """Go to the weights of training."""
+        """Switch to the training weights."""
 
 
 @pytest.mark.parametrize(("kind", "message"), [(WithoutRate, r"lr=None.*lr=1e-3"), (ScheduleFree, "schedule-free")])

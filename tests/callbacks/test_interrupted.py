@@ -1,4 +1,4 @@
-"""Exceptions, Ctrl-C and batches that are not finite: the weights are the posterior mean, and everything is undone."""
+"""After exceptions, Ctrl-C and non-finite batches, the weights are the posterior mean and all patches are undone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Breaks(Classifier):
 
 
 class Means(Callback):
-    """Keeps the weights of the last batch start: the mean."""
+    """Keeps the weights at the start of the last batch: the mean."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.last = weights(pl_module)
@@ -87,7 +87,7 @@ def test_finished_training_leaves_no_patch():
 
 
 class Diverges(Classifier):
-    """Has a loss that is not finite at some calls; BatchNorm sees the bad batch too."""
+    """Has a non-finite loss in some calls; BatchNorm sees the bad batch too."""
 
     def __init__(self, bad, value=float("nan")) -> None:
         super().__init__(net=nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
@@ -102,7 +102,7 @@ class Diverges(Classifier):
 
 
 class States(Callback):
-    """Everything training writes: weights, statistics, optimizer state, after each batch."""
+    """Everything that training changes, after each batch: weights, statistics and optimizer state."""
 
     def __init__(self) -> None:
         self.seen = []

@@ -44,7 +44,7 @@ CALLBACKS = [KFACCallback, NoisyKFACCallback]
 
 
 class Residual(nn.Module):
-    """A convolution with BatchNorm, in-place activation and in-place addition, as ResNets have it."""
+    """A convolution with BatchNorm, in-place activation and in-place addition, as in ResNets."""
 
     def __init__(self, channels):
         super().__init__()
@@ -145,7 +145,7 @@ def test_the_checkpoint_holds_the_posterior(tmp_path):
     assert isinstance(posterior, MatrixGaussian)
     assert posterior.factors.keys() == {"net.0.1.weight", "net.1.conv.weight", "net.3.weight"}
     assert posterior.biases == {"net.0.1.weight": "net.0.1.bias", "net.3.weight": "net.3.bias"}
-    assert not posterior.precision  # normalisation layers are points
+    assert not posterior.precision  # normalisation layers are deterministic
     assert {f"net.{n}.{p}" for n in ("0.2", "1.norm") for p in ("weight", "bias")} <= posterior.constants.keys()
     live = callback.optimizer.posterior().to("cpu")
     assert_same_bits(posterior.mean, live.mean)
@@ -166,7 +166,7 @@ def test_a_point_has_no_posterior(tmp_path):
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize("callback", CALLBACKS)
 def test_resume_between_two_inversions_is_bit_equal(callback, tmp_path):
-    """Six updates an epoch; saved after the second, in the middle of both intervals."""
+    """Six updates per epoch; saved after the second, in the middle of both intervals."""
 
     def run(**options):
         module, keep = (
@@ -198,7 +198,7 @@ def test_a_module_without_likelihood_cannot_draw_labels():
 
 @pytest.mark.slow
 def test_resnet18_with_batch_norm_trains():
-    """The CIFAR form, a few steps on 16 images: the loss falls."""
+    """The CIFAR variant: the loss falls in a few steps on 16 images."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(16, 3, 32, 32, generator=generator), torch.arange(16) % 10
     module = Classifier(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), ResNet18(num_classes=10))

@@ -88,7 +88,9 @@ def test_a_checkpoint_without_a_posterior_gets_one_before_its_test(tmp_path):
 
 def test_without_training_data_it_says_where_they_come_from(tmp_path):
     module = NormedClassifier()
-    with pytest.raises(UnsupportedTrainingError, match=r"LaplaceCallback needs training batches, but has seen no fit"):
+    with pytest.raises(
+        UnsupportedTrainingError, match=r"LaplaceCallback needs training batches, but there was no fit with it"
+    ):
         scored(module, LaplaceCallback())
 
 

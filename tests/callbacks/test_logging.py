@@ -1,4 +1,4 @@
-"""What training logs about the posterior."""
+"""The posterior metrics that training logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_bayes import OGNCallback, VOGNCallback
 
 
 def determined_by_hand(module, optimizer):
-    """Σ s / (s + 0.03 mean s), tensor by tensor: without a stated prior that is all of it."""
+    """Σ s / (s + 0.03 mean s), tensor by tensor, without an explicit prior."""
     curvatures = [optimizer.state[param]["curvature"] for param in module.parameters()]
     return float(sum((s / (s + 0.03 * s.mean())).sum() for s in curvatures))
 

@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout on modules with their own optimizer, against loops and twins with explicit dropout layers."""
+"""Monte-Carlo dropout with the user's optimizer, against loops and twins with explicit dropout layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. 
 
 
 def network(*dropouts):
-    """A network with dropout behind its two linear layers, or without."""
+    """A network with or without dropout after its two linear layers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         layers = [nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)]
@@ -80,7 +80,7 @@ def test_dropout_of_probability_zero_is_the_module_itself():
 
 
 def test_training_is_the_modules_own_bit_for_bit():
-    """Validation with dropout in between leaves the global random numbers, and so the training's masks, alone."""
+    """Validation with dropout does not change the global random state, and so not the training's masks."""
     plain, ours = Net(network(0.3, 0.2)), Net(network(0.3, 0.2))
     for module, callbacks in ((plain, []), (ours, [MCDropoutCallback(eval_samples=S)])):
         torch.manual_seed(0)
@@ -189,7 +189,7 @@ def test_a_module_without_dropout_is_refused_before_training():
 
 
 def test_a_pattern_that_matches_no_layer_lists_the_layers():
-    match = r"No layer of Net has a name that layers='conv\.\*' matches as a whole\. Its layers are net\.0, net\.1, net\.2, "
+    match = r"layers='conv\.\*' matches no full layer name of Net\. Its layers are net\.0, net\.1, net\.2, "
     refused(UnsupportedLayerError, match, Net(network()), MCDropoutCallback(p=0.1, layers="conv.*"))
 
 
@@ -201,7 +201,7 @@ def test_a_layer_that_returns_no_tensor_is_named():
         def forward(self, x):
             return self.net["rnn"](x)[0]
 
-    match = r"Dropout cannot follow net\.rnn, which returns a tuple and not a tensor\. Change layers='net\.rnn'"
+    match = r"Dropout cannot follow net\.rnn, which returns a tuple, not a tensor\. Change layers='net\.rnn'"
     with pytest.raises(UnsupportedLayerError, match=match):
         fit(Recurrent(), MCDropoutCallback(p=0.1, layers="net.rnn"))
 

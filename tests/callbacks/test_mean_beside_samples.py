@@ -1,4 +1,4 @@
-"""One test of the zoo's classifier measures the Monte-Carlo predictive and the posterior mean side by side."""
+"""A single test of the zoo's classifier measures the Monte-Carlo predictive and the posterior mean."""
 
 from __future__ import annotations
 

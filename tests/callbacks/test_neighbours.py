@@ -1,4 +1,4 @@
-"""Lightning's own callbacks and the trainer's flags beside `VOGNCallback`."""
+"""Lightning's own callbacks and the trainer's flags together with `VOGNCallback`."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Tunable(Classifier):
 
 
 def assert_prepared(callback):
-    """The optimizer's N and the prior from its penalty are those of the real training."""
+    """The optimizer's N, and the prior from its penalty, belong to the real training."""
     (group,) = callback.optimizer.param_groups
     assert (group["num_data"], group["prior_precision"]) == (EXAMPLES, pytest.approx(0.01 * EXAMPLES))
 
 
 def rates_of_plain_lightning(folder):
-    """Rates and length of a run without us: Lightning 2.5.0 drops the found rate, and an epoch, for any optimizer."""
+    """Rates and length of a plain run: Lightning 2.5.0 drops the found rate, and an epoch, for any optimizer."""
     module, rates = Tunable(), LearningRates()
     quiet_trainer(LearningRateFinder(num_training_steps=20), rates, default_root_dir=folder, max_epochs=4).fit(module)
     return rates.seen[0] == [module.lr], len(rates.seen)
@@ -137,7 +137,7 @@ def test_backbone_finetuning_adds_a_group_that_learns_and_is_sampled(first):
 
 
 def test_stochastic_weight_averaging_averages_means_and_recomputes_statistics_without_noise():
-    """The mean over epoch starts, and BatchNorm statistics of a further epoch, by hand."""
+    """The mean over epoch starts and the BatchNorm statistics of one more epoch, computed by hand."""
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
     module, callback, snapshots = Classifier(net=net), VOGNCallback(mc_samples=2), []
 

@@ -1,4 +1,4 @@
-"""The callbacks of VON, MomentumVON, CVI and BBB: what they pass on, what they refuse, and that they train."""
+"""The callbacks of VON, MomentumVON, CVI and BBB pass on their arguments, refuse bad ones, and train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""N from the trainer's loader, for every way in which a trainer sees less than the whole data set."""
+"""N from the trainer's loader, for every way to train on a part of the data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightning_bayes.errors import ExampleDimensionError, UnknownNumDataError
 
 
 class Stream(IterableDataset):
-    """A stream that claims a length, in whatever unit."""
+    """A stream with a length in an unknown unit."""
 
     def __iter__(self):
         return iter(blobs())
@@ -41,7 +41,7 @@ class Nested(Classifier):
 
 
 class Unsized:
-    """Batches from somewhere, without a data set."""
+    """A loader without a data set."""
 
     def __iter__(self):
         return iter(loader())
@@ -99,7 +99,7 @@ def test_a_dictionary_of_one_loader_has_that_loaders_examples():
     ],
     ids=["iterable", "several", "no_batch_size", "no_data_set"],
 )
-@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")  # Lightning's word on such streams
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")  # Lightning warns about such streams
 def test_unknown_num_data_is_an_error_that_names_the_argument(data, message):
     module = Nested()
     with pytest.raises(UnknownNumDataError, match=f"{message}.*Pass num_data="):
@@ -108,7 +108,7 @@ def test_unknown_num_data_is_an_error_that_names_the_argument(data, message):
 
 
 class OwnBatchSampler:
-    """Batches of growing size, so that no batch size tells the number of examples."""
+    """Batches of growing size, so that the number of examples cannot be inferred."""
 
     def __iter__(self):
         return iter([list(range(0, 10)), list(range(10, 48))])
@@ -142,7 +142,7 @@ def test_data_augmentation_factor_multiplies_the_examples_in_the_precision():
 
 
 class Tokens(Classifier):
-    """Every feature of an example goes through the network by itself."""
+    """The network processes every feature of an example separately."""
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -157,7 +157,7 @@ class OneByOne(Classifier):
 
 def test_layers_that_see_other_examples_than_the_data_set_counts_are_warned_about():
     seen = 8 * FEATURES
-    with pytest.warns(UserWarning, match=f"layers see {seen} examples in a batch .* batch_size=8.*num_data=") as caught:
+    with pytest.warns(UserWarning, match=f"layers see {seen} examples per batch.* batch_size=8.*num_data=") as caught:
         fit(Tokens(net=torch.nn.Linear(1, CLASSES)), VOGNCallback())
     assert sum("layers see" in str(warning.message) for warning in caught) == 1
 

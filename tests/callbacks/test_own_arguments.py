@@ -1,4 +1,4 @@
-"""Callbacks whose algorithm has hyperparameters of its own hand them on, and refuse bad ones before the fit."""
+"""Callbacks pass on hyperparameters that only their algorithm has, and refuse bad values before the fit."""
 
 from __future__ import annotations
 

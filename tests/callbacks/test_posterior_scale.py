@@ -26,7 +26,7 @@ S = 4
 
 
 class Plain(Classifier):
-    """A module of a user's own: it returns nothing from its steps."""
+    """A user's module, whose steps return nothing."""
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
@@ -181,7 +181,7 @@ def test_regression_has_the_noise_that_the_module_states_or_the_best_one(noise):
 
 
 def test_a_posterior_that_only_harms_becomes_the_mean():
-    """A constant prediction of the classes' frequencies is the best there is, so noise in the weights cannot help."""
+    """The best prediction is the constant class frequencies, so noise in the weights cannot help."""
     module = plain()
     for p in module.parameters():
         p.data.zero_()
@@ -210,7 +210,7 @@ def test_beside_temperature_scaling_the_temperature_is_that_of_the_chosen_width(
 
 @pytest.mark.parametrize(("of", "evaluations"), [("sample", 13), ("mean", 2)])
 def test_recalibrated_statistics_belong_to_the_prediction_whose_width_is_chosen(of, evaluations, monkeypatch):
-    """Sampled: at the mean and each point of the grid at least; linearised: at two widths, which give all others."""
+    """Sampled: at least the mean and each grid point. Linearised: two widths, which determine all others."""
     seen = []
 
     def recorded(trainer, module, samples):
@@ -260,7 +260,7 @@ def test_batches_that_are_no_pairs_are_refused():
 
     triples = DataLoader(TensorDataset(*VALIDATION.tensors, VALIDATION.tensors[1]), batch_size=16)
     with pytest.raises(
-        UnsupportedTrainingError, match=r"\(inputs, targets\), but the validation set gives a list.*fit_sc"
+        UnsupportedTrainingError, match=r"\(inputs, targets\), but the validation set yields a list.*fit_sc"
     ):
         quiet_trainer(vogn(), PosteriorScale()).fit(Triple(adam_of), batches(TRAIN), triples)
 

@@ -32,7 +32,7 @@ def trained(**trainer):
 )
 @pytest.mark.parametrize("trainer", [{}, {"accumulate_grad_batches": 4}, {"gradient_clip_val": 0.1}], ids=str)
 def test_mixed_precision_gives_the_result_of_full_precision(precision, relative, trainer):
-    """Half precision keeps 8 (bf16) or 11 bits; errors of a step add up over twelve."""
+    """Half precision keeps 8 (bf16) or 11 bits; rounding errors add up over twelve steps."""
     mean, curvature = trained(**trainer)
     found_mean, found_curvature = trained(**precision, **trainer)
     assert all(value.dtype == torch.float32 for value in (*found_mean.values(), *found_curvature.values()))

@@ -1,4 +1,4 @@
-"""Predictions in files: names, targets, labels and rejections by row, the same in every format."""
+"""Prediction files hold names, targets, labels and rejections by row, the same in every format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("cat", "dog")
 
 
 class Files(Dataset):
-    """Logits beside the name of a file."""
+    """Data with logits as inputs and file names."""
 
     file_names = [f"{number}.png" for number in range(5)]  # noqa: RUF012
     targets = (0, 1, 0, 1, 1)
@@ -33,7 +33,7 @@ class Files(Dataset):
 
 
 class Echo(LightningModule):
-    """Its input is its output."""
+    """A module that returns its input."""
 
     link = "softmax"
     class_names = NAMES
@@ -102,7 +102,7 @@ def test_a_writer_that_was_asked_for_takes_the_place_of_the_default_one(tmp_path
 def test_parquet_needs_its_package_before_anything_is_predicted(monkeypatch):
     monkeypatch.setattr("lightning_bayes.callbacks.prediction_files.find_spec", lambda name: None)
     with pytest.raises(
-        ModuleNotFoundError, match=r'p\.parquet needs pyarrow.*"lightning-bayes\[parquet\]", or take \.csv'
+        ModuleNotFoundError, match=r'p\.parquet needs pyarrow.*"lightning-bayes\[parquet\]", or use \.csv'
     ):
         PredictionWriter(filename="p.parquet")
 

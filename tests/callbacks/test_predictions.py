@@ -35,7 +35,7 @@ class Stated(Plain):
 
 
 class Returning(Stated):
-    """A predict_step of the user's own."""
+    """A module that overrides predict_step."""
 
     def __init__(self, make):
         super().__init__()
@@ -92,7 +92,9 @@ def test_the_posterior_average_is_written(tmp_path):
     assert (table["mutual_information"] > 0).all()
 
 
-@pytest.mark.filterwarnings("ignore:.*sampler has shuffling enabled")  # on purpose: positions are then not in order
+@pytest.mark.filterwarnings(
+    "ignore:.*sampler has shuffling enabled"
+)  # shuffled on purpose, so that positions are out of order
 def test_rows_say_which_example_of_which_loader_they_are(tmp_path):
     module = Returning(lambda batch: {"x": batch[0][:, 0], "note": "not a tensor", "batch_size": torch.tensor(3)})
     table = written(tmp_path, module, [loader(7), loader(4, shuffle=True)])
@@ -120,7 +122,7 @@ def test_a_predict_step_of_the_users_own_is_not_passed_through_the_link(tmp_path
     ],
     ids=["none", "list", "no tensors", "two lengths", "scalar", "another width in the last batch"],
 )
-@pytest.mark.filterwarnings("ignore:predict returned None:UserWarning")  # Lightning's remark on the first of them
+@pytest.mark.filterwarnings("ignore:predict returned None:UserWarning")  # Lightning's warning about the first of them
 def test_what_is_no_table_is_not_written(make, tmp_path):
     with pytest.warns(UserWarning, match=r"Returning\.predict_step returned no table.*Return a tensor, or a dict"):
         trainer(tmp_path, PredictionWriter()).predict(Returning(make), loader())

@@ -1,4 +1,4 @@
-"""Published settings: in the papers' units they are the papers' updates, and every one of them trains."""
+"""Presets equal the papers' updates in the papers' units, and every preset trains."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_their_noise_has_the_damping_and_their_processes_the_samples(preset):
 
 
 def test_examples_count_as_the_source_says_and_not_as_a_data_module_does():
-    """ρ is Osawa et al.'s alone; Zhang et al. have another KL weight for augmented images instead."""
+    """Only Osawa et al. use ρ; Zhang et al. use another KL weight for augmented images."""
     stated = {("VOGNCallback", name): rho for name, (*_, rho) in OSAWA.items() if rho != 1}
     stated["NoisyKFACCallback", "osawa2019-imagenet-resnet18"] = 5
     found = {(preset.callback, preset.name): build(preset).group_defaults["data_augmentation_factor"] for preset in ALL}
@@ -88,7 +88,7 @@ def test_examples_count_as_the_source_says_and_not_as_a_data_module_does():
 
 @pytest.mark.parametrize("name", ["khan2018-usps", "khan2018-breast-cancer"])
 def test_vogn_1_is_the_released_matlab_code_in_its_own_units(name, generator):
-    """Sums over the data, a precision that has the prior in it, and an average of gradients with 0.1 for the new one."""
+    """Sums over the data, a precision that includes the prior, and an average with weight 0.1 for the new gradient."""
     arguments, prior = VOGNCallback.presets()[name].arguments, {"usps": 25.0, "breast-cancer": 1.0}[name[9:]]
     ours = {"lr": arguments["lr"], "betas": arguments["betas"], "prior": arguments["prior_precision"] / N}
     mean, square = torch.randn(2, 5, generator=generator, dtype=torch.float64)
@@ -189,7 +189,7 @@ def test_a_callback_without_presets_says_so():
 
 @pytest.mark.parametrize("overrides", [{}, {"mc_samples": 2}])
 def test_a_config_names_a_preset_by_its_class_path(overrides, tmp_path, monkeypatch):
-    """An ordinary LightningCLI; arguments beside the name go into dict_kwargs."""
+    """An ordinary LightningCLI; arguments other than the name go into dict_kwargs."""
     spec = {
         "class_path": "lightning_bayes.VOGNCallback.from_preset",
         "init_args": {"name": "osawa2019-cifar10-resnet18"},
@@ -201,7 +201,7 @@ def test_a_config_names_a_preset_by_its_class_path(overrides, tmp_path, monkeypa
         yaml.safe_dump({"seed_everything": 0, "trainer": {"accelerator": "cpu", "logger": False, "callbacks": [spec]}})
     )
     monkeypatch.setattr("sys.argv", ["theirs"])
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # put back: processes that later tests start would read them
+    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # restored, because processes of later tests would read them
         monkeypatch.setenv(variable, "0")
     cli = LightningCLI(Configurable, save_config_callback=None, args=["--config", str(config)], run=False)
     (callback,) = [c for c in cli.trainer.callbacks if isinstance(c, VOGNCallback)]

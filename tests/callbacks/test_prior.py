@@ -1,4 +1,4 @@
-"""A posterior as the prior of a fit: as an object and as a checkpoint, in words, and over a restart."""
+"""A posterior as the prior of a fit: from an object, from a checkpoint, in the summary, and after a restart."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_the_first_line_of_a_fit_names_weights_without_a_prior_of_their_own(firs
     with caplog.at_level(logging.INFO):
         fit(Classifier(), VOGNCallback(lr=0.01, prior=prior))
         fit(Classifier(), VOGNCallback(prior=marginals(prior, ["net.0.weight", "net.0.bias"])))
-    own = "weights have the mean and precision of an earlier posterior as prior"
-    assert f"; 51 {own}; the noise" in caplog.text
-    assert f"; 30 {own}; for net.2.weight, net.2.bias, which it does not name, no prior is stated" in caplog.text
+    text = "parameters have an earlier posterior as their prior"
+    assert f". 51 {text}. The noise" in caplog.text
+    assert f". 30 {text}; for net.2.weight, net.2.bias, no prior is set" in caplog.text
 
 
 @pytest.mark.parametrize("lr", [0.01, None], ids=["natural", "user"])

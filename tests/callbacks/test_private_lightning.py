@@ -1,4 +1,4 @@
-"""Private symbols of Lightning: one table, checked before a fit; a use elsewhere is found in the syntax trees."""
+"""Private symbols of Lightning appear in one table, which is checked before a fit; syntax trees reveal other uses."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_statistics_of_the_mean_for_all_samples(task, vogn):
 
 
 def test_update_bn_after_the_fit_gives_the_posterior_the_statistics_of_the_mean(task, vogn):
-    """They are plain averages over the batches of what the first layer gives at the mean."""
+    """They are plain averages over the batches of the first layer's outputs at the mean."""
     inputs, targets = blobs().tensors
     before = nll(mc_predict(task.model, vogn.optimizer.posterior().select("model."), inputs, S), targets)
     batches = [inputs[8 * k : 8 * k + 8] for k in range(6)]
@@ -107,7 +107,9 @@ def test_update_bn_after_the_fit_gives_the_posterior_the_statistics_of_the_mean(
     assert found["test/cls/NLL"] != pytest.approx(before, rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:Found 1 module.s. in eval mode:UserWarning")  # Lightning asks whether it is meant
+@pytest.mark.filterwarnings(
+    "ignore:Found 1 module.s. in eval mode:UserWarning"
+)  # Lightning asks whether this is intended
 def test_a_fit_keeps_the_statistics_of_a_batch_norm_in_evaluation_mode_and_normalises_by_them(task):
     norm, shift, variance, differences = task.model[1], 0.3, 2.0, []
     norm.running_mean.fill_(shift)
@@ -131,7 +133,7 @@ def test_a_fit_keeps_the_statistics_of_a_batch_norm_in_evaluation_mode_and_norma
 
 
 def test_validation_within_a_fit_keeps_the_statistics_of_training(task):
-    """The same fit with and without, to the bit, though it validates under samples."""
+    """The same fit with and without the callback, bit by bit, although it validates under samples."""
     results = []
     for extra in ([], [BatchNormRecalibration(batches=1)]):
         torch.manual_seed(0)
@@ -169,7 +171,7 @@ def test_members_of_an_ensemble(task, tmp_path):
 
 def test_without_training_batches_it_is_refused(task, vogn):
     with pytest.raises(
-        UnsupportedTrainingError, match=r"needs training batches, but has seen no fit.*let the callback"
+        UnsupportedTrainingError, match=r"needs training batches, but there was no fit with it.*add the callback"
     ):
         quiet_trainer(vogn, BatchNormRecalibration()).test(task, loader(16), verbose=False)
 

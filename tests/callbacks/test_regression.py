@@ -1,4 +1,4 @@
-"""A regressor whose noise is learned, under a callback: the posterior, the noise and the test's mixture fit together."""
+"""A regressor with learned noise under a callback: the posterior, the noise and the test's mixture are consistent."""
 
 from __future__ import annotations
 

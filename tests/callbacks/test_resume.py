@@ -1,4 +1,4 @@
-"""Killed in the middle of an epoch and resumed, bit for bit; and checkpoints that live without the plugin."""
+"""Runs killed in the middle of an epoch resume bit by bit, and checkpoints load without the plugin."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_loads_without_the_plugin_at_the_posterior_mean(tmp_path):
 
 
 class SavesWithinAStep(Classifier):
-    """Saves while the weights are a sample, as a signal handler of a cluster does."""
+    """Saves while the weights are a sample, as a cluster's signal handler does."""
 
     def __init__(self, path):
         super().__init__()
@@ -235,7 +235,7 @@ class Reordered(Classifier):
 
 
 def test_a_checkpoint_with_parameters_in_another_order_is_refused(tmp_path):
-    """An optimizer's state is stored by position; the names tell that the positions have changed."""
+    """An optimizer's state is stored by position; the names reveal that the positions have changed."""
     _, path = trained(tmp_path)
     with pytest.raises(PosteriorError, match=r"another order .*saved: net\.0\.weight, .*now: net\.2\.bias, "):
         quiet_trainer(VOGNCallback(lr=0.01), max_epochs=3).fit(Reordered(), loader(), ckpt_path=path)

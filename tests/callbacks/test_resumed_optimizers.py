@@ -1,4 +1,4 @@
-"""Every optimizer of torch and timm that plain Lightning resumes exactly is resumed exactly under a callback too."""
+"""A callback resumes every optimizer of torch and timm exactly that plain Lightning resumes exactly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_torch():
 
 
 def of_timm():
-    """Names of timm's registry, except for those of packages of their own."""
+    """Names of timm's registry, except for optimizers of separate packages."""
     if not hasattr(timm.optim, "list_optimizers"):
         return [pytest.param("timm", marks=pytest.mark.skip(reason="this timm has no list of its optimizers"))]
     own = [name for name in timm.optim.list_optimizers() if not name.startswith(("bnb", "fused"))]
@@ -70,7 +70,7 @@ def is_resumed_exactly(name, build, folder, callbacks):
 def require_exact(name, build, tmp_path):
     try:
         is_exact = is_resumed_exactly(name, build, tmp_path / "plain", list)
-    except Exception as error:  # whatever an optimizer asks for
+    except Exception as error:  # an optimizer may need anything
         pytest.skip(f"plain Lightning does not train with it: {error}"[:160])
     if not is_exact:
         pytest.skip("plain Lightning does not resume it exactly")

@@ -69,7 +69,7 @@ SCHEDULES = {
 @pytest.mark.parametrize("build", SCHEDULES.values(), ids=SCHEDULES.keys())
 @pytest.mark.parametrize("optimizer_class", [AdamW, SGD], ids=["AdamW", "SGD"])
 def test_schedule_gives_the_sequence_of_plain_pytorch(build, optimizer_class):
-    """A scheduler that complains about the order of calls would fail this test too: warnings are errors."""
+    """A scheduler that warns about the order of calls would fail this test too: warnings are errors."""
     start, rates = optimizer_class(two_groups(mlp()), lr=1e-2), []
     schedule = build(start)
     for _ in range(EPOCHS * BATCHES):
@@ -120,7 +120,7 @@ def test_one_cycle_cycles_momentum_from_the_first_step():
 
 
 def test_resumed_run_does_not_take_cycled_momentum_for_a_changed_argument(tmp_path):
-    """Warnings are errors here; the sequence goes on where it stopped."""
+    """Warnings are errors here; the sequence continues where it stopped."""
     configure, whole, rest = per_step(lambda o: OneCycleLR(o, 0.01, total_steps=14)), LearningRates(), LearningRates()
     fit(Classifier(configure), VOGNCallback(), whole, max_epochs=2)
     fit(Classifier(configure), VOGNCallback()).save_checkpoint(tmp_path / "half.ckpt")
@@ -164,7 +164,7 @@ def test_betas_may_be_a_function_of_the_update(lr):
 
 
 def test_a_resumed_run_goes_on_with_a_function_for_the_betas(tmp_path):
-    """Also with one that gives a list; warnings are errors here."""
+    """Also with a schedule that returns a list; warnings are errors here."""
 
     def betas(step):
         return [0.9 / (1 + step), 0.99]

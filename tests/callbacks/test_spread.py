@@ -1,4 +1,4 @@
-"""Evaluation samples over two ranks: the results of one process, from half of the passes."""
+"""Evaluation samples split over two ranks give the results of one process, with half of the passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ddp
 
 
 class Measured(Classifier):
-    """Counts its forward passes, and measures what the samples say on 48 examples in batches of 5: 3 are left over."""
+    """Counts its forward passes, and measures the samples' predictions on 48 examples in batches of 5, with 3 left over."""
 
     def __init__(self):
         super().__init__()

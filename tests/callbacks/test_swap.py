@@ -95,7 +95,7 @@ def test_default_noise_knows_of_layers_that_were_thawed():
 
 @pytest.mark.parametrize("batches", [1, 2])
 def test_the_first_update_has_one_bound_of_the_noise(batches):
-    """What is measured under noise is divided by that noise's variance, so the two must agree in every batch of it."""
+    """A measurement under noise is divided by the noise's variance, so the two must agree in every batch of an update."""
     seen = []
 
     class Watch(Callback):
@@ -124,7 +124,7 @@ def test_explicit_learning_rate_gives_the_papers_step_and_noise():
 
 
 def test_trust_region_is_never_wider_than_the_users_learning_rate():
-    """RMS of each tensor's step ≤ η; with AdamW's decay switched off nothing else moves the weights."""
+    """RMS of each tensor's step ≤ η; without AdamW's decay nothing else moves the weights."""
     module = Classifier()
     before = weights(module)
     fit(module, OGNCallback(), max_epochs=None, max_steps=1)
@@ -166,7 +166,7 @@ def test_group_values_out_of_range_are_refused():
 
 
 def test_default_learns_as_well_as_the_users_optimizer():
-    """Training loss at the posterior mean against AdamW's own, after the same twenty epochs."""
+    """Training loss at the posterior mean against AdamW's, after the same twenty epochs."""
     losses, (x, y) = [], blobs().tensors
     for callbacks in ([], [VOGNCallback()]):
         module = Classifier()

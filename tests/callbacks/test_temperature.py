@@ -161,10 +161,10 @@ def test_without_a_validation_set_it_is_refused():
             return []
 
     with pytest.raises(
-        UnsupportedTrainingError, match=r"on a validation set, but this fit has none\. Set some training"
+        UnsupportedTrainingError, match=r"on a validation set, but this fit has none\. Hold out some training"
     ):
         quiet_trainer(TemperatureScaling()).fit(classifier(), datamodule=Unvalidated())
-    message = r"but Unvalidated\.val_dataloader\(\) gives none\..*the test set is never used"
+    message = r"but Unvalidated\.val_dataloader\(\) returns none\..*the test set is never used"
     with pytest.raises(UnsupportedTrainingError, match=message):
         quiet_trainer(TemperatureScaling()).test(classifier(), datamodule=Unvalidated(), verbose=False)
     with pytest.raises(UnsupportedTrainingError, match="but this callback has seen none"):
@@ -197,7 +197,7 @@ def test_a_temperature_at_a_bound_is_warned_about():
         def val_dataloader(self):
             return batches(always)
 
-    with pytest.warns(UserWarning, match=r"temperature 0\.05 is at the end of the range.*does not determine it"):
+    with pytest.warns(UserWarning, match=r"temperature 0\.05 is at the end of the search range.*does not determine it"):
         quiet_trainer(TemperatureScaling()).test(module, datamodule=Easy(), verbose=False)
 
 

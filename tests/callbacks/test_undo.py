@@ -1,4 +1,4 @@
-"""Every attribute that a callback replaces is put back: after a run, after an exception and after Ctrl-C."""
+"""Every attribute that a callback replaces is restored after a run, an exception and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parts(trainer, module):
 
 
 def functions(target):
-    """Instance attributes that are functions: what a patch looks like. Numbers, tensors and objects are results."""
+    """Instance attributes that are functions, as patches are. Numbers, tensors and objects are results."""
     kinds = (types.FunctionType, types.MethodType, functools.partial)
     return {name: value for name, value in vars(target).items() if isinstance(value, kinds)}
 
@@ -55,7 +55,7 @@ def snapshot(trainer, module):
 
 
 class Fails(Callback):
-    """Looks at the patches in the middle of a run, and raises there if it is told to."""
+    """Records the patches in the middle of a run, and can raise there."""
 
     error = patched = None
 

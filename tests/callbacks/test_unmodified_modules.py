@@ -1,4 +1,4 @@
-"""A ten-line module round an unmodified torchvision network trains with `VOGNCallback()` and nothing else."""
+"""A ten-line module around an unmodified torchvision network trains with just `VOGNCallback()`."""
 
 from __future__ import annotations
 

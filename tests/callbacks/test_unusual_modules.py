@@ -1,6 +1,6 @@
-"""Unusual models, batches and steps through `VOGNCallback` in a trainer: right against a loop, or refused by name.
+"""Unusual models, batches and steps under `VOGNCallback` equal a loop over examples, or are refused by name.
 
-The first batch is free of noise and sets the curvature, so after one update the curvature is what was measured at the start.
+The first batch has no noise and sets the curvature, so after one update the curvature is the first measurement.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def curvature(callback):
 
 
 def assert_right(module, x, y, engine="fused", loss=cross_entropy):
-    """The first update's curvature is the mean of squares of a loop over the examples."""
+    """The first update's curvature is the mean of squares from a loop over the examples."""
     twin = copy.deepcopy(module)
     callback = VOGNCallback(engine=engine, num_data=100)
     fit(module, callback, data=one_batch(x, y), max_epochs=None, max_steps=1)
     _, square = one_example_at_a_time(twin, list(zip(x, y, strict=True)), loss)
     assert callback.optimizer.num_updates == 1
-    found = curvature(callback)  # points, such as those of BatchNorm, have none
+    found = curvature(callback)  # deterministic parameters, such as BatchNorm's, have none
     assert {name for name, value in module.named_parameters() if value.dim() > 1} <= set(found)
     assert relative_error(found, {name: square[name] for name in found}) < 1e-5
 
 
 def assert_refused(module, error, match, data, engine="fused", **options):
-    """Before any update, and the weights are the mean, bit for bit."""
+    """Refused before any update, and the weights are the mean, bit by bit."""
     callback, before = VOGNCallback(engine=engine, num_data=100, **options), weights(module)
     with pytest.raises(error, match=match):
         fit(module, callback, data=data)
@@ -68,7 +68,7 @@ every_engine = pytest.mark.parametrize("engine", ENGINES)
 
 @every_engine
 def test_one_example_at_batch_statistics(engine):
-    """Vectors have no variance then, which torch refuses; an image has."""
+    """Vectors then have no variance, which torch refuses; an image has one."""
     x, y = vectors(3)
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     data = one_batch(x, y, batch_size=1)
@@ -149,7 +149,7 @@ def test_a_parameter_shared_by_layers_with_different_rules():
 
 
 def sgd(module):
-    return torch.optim.SGD(module.parameters(), lr=0.1)  # Adam would blow up what rounding leaves of a zero gradient
+    return torch.optim.SGD(module.parameters(), lr=0.1)  # Adam would amplify the rounding error of a zero gradient
 
 
 def compiled(how):
@@ -173,7 +173,7 @@ def test_a_compiled_module_trains_as_the_plain_one(how, engine):
     x, y = vectors()
     plain, module = Classifier(sgd), compiled(how)
     for fitted in (plain, module):
-        told = {"link": "softmax", "loss_reduction": "mean"}  # which a compiled loss does not tell
+        told = {"link": "softmax", "loss_reduction": "mean"}  # unknown from a compiled loss
         callback = VOGNCallback(engine=engine, num_data=100, **told)
         fit(fitted, callback, data=one_batch(x, y, batch_size=3), max_epochs=2)
     found = {name.replace("_orig_mod.", ""): value for name, value in weights(module).items()}
@@ -181,7 +181,7 @@ def test_a_compiled_module_trains_as_the_plain_one(how, engine):
 
 
 class Outputs(nn.Module):
-    """Nested outputs from layers, beside what is not a tensor."""
+    """Nested layer outputs, with entries that are not tensors."""
 
     def __init__(self, kind) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def test_a_forward_that_returns_a_tuple_or_a_dictionary(kind, engine):
 
 
 class SecondForward(Classifier):
-    """One more forward, whose output nothing is computed from."""
+    """One more forward whose output is not used."""
 
     grad = True
 
@@ -261,7 +261,7 @@ def test_steps_that_run_forward_and_return_no_loss_are_no_updates():
     fit(module, callback, data=one_batch(x, y, batch_size=3))
     _, square = one_example_at_a_time(Classifier(), list(zip(x[6:], y[6:], strict=True)), cross_entropy)
     assert callback.optimizer.num_updates == 1
-    found = curvature(callback)  # points, such as those of BatchNorm, have none
+    found = curvature(callback)  # deterministic parameters, such as BatchNorm's, have none
     assert {name for name, value in module.named_parameters() if value.dim() > 1} <= set(found)
     assert relative_error(found, {name: square[name] for name in found}) < 1e-5
 

@@ -1,4 +1,4 @@
-"""Optimizers of other packages as the user's: resumed bit for bit with all of their state, or refused by name."""
+"""Optimizers of other packages resume bit by bit with all of their state, or are refused by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_bayes.errors import UnsupportedTrainingError
 
 
 class CountsInGroups(torch.optim.Optimizer):
-    """Its steps shrink with a count in the parameter groups, and a global count in the state."""
+    """Its steps shrink with a count in the parameter groups and a global count in the state."""
 
     def __init__(self, params, lr=0.05):
         super().__init__(params, {"lr": lr, "count": 0})
@@ -30,7 +30,7 @@ class CountsInGroups(torch.optim.Optimizer):
 
 
 class CountsInAnAttribute(CountsInGroups):
-    """Its count is in none of what state_dict saves."""
+    """Its count is not in its state_dict."""
 
     def __init__(self, params, lr=0.05):
         super().__init__(params, lr)
@@ -76,7 +76,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(name, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_checkpoint_with_the_base_state_of_each_parameter_is_resumed(tmp_path):
-    """As version 0.1.0.dev0 wrote it."""
+    """The format of version 0.1.0.dev0."""
     whole = run("SGD", tmp_path)
     checkpoint = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
     (state,) = checkpoint["optimizer_states"]

@@ -1,4 +1,4 @@
-"""Starting from another fit's weights: what is taken, what is not, and what is refused."""
+"""Starting from another fit's weights: what is loaded, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class First(Callback):
 
 @pytest.fixture
 def trained(tmp_path):
-    """A module that OGN has trained, and its checkpoint."""
+    """A module trained by OGN, and its checkpoint."""
     module = Classifier(net=network())
     fit(module, OGNCallback(), max_epochs=2).save_checkpoint(tmp_path / "ogn.ckpt")
     return module, tmp_path / "ogn.ckpt"
@@ -92,6 +92,6 @@ def test_another_architecture_is_refused_with_all_that_differs(trained):
 
 
 def test_a_checkpoint_that_is_not_there_is_to_be_trained_first(tmp_path):
-    match = r"found no checkpoint .*first\.ckpt below .*\. Train the network that this fit starts from first"
+    match = r"found no checkpoint .*first\.ckpt below .*\. First train the network to start from"
     with pytest.raises(PosteriorError, match=match):
         fit(Classifier(net=network()), WarmStart(tmp_path / "first.ckpt"), VOGNCallback())

@@ -59,14 +59,14 @@ CHOICES = [(name, {}) for name in ADAPTIVE] + [(name, {"decoupled_weight_decay":
 
 @pytest.mark.parametrize(("name", "options"), CHOICES, ids=str)
 def test_decay_is_decoupled_where_pytorch_decouples_it(name, options):
-    """Without a gradient a decoupled decay multiplies the weights by 1 - lr·wd; a penalty goes through the scaling."""
+    """Without a gradient, a decoupled decay multiplies the weights by 1 - lr·wd; a penalty is also scaled."""
     if not hasattr(torch.optim, name):
         pytest.skip(f"this torch has no {name}")
     options = {"lr": 0.01, "weight_decay": 0.5, **options}
     weight = nn.Parameter(torch.ones(3, 2))
     plain = getattr(torch.optim, name)([weight], **options)
     weight.grad = torch.zeros_like(weight)
-    for _ in range(10):  # the first of RAdam's are not adaptive yet
+    for _ in range(10):  # RAdam's first steps are not adaptive yet
         plain.step()
     decoupled = torch.allclose(weight, torch.tensor((1 - 0.01 * 0.5) ** 10))
     assert decoupled == (name in {"AdamW", "Adafactor", "Muon"} or "decoupled_weight_decay" in options)
@@ -98,7 +98,7 @@ def test_group_without_penalty_keeps_the_default_prior():
 
 @pytest.mark.parametrize("make", [VOGNCallback, NoisyKFACCallback])
 def test_without_a_prior_of_their_own_users_train_without_one(make):
-    """Adam would take weights without data to a prior's mean at full speed, however weak the prior is."""
+    """Adam would move weights without data to a prior's mean at full speed, however weak the prior is."""
 
     x, y = blobs().tensors
     data = DataLoader(TensorDataset(x * torch.tensor([0.0, 1.0, 1.0, 1.0]), y), batch_size=8)
@@ -125,7 +125,8 @@ def test_only_penalised_groups_pull_their_means():
 
 def test_strong_prior_from_a_penalty_is_pointed_out():
     message = (
-        r"weight_decay=0\.5 over 48 examples is the prior precision 24, which is strong\. Pass prior_precision=1\.0"
+        r"weight_decay=0\.5 with 48 examples implies a prior precision of 24, which is strong\. "
+        r"Pass prior_precision=1\.0"
     )
     with pytest.warns(UserWarning, match=message):
         groups_after(lambda m: SGD(m.parameters(), lr=1e-3, weight_decay=0.5))

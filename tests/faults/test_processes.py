@@ -85,7 +85,7 @@ def test_a_full_disk_is_named_and_leaves_the_last_checkpoint_whole(whole, tmp_pa
     assert finish(start(setting)) == [1]
     said = (tmp_path / "rank0.log").read_text("utf-8")
     assert f"CheckpointError: The checkpoint {tmp_path}/epoch.ckpt could not be written (File too large)" in said
-    assert "Free space or choose another directory, and go on with ckpt_path=" in said
+    assert "Free space or choose another directory, and resume with ckpt_path=" in said
     assert sorted(path.name for path in tmp_path.glob("*ckpt*")) == ["within.ckpt"]
     goes_on(setting, whole)
 

@@ -206,7 +206,7 @@ def refuse_on_rank(rank, path):
 
 MESSAGES = {
     "module": r"fully_shard was called on FSDPNet itself, .*fully_shard\(self\.net",
-    "nothing": r"No parameter of Net is spread .*self\.device_mesh\['data_parallel'\]",
+    "nothing": r"No parameter of Net is sharded.*self\.device_mesh\['data_parallel'\]",
     "default step": r"The step 'user' needs the size of whole tensors.*Pass lr=",
     "curvature": r"These parameters are DTensors.*net\.0\.weight.*IVON, Vadam",
     "linearized": "linearized=True differentiates whole weights.*load_posterior",

@@ -109,8 +109,11 @@ def test_a_fit_takes_it_without_a_learning_rate():
     ("build", "message"),
     [
         (lambda: NoisyKFACCallback(step="natural"), "NoisyKFACCallback got step='natural' without lr"),
-        (lambda: OGNCallback(step="user"), "OGNCallback got step='user', but nothing else would be left of it"),
-        (lambda: VOGNCallback(step="user", lr=0.1), "VOGNCallback got step='user', but lr=0.1 is that of the natural"),
+        (
+            lambda: OGNCallback(step="user"),
+            "OGNCallback got step='user', but it would then be the user's optimizer alone",
+        ),
+        (lambda: VOGNCallback(step="user", lr=0.1), "VOGNCallback got step='user', but lr=0.1 sets the natural step"),
         (lambda: VOGNCallback(step="steep"), "VOGNCallback got step='steep'. Pass 'user', 'natural' or nothing."),
     ],
     ids=["Kronecker", "no posterior", "a learning rate", "unknown"],
