@@ -21,9 +21,9 @@ class MeanField(AbstractPosterior):
     Attributes:
         mean: μ by parameter name.
         precision: P = 1/Σ by parameter name, positive, shaped like the mean.
-        prior_precision: δ by parameter name, or of each weight, shaped like the mean.
-        num_data: N, the number of training examples the posterior has seen.
-        constants: Parameters without noise and buffers (BatchNorm statistics, say) by name: what else a prediction needs.
+        prior_precision: δ by parameter name: a number, or a tensor shaped like the mean.
+        num_data: N, the number of training examples behind the posterior.
+        constants: Deterministic parameters and buffers, such as BatchNorm statistics, by name.
         prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
 
     Example:
@@ -40,10 +40,10 @@ class MeanField(AbstractPosterior):
     prior_mean: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the parts fit.
+        """Check names and shapes.
 
         Raises:
-            PosteriorError: If they do not.
+            PosteriorError: If they do not match.
         """
         wrong = [
             name
@@ -54,7 +54,7 @@ class MeanField(AbstractPosterior):
         ]
         if wrong or self.mean.keys() != self.precision.keys():
             extra = sorted(self.precision.keys() - self.mean.keys())
-            raise PosteriorError(f"Mean, precision and prior do not fit for {', '.join(wrong + extra)}.")
+            raise PosteriorError(f"Mean, precision and prior do not match for {', '.join(wrong + extra)}.")
 
     @property
     def std(self) -> TensorDict:
@@ -79,7 +79,7 @@ class MeanField(AbstractPosterior):
         return torch.stack(terms).sum()
 
     def blocks(self) -> list[list[str]]:
-        """Every weight on its own."""
+        """One block per parameter."""
         return [[name] for name in self.mean]
 
     def variance_along(self, directions: TensorDict) -> Tensor:

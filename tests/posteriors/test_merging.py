@@ -70,9 +70,9 @@ def test_bad_input():
         merge([])
     with pytest.raises(PosteriorError, match="merge got FullGaussian, MeanField"):
         merge([q, regression(torch.ones(4, 3, dtype=F64), torch.ones(4, dtype=F64))])
-    with pytest.raises(PosteriorError, match="Posterior 1 has other weights"):
+    with pytest.raises(PosteriorError, match="weights of posterior 1 differ"):
         merge([q, MeanField({"v": zero}, {"v": zero + 1}, {"v": 1.0}, 1, {}, {"v": zero})])
-    with pytest.raises(PosteriorError, match="Posterior 1 has another prior"):
+    with pytest.raises(PosteriorError, match="prior of posterior 1 differs"):
         merge([q, means(torch.ones(4, 3, dtype=F64), zero + 1)])
     wide = MeanField({"w": zero}, {"w": zero + 0.1}, {"w": DELTA}, 1, {}, {"w": zero})
     with pytest.raises(PosteriorError, match=r"precision of w is not positive \(its smallest value is -0\.5\)"):
