@@ -97,9 +97,10 @@ def _check(posteriors: Sequence[AbstractPosterior]) -> None:
     first = posteriors[0]
     for index, other in enumerate(posteriors):
         shapes = [{name: mean.shape for name, mean in q.mean.items()} for q in (first, other)]
-        if shapes[0] != shapes[1] or first.constants.keys() != other.constants.keys():
+        is_reordered = isinstance(first, FullGaussian) and list(first.mean) != list(other.mean)
+        if shapes[0] != shapes[1] or first.constants.keys() != other.constants.keys() or is_reordered:
             raise PosteriorError(
-                f"The weights of posterior {index} differ from those of posterior 0. Merge posteriors of one model."
+                f"The weights of posterior {index}, or their order, differ from those of posterior 0. Merge posteriors of one model."
             )
         if not (_same(first.prior_precision, other.prior_precision) and _same(first.prior_mean, other.prior_mean)):
             raise PosteriorError(
