@@ -1,4 +1,4 @@
-"""The Kronecker product of two matrices, without ever forming it.
+"""The Kronecker product of two matrices, without forming it.
 
     (L ⊗ R) vec(X) = vec(L X Rᵀ)
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_bayes.linalg.cholesky import cholesky, inverse, inverse_root
 
-BLOCK = 256  # rows of a triangular factor that are multiplied at once
+BLOCK = 256  # rows of a triangular factor per product
 
 
 class KroneckerProduct(NamedTuple):
@@ -38,7 +38,7 @@ class KroneckerProduct(NamedTuple):
         return self.left @ x @ self.right.mT
 
     def upper_matvec(self, x: Tensor) -> Tensor:
-        """`matvec` for upper-triangular factors such as those of `inverse_root`; skips most of their zeros."""
+        """`matvec` for upper-triangular factors, such as those of `inverse_root`; skips most zeros."""
         return upper_matmul(self.left, upper_matmul(self.right, x.mT).mT)
 
     def transpose(self) -> KroneckerProduct:
@@ -53,23 +53,23 @@ class KroneckerProduct(NamedTuple):
         """T = T_L ⊗ T_R with T Tᵀ = (L ⊗ R)⁻¹, for symmetric positive definite factors.
 
         Args:
-            name: The product's name in error messages.
+            name: Name of the product for error messages.
 
         Returns:
-            Its two upper-triangular factors.
+            T, with two upper-triangular factors.
         """
         return KroneckerProduct(
             inverse_root(self.left, f"left factor S of {name}"), inverse_root(self.right, f"right factor A of {name}")
         )
 
     def inverse(self, name: str = "Kronecker product") -> KroneckerProduct:
-        """(L ⊗ R)⁻¹ = L⁻¹ ⊗ R⁻¹, for symmetric positive definite factors; `name` for error messages."""
+        """(L ⊗ R)⁻¹ = L⁻¹ ⊗ R⁻¹, for symmetric positive definite factors; `name` is for error messages."""
         return KroneckerProduct(
             inverse(self.left, f"left factor S of {name}"), inverse(self.right, f"right factor A of {name}")
         )
 
     def log_det(self, name: str = "Kronecker product") -> Tensor:
-        """Log det (L ⊗ R) = n log det L + m log det R, ``[...]``; `name` for error messages."""
+        """Log det (L ⊗ R) = n log det L + m log det R, ``[...]``; `name` is for error messages."""
         left = _log_det(self.left, f"left factor S of {name}")
         return self.right.shape[-1] * left + self.left.shape[-1] * _log_det(self.right, f"right factor A of {name}")
 
@@ -85,7 +85,7 @@ class KroneckerProduct(NamedTuple):
         """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix.
 
         Args:
-            weights: Matrix ``[..., m, n]``, or one number for all.
+            weights: A matrix ``[..., m, n]``, or a number.
 
         Returns:
             (L²) weights (R²)ᵀ with element-wise squares, ``[..., p, q]``.
@@ -95,13 +95,13 @@ class KroneckerProduct(NamedTuple):
         return self.left.square() @ weights @ self.right.square().mT
 
     def dense(self) -> Tensor:
-        """The product itself, ``[..., p·q, m·n]``; for small matrices."""
+        """The product as a dense matrix ``[..., p·q, m·n]``; for small factors."""
         blocks = self.left[..., :, None, :, None] * self.right[..., None, :, None, :]
         return blocks.flatten(-4, -3).flatten(-2)
 
 
 def upper_matmul(upper: Tensor, x: Tensor) -> Tensor:
-    """U X for an upper-triangular U; skips most of its zeros.
+    """U X for an upper-triangular U; skips most zeros.
 
     Args:
         upper: U, ``[..., m, m]``.

@@ -100,7 +100,8 @@ def _check(posteriors: Sequence[AbstractPosterior]) -> None:
         is_reordered = isinstance(first, FullGaussian) and list(first.mean) != list(other.mean)
         if shapes[0] != shapes[1] or first.constants.keys() != other.constants.keys() or is_reordered:
             raise PosteriorError(
-                f"The weights of posterior {index}, or their order, differ from those of posterior 0. Merge posteriors of one model."
+                f"The weights of posterior {index}, or their order, differ from those of posterior 0. Merge posteriors of "
+                "one model."
             )
         if not (_same(first.prior_precision, other.prior_precision) and _same(first.prior_mean, other.prior_mean)):
             raise PosteriorError(
