@@ -29,17 +29,7 @@ def suits(shape: ConvShape, device: torch.device) -> bool:
 
 
 def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i(W) and Σ_i c_i(W)².
-
-    Args:
-        layer: The convolution.
-        x: Input, ``[B, Cin, *in]``.
-        grad_output: Gradient of the output, ``[B, Cout, *out]``.
-        workspace: Provides the memory of the sums.
-
-    Returns:
-        Both sums, shaped like the weight.
-    """
+    """Σ_i c_i(W) and Σ_i c_i(W)²; see `plan.WeightSums`."""
     shape, borders = layer.weight.shape, [padding(layer, axis) for axis in range(x.dim() - 2)]
     amounts = tuple(before for before, _ in borders)
     if layer.padding_mode != "zeros" or any(before != after for before, after in borders):
