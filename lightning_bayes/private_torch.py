@@ -9,11 +9,12 @@ Autograd nodes save different values for different operations, so a missing valu
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
+from torch.nn.modules import batchnorm, conv
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR
 
@@ -25,11 +26,13 @@ NEWEST_TESTED: Final = "2.15.0"
 _ADVICE = f"Install torch {OLDEST_TESTED} to {NEWEST_TESTED} (tested)."
 
 try:
-    from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
-    from torch.nn.modules.batchnorm import _NormBase as NormBase
-    from torch.nn.modules.conv import _ConvNd as ConvBase
-    from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-except ImportError as error:
+    from torch.utils import _pytree
+
+    BatchNormBase: TypeAlias = batchnorm._BatchNorm
+    NormBase: TypeAlias = batchnorm._NormBase
+    ConvBase: TypeAlias = conv._ConvNd
+    tree_flatten, tree_leaves, tree_unflatten = _pytree.tree_flatten, _pytree.tree_leaves, _pytree.tree_unflatten
+except (ImportError, AttributeError) as error:
     raise UnsupportedTrainingError(f"PyTorch {torch.__version__} is not supported: {error}. {_ADVICE}") from error
 
 CALL_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
@@ -63,14 +66,7 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
 
 
 def check_private_symbols(attributes: tuple[tuple[str, Any, tuple[str, ...]], ...] = _ATTRIBUTES) -> None:
-    """Require private attributes to exist.
-
-    Args:
-        attributes: Name of each owner, the owner itself, and the names of its required attributes.
-
-    Raises:
-        UnsupportedTrainingError: If attributes are missing; the message lists them with the PyTorch version.
-    """
+    """Raise `UnsupportedTrainingError`, which lists missing symbols; `attributes` as in the table above."""
     missing = [f"{label}.{name}" for label, owner, names in attributes for name in names if not hasattr(owner, name)]
     if missing:
         raise UnsupportedTrainingError(
@@ -158,35 +154,3 @@ def mark_as_scheduled(step: Any) -> None:
 def default_store() -> Any:
     """The key-value store of the default process group."""
     return distributed_c10d._get_default_store()
-
-
-__all__ = [
-    "BACKWARD_HOOK_KIND",
-    "CALL_HOOKS",
-    "DDP_SINK",
-    "FLAT_WEIGHTS",
-    "INNER_SCHEDULERS",
-    "LAST_RATES",
-    "PRE_HOOKS",
-    "BatchNormBase",
-    "ConvBase",
-    "NormBase",
-    "check_private_symbols",
-    "conv_helper",
-    "default_store",
-    "gradient_hooks",
-    "has_children",
-    "is_alive",
-    "is_in_backward",
-    "is_in_functorch",
-    "is_view",
-    "mark_as_scheduled",
-    "output_shapes",
-    "own_buffers",
-    "own_parameters",
-    "saved_by",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_unflatten",
-    "will_execute",
-]

@@ -84,15 +84,7 @@ def _upper_inverse(upper: Tensor) -> Tensor:
 
 
 def inverse(matrix: Tensor, name: str = "matrix") -> Tensor:
-    """matrix⁻¹ from the Cholesky factor, including its jitter.
-
-    Args:
-        matrix: Symmetric positive definite, ``[..., n, n]``.
-        name: Name for error messages.
-
-    Returns:
-        The inverse.
-    """
+    """The inverse of a symmetric positive definite matrix from its Cholesky factor, including its jitter."""
     return torch.cholesky_inverse(cholesky(matrix, name))
 
 
@@ -109,16 +101,7 @@ def add_to_diagonal(matrix: Tensor, amount: Tensor) -> Tensor:
 
 
 def require_finite(matrix: Tensor, name: str, suspect: str) -> None:
-    """Require finite entries.
-
-    Args:
-        matrix: Any shape.
-        name: Name for the error message.
-        suspect: The likely place of an overflow, for the error message.
-
-    Raises:
-        NonFiniteError: If an entry is not finite.
-    """
+    """Raise `NonFiniteError` if an entry is not finite; `suspect` is the likely place of an overflow."""
     count = int((~matrix.isfinite()).sum())
     if count:
         raise NonFiniteError(

@@ -50,14 +50,7 @@ class KroneckerProduct(NamedTuple):
         return KroneckerProduct(self.left @ other.left, self.right @ other.right)
 
     def inverse_root(self, name: str = "Kronecker product") -> KroneckerProduct:
-        """T = T_L ⊗ T_R with T Tᵀ = (L ⊗ R)⁻¹, for symmetric positive definite factors.
-
-        Args:
-            name: Name of the product for error messages.
-
-        Returns:
-            T, with two upper-triangular factors.
-        """
+        """T = T_L ⊗ T_R, upper triangular, with T Tᵀ = (L ⊗ R)⁻¹; for symmetric positive definite factors."""
         return KroneckerProduct(
             inverse_root(self.left, f"left factor S of {name}"), inverse_root(self.right, f"right factor A of {name}")
         )
@@ -101,15 +94,7 @@ class KroneckerProduct(NamedTuple):
 
 
 def upper_matmul(upper: Tensor, x: Tensor) -> Tensor:
-    """U X for an upper-triangular U; skips most zeros.
-
-    Args:
-        upper: U, ``[..., m, m]``.
-        x: X, ``[..., m, n]``.
-
-    Returns:
-        The product, ``[..., m, n]``.
-    """
+    """U X for an upper-triangular U ``[..., m, m]`` and X ``[..., m, n]``; skips most zeros."""
     starts = range(0, upper.shape[-1], BLOCK)
     return torch.cat([upper[..., i : i + BLOCK, i:] @ x[..., i:, :] for i in starts], -2)
 

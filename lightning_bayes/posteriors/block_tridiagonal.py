@@ -25,16 +25,14 @@ from lightning_bayes.posteriors.layer_matrix import layer_matrix, set_layer
 class BlockTridiagonal(AbstractPosterior):
     """A Gaussian posterior over a chain of linear layers.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
         factors: (L, R) of each layer's block L ⊗ R by weight name, in the order of the chain, ``[out, out]`` and
             ``[K, K]``, including scale and damping.
         links: (L, R) of the block between each layer and the next by weight name, ``[out, next out]`` and
             ``[K, next K]``. The last layer has none.
         biases: Name of the bias in the last column of the matrix, by weight name.
-        prior_precision: δ by parameter name.
-        num_data: N, the number of training examples behind the posterior.
-        constants: Deterministic parameters and buffers by name.
 
     Example:
         >>> eye = torch.eye(1)
@@ -59,11 +57,7 @@ class BlockTridiagonal(AbstractPosterior):
     constants: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check names and shapes.
-
-        Raises:
-            PosteriorError: If they do not match.
-        """
+        """Raise `PosteriorError` if names or shapes do not match."""
         covered = [*self.factors, *self.biases.values()]
         wrong = [name for name in self.mean if covered.count(name) != 1 or name not in self.prior_precision]
         wrong += [name for name in covered if name not in self.mean]

@@ -42,15 +42,7 @@ def layers_of(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def marginals(posterior: AbstractPosterior, names: Collection[str]) -> MeanField:
-    """Marginals of individual weights.
-
-    Args:
-        posterior: The posterior.
-        names: Parameters to keep.
-
-    Returns:
-        A mean-field posterior with the same means and variances.
-    """
+    """The marginals of the named parameters: a mean-field posterior with the same means and variances."""
     return MeanField(
         {name: posterior.mean[name] for name in names},
         {name: variance.reciprocal() for name, variance in posterior.variance().items() if name in names},
@@ -77,15 +69,7 @@ def noise_to_weight(posterior: AbstractPosterior) -> float:
 
 
 def step_to_noise(steps: TensorDict, posterior: AbstractPosterior) -> float:
-    """Root mean square of an update of the mean relative to that of the noise.
-
-    Args:
-        steps: Δμ of one update, by parameter name.
-        posterior: The posterior after the update.
-
-    Returns:
-        √(Σ Δμ² / Σ σ²).
-    """
+    """√(Σ Δμ² / Σ σ²): root mean square of an update relative to that of the noise after the update."""
     return _ratio(_squares({name: steps[name] for name in posterior.mean}), posterior.variance())
 
 

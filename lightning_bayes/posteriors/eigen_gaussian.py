@@ -25,16 +25,13 @@ from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 class EigenGaussian(AbstractPosterior):
     """A Gaussian posterior whose precision is diagonal in a Kronecker basis of each parameter.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
         bases: (U_S, U_A) by weight name, ``[out, out]`` and ``[K, K]`` for a weight with K elements per output; (U_S,) by
             bias name. A grouped convolution adds a leading dimension: ``[groups, out / groups, out / groups]``.
         eigenvalues: D by the same names, ``[out, K]`` or ``[groups, out / groups, K]``; K = 1 for a bias.
         precision: 1/Σ of every other parameter by name, shaped like the mean.
-        prior_precision: δ by parameter name.
-        num_data: N, the number of training examples behind the posterior.
-        constants: Deterministic parameters and buffers by name.
-        prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
 
     Example:
         >>> q = EigenGaussian(
@@ -59,11 +56,7 @@ class EigenGaussian(AbstractPosterior):
     prior_mean: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check names and shapes.
-
-        Raises:
-            PosteriorError: If they do not match.
-        """
+        """Raise `PosteriorError` if names or shapes do not match."""
         wrong = [name for name in self.mean if (name in self.bases) == (name in self.precision)]
         wrong += [name for name in self.mean if name not in self.prior_precision]
         wrong += [name for name in {*self.bases, *self.eigenvalues, *self.precision} if name not in self.mean]

@@ -68,14 +68,7 @@ def verified_load(
 
 
 def atomic_save(path: str | os.PathLike[str], content: Any, noun: str, advice: str) -> None:
-    """Save an object by `torch.save` to a temporary file and rename it; an existing file stays intact until then.
-
-    Args:
-        path: The file; missing folders are created.
-        content: The object to save.
-        noun: The kind of file, for the error message.
-        advice: The next step, for the error message.
-    """
+    """Save an object in the format of `torch.save`; see `atomic_write`."""
     buffer = io.BytesIO()  # torch.save to a file would hide the error of a full disk behind its own
     torch.save(content, buffer)
     atomic_write(path, buffer.getbuffer(), noun, advice)
@@ -116,12 +109,7 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
 
 
 def verify_checksums(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> None:
-    """Verify the checksums that `torch.save` wrote.
-
-    Args:
-        path: The file. Files that are not zip archives pass.
-        kind: The expected kind of file; `kind.error` is raised for a wrong checksum.
-    """
+    """Raise `kind.error` if a checksum that `torch.save` wrote is wrong. Files that are not zip archives pass."""
     if not zipfile.is_zipfile(path):
         return
     with named_if_unreadable(path, kind), zipfile.ZipFile(path) as archive:

@@ -21,12 +21,7 @@ from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB, require_memory
 
 
 def check_full_size(params: Mapping[str, Tensor], limit_mib: float = DEFAULT_LIMIT_MIB) -> None:
-    """Raise `PosteriorError` if a model is too large for a full covariance.
-
-    Args:
-        params: The parameters with a posterior, by name.
-        limit_mib: Memory limit for one D × D matrix, in MiB; training holds about three.
-    """
+    """Raise `PosteriorError` if one D × D matrix exceeds the limit; training holds about three of them."""
     size = sum(p.numel() for p in params.values())
     bytes_each = max((p.element_size() for p in params.values()), default=4)
     what = f"The full precision matrix of {size:,} weights, {size:,} × {size:,} numbers,"
@@ -38,12 +33,10 @@ def check_full_size(params: Mapping[str, Tensor], limit_mib: float = DEFAULT_LIM
 class FullGaussian(AbstractPosterior):
     """A Gaussian posterior over named weights with a full covariance.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
         precision: P = Σ⁻¹, ``[D, D]``, over all weights in the order of `mean`, each flattened row by row.
-        prior_precision: δ by parameter name.
-        num_data: N, the number of training examples behind the posterior.
-        constants: Deterministic parameters and buffers by name.
 
     Example:
         >>> q = FullGaussian({"w": torch.zeros(2)}, torch.tensor([[2.0, 1.0], [1.0, 2.0]]), {"w": 1.0}, num_data=10)
@@ -58,11 +51,7 @@ class FullGaussian(AbstractPosterior):
     constants: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check names and shapes.
-
-        Raises:
-            PosteriorError: If they do not match.
-        """
+        """Raise `PosteriorError` if names or shapes do not match."""
         if self.precision.shape != (self._size, self._size):
             raise PosteriorError(
                 f"The {self._size} weights {', '.join(self.mean)} need a precision [{self._size}, {self._size}], but it "

@@ -32,16 +32,7 @@ def layer_matrix(weight: Tensor, bias: Tensor | None = None, groups: int = 1) ->
 
 
 def layer_tensors(matrix: Tensor, weight_shape: torch.Size, has_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Inverse of `layer_matrix`.
-
-    Args:
-        matrix: ``[out, K]`` or ``[groups, out / groups, K]``.
-        weight_shape: Shape of the weight.
-        has_bias: Whether the last column is the bias.
-
-    Returns:
-        Weight, and bias or None.
-    """
+    """Inverse of `layer_matrix`: the weight, and the bias or None."""
     rows = matrix.reshape(-1, matrix.shape[-1])
     if not has_bias:
         return rows.reshape(weight_shape), None
@@ -49,15 +40,7 @@ def layer_tensors(matrix: Tensor, weight_shape: torch.Size, has_bias: bool) -> t
 
 
 def set_layer(values: dict[str, Tensor], matrix: Tensor, weight: str, bias: str | None, shape: torch.Size) -> None:
-    """Split a layer matrix and store its weight and bias under their names.
-
-    Args:
-        values: Tensors by parameter name, to be extended.
-        matrix: As in `layer_tensors`.
-        weight: Name of the weight.
-        bias: Name of the bias; None if the matrix has no bias column.
-        shape: Shape of the weight.
-    """
+    """Split a layer matrix; store the weight of this shape, and the bias unless None, under their names."""
     values[weight], bias_values = layer_tensors(matrix, shape, bias is not None)
     if bias is not None and bias_values is not None:
         values[bias] = bias_values

@@ -27,13 +27,12 @@ from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 class LowRankGaussian(AbstractPosterior):
     """A Gaussian posterior over named weights with covariance V + A Aᵀ.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
         diagonal: v by parameter name, positive, shaped like the mean.
         deviations: The columns of A by parameter name, ``[R, *shape]``.
         prior_precision: δ by parameter name; nan for a method without a prior, whose KL is nan.
-        num_data: N, the number of training examples behind the posterior.
-        constants: Deterministic parameters and buffers by name.
 
     Example:
         >>> q = LowRankGaussian(
@@ -51,11 +50,7 @@ class LowRankGaussian(AbstractPosterior):
     constants: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check names and shapes.
-
-        Raises:
-            PosteriorError: If they do not match.
-        """
+        """Raise `PosteriorError` if names or shapes do not match."""
         missing = torch.zeros(0)
         wrong = [
             name

@@ -45,16 +45,13 @@ def kronecker_precision(
 class MatrixGaussian(AbstractPosterior):
     """A Gaussian posterior with a Kronecker-factored precision for each layer matrix.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
         factors: (L, R) by weight name, ``[out, out]`` and ``[K, K]``; with groups ``[groups, out / groups, out / groups]``
             and ``[groups, K, K]``.
         biases: Name of the bias in the last column of the matrix, by weight name.
         precision: 1/Σ of every other parameter by name, shaped like the mean.
-        prior_precision: δ by parameter name.
-        num_data: N, the number of training examples behind the posterior.
-        constants: Deterministic parameters and buffers by name.
-        prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
 
     Example:
         >>> q = MatrixGaussian(
@@ -79,11 +76,7 @@ class MatrixGaussian(AbstractPosterior):
     prior_mean: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check names and shapes.
-
-        Raises:
-            PosteriorError: If they do not match.
-        """
+        """Raise `PosteriorError` if names or shapes do not match."""
         wrong = [n for n, value in self.precision.items() if n not in self.mean or value.shape != self.mean[n].shape]
         wrong += [name for name in self.factors if not self._factors_fit(name)]
         wrong += [name for name in self.mean if name not in self.prior_precision]

@@ -18,13 +18,10 @@ from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 class MeanField(AbstractPosterior):
     """A Gaussian posterior over named weights, independent across weights.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
         precision: P = 1/Σ by parameter name, positive, shaped like the mean.
-        prior_precision: δ by parameter name: a number, or a tensor shaped like the mean.
-        num_data: N, the number of training examples behind the posterior.
-        constants: Deterministic parameters and buffers, such as BatchNorm statistics, by name.
-        prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
 
     Example:
         >>> q = MeanField({"w": torch.zeros(2)}, {"w": torch.full((2,), 4.0)}, {"w": 1.0}, num_data=10)
@@ -40,11 +37,7 @@ class MeanField(AbstractPosterior):
     prior_mean: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check names and shapes.
-
-        Raises:
-            PosteriorError: If they do not match.
-        """
+        """Raise `PosteriorError` if names or shapes do not match."""
         wrong = [
             name
             for name, mean in self.mean.items()

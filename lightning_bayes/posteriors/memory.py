@@ -8,18 +8,7 @@ DEFAULT_LIMIT_MIB = 1024.0
 
 
 def require_memory(what: str, elements: int, bytes_each: int, limit_mib: float, instead: str) -> None:
-    """Refuse an allocation above a limit.
-
-    Args:
-        what: Description of the content, the subject of the error message.
-        elements: Number of elements.
-        bytes_each: Bytes per element.
-        limit_mib: Limit in MiB.
-        instead: Smaller alternatives, for the error message.
-
-    Raises:
-        PosteriorError: If the allocation would exceed the limit.
-    """
+    """Raise `PosteriorError` above the limit. The message starts with `what` and recommends `instead`."""
     size = elements * bytes_each
     if size > limit_mib * 2**20:
         raise PosteriorError(

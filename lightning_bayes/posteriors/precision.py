@@ -81,15 +81,7 @@ def initial_curvature(
 
 
 def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:
-    """The size of each tensor: the larger of its current and its initial root mean square.
-
-    Args:
-        means: μ of each tensor.
-        sizes_at_start: Root mean square of each tensor at the start of training, one scalar per tensor.
-
-    Returns:
-        r, ``[tensors]``.
-    """
+    """r, ``[tensors]``: the larger of each tensor's root mean squares now and at the start of training."""
     return torch.maximum(root_mean_squares(means), torch.stack(list(sizes_at_start)))
 
 

@@ -75,17 +75,7 @@ class ScaledPosterior(AbstractPosterior):
         return self.posterior.log_det_precision() + change
 
     def squared_distance(self, weights: TensorDict) -> Tensor:
-        """(θ-μ)ᵀ Σ⁻¹ (θ-μ) / c².
-
-        Args:
-            weights: θ by parameter name.
-
-        Returns:
-            A scalar.
-
-        Raises:
-            PosteriorError: At c = 0, where there is no density.
-        """
+        """(θ-μ)ᵀ Σ⁻¹ (θ-μ) / c². Raises `PosteriorError` at c = 0, where there is no density."""
         if not self.scale:
             raise PosteriorError(
                 "A posterior of scale 0 is a point without a density. Use posterior.posterior instead."

@@ -78,16 +78,7 @@ def noise_shape(
 
 
 def noise_moments(curvatures: Sequence[Tensor], stated: float, flatness: float) -> tuple[Tensor, Tensor]:
-    """Compute the moments of the curvature that define the shape.
-
-    Args:
-        curvatures: s of each tensor.
-        stated: p: explicit prior plus damping in the noise.
-        flatness: ε.
-
-    Returns:
-        mean_j [1 / (s_j + γ_t)] and γ_t, ``[tensors]`` each.
-    """
+    """mean_j [1 / (s_j + γ_t)] and γ_t, ``[tensors]`` each; arguments as in `noise_shape`."""
     positive = [curvature.clamp_min(0) for curvature in curvatures]
     strengths = noise_damping(_means(positive), stated, flatness)
     for curvature, strength in zip(positive, strengths.unbind(), strict=True):
@@ -97,31 +88,12 @@ def noise_moments(curvatures: Sequence[Tensor], stated: float, flatness: float) 
 
 
 def noise_damping(curvature_means: Tensor, stated: float, flatness: float) -> Tensor:
-    """γ_t = p + ε mean_j s_j.
-
-    Args:
-        curvature_means: Mean of the positive part of each tensor's curvature.
-        stated: p: explicit prior plus damping in the noise.
-        flatness: ε.
-
-    Returns:
-        γ_t, positive, shaped like `curvature_means`.
-    """
+    """γ_t = p + ε mean_j s_j, at least a tiny positive number; the mean is that of max(s, 0), and `stated` is p."""
     return (curvature_means * flatness + stated).clamp_min(_MIN_DAMPING)
 
 
 def noise_scale(inverse_means: Tensor, sizes: Tensor, relative_noise: float, scale: float) -> Tensor:
-    """Ñ/τ_t = Ñ/τ + mean_j [1 / (s_j + γ_t)] / (κ r_t)².
-
-    Args:
-        inverse_means: mean_j [1 / (s_j + γ_t)] of each tensor.
-        sizes: r_t.
-        relative_noise: κ.
-        scale: Ñ/τ.
-
-    Returns:
-        Ñ/τ_t, shaped like `sizes`.
-    """
+    """Ñ/τ_t = Ñ/τ + mean_j [1 / (s_j + γ_t)] / (κ r_t)², ``[tensors]``; arguments as in `noise_shape`."""
     return inverse_means * (float(relative_noise) * sizes).pow(-2) + scale
 
 
@@ -131,17 +103,7 @@ def shaped_precision(curvature: Tensor, scale: Tensor, damping: Tensor) -> Tenso
 
 
 def prior_centre(mean: Tensor, centre: Tensor | float, stated: float | Tensor, damping: Tensor) -> Tensor:
-    """c_t = μ - √(δ̃/γ_t) (μ - μ₀), the centre of the prior in the tempered bound.
-
-    Args:
-        mean: μ.
-        centre: μ₀ of an explicit prior.
-        stated: δ̃ of an explicit prior; 0 without one, which makes the mean the centre.
-        damping: γ_t.
-
-    Returns:
-        c_t, shaped like the mean.
-    """
+    """c_t = μ - √(δ̃/γ_t) (μ - μ₀), the prior's centre; `stated` is δ̃, or 0 without an explicit prior."""
     return mean - (stated / damping).sqrt().to(mean) * (mean - centre)
 
 

@@ -68,16 +68,7 @@ def split_bias(factors: KroneckerFactors) -> tuple[KroneckerFactors, KroneckerFa
 
 
 def summed_patches(layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
-    """m: the sum of the patches over positions, averaged over examples.
-
-    Args:
-        layer: ``nn.Linear`` with inputs ``[B, in]``, or an ungrouped convolution with zero padding.
-        x: Input of the layer.
-        output_shape: Shape of the output, ``[B, out, …]``.
-
-    Returns:
-        ``[K]``.
-    """
+    """The patches m ``[K]`` of an ungrouped layer, summed over positions and averaged over examples."""
     if isinstance(layer, nn.Linear):
         return x.mean(0)
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))

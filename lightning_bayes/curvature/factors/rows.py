@@ -34,15 +34,7 @@ def input_rows(layer: nn.Module, x: Tensor, bias: bool, workspace: Workspace | N
 
 
 def output_rows(layer: nn.Module, grad_output: Tensor) -> Tensor:
-    """The vectors δ_it.
-
-    Args:
-        layer: As in `input_rows`.
-        grad_output: Gradient with respect to the layer's output, ``[B, …]``.
-
-    Returns:
-        ``[B · T, out]``, or ``[groups, B · T, out / groups]``.
-    """
+    """The vectors δ_it: ``[B · T, out]``, or ``[groups, B · T, out / groups]`` for a grouped convolution."""
     if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         grouped = torch.unflatten(grad_output.flatten(2), 1, (layer.groups, -1))  # [B, groups, out / groups, T]
         rows = grouped.permute(1, 0, 3, 2).flatten(1, 2)

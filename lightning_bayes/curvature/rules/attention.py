@@ -156,10 +156,12 @@ def _replayed(
     padding, mask = call.key_padding_mask, call.attn_mask
     if layer.bias_k is not None:
         padding, mask = (None if m is None else F.pad(m, (0, 1)) for m in (padding, mask))
-    leaves = [x.detach().transpose(0, 1).requires_grad_() for x in projected]
+    query, key, value = (x.detach().transpose(0, 1).requires_grad_() for x in projected)
     with torch.enable_grad():
         attended, weights = F.multi_head_attention_forward(
-            *leaves,
+            query,
+            key,
+            value,
             layer.embed_dim,
             layer.num_heads,
             in_proj_weight=identity.repeat(3, 1),
@@ -185,5 +187,5 @@ def _replayed(
     outputs, grads = [attended], [(delta_out @ layer.out_proj.weight.to(attended.dtype)).transpose(0, 1)]
     if weights is not None and grad_weights and grad_weights[0] is not None:
         outputs, grads = [*outputs, weights], [*grads, *grad_weights]
-    deltas = torch.autograd.grad(outputs, leaves, grads)
+    deltas = torch.autograd.grad(outputs, [query, key, value], grads)
     return attended.detach().transpose(0, 1), delta_out, [d.transpose(0, 1) for d in deltas]

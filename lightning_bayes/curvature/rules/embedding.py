@@ -54,32 +54,13 @@ def _keys(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> tuple[Tensor, 
 
 
 def scattered(layer: nn.Embedding | nn.EmbeddingBag, examples: int, keys: Tensor, delta: Tensor) -> Tensor:
-    """The gradient of the table for each example.
-
-    Args:
-        layer: The layer.
-        examples: B.
-        keys: Example · V + row, ``[P]``.
-        delta: The gradient of the row of each key, ``[P, D]``.
-
-    Returns:
-        ``[B, V, D]``.
-    """
+    """The gradient of the table per example, ``[B, V, D]``, from keys example · V + row ``[P]`` and δ ``[P, D]``."""
     dense = delta.new_zeros(examples * layer.num_embeddings, layer.embedding_dim).index_add_(0, keys, delta)
     return dense.view(examples, layer.num_embeddings, layer.embedding_dim)
 
 
 def pair_sums(layer: nn.Embedding | nn.EmbeddingBag, keys: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over examples of `scattered` and of its squares, from the (example, row) pairs that occur.
-
-    Args:
-        layer: The layer.
-        keys: As in `scattered`.
-        delta: As in `scattered`.
-
-    Returns:
-        Both sums, ``[V, D]``.
-    """
+    """Sums of `scattered` and of its squares over examples, ``[V, D]``, from the (example, row) pairs that occur."""
     pairs, pair_index = torch.unique(keys, return_inverse=True)
     contribution = delta.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, pair_index, delta)
     rows, zeros = pairs % layer.num_embeddings, delta.new_zeros(layer.weight.shape)
@@ -88,14 +69,7 @@ def pair_sums(layer: nn.Embedding | nn.EmbeddingBag, keys: Tensor, delta: Tensor
 
 
 def refuse_options(layer: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Refuse options that change the gradient or the table.
-
-    Args:
-        layer: The layer.
-
-    Raises:
-        UnsupportedLayerError: If such an option is set.
-    """
+    """Raise `UnsupportedLayerError` for options that change the gradient or the table."""
     if layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None:
         raise UnsupportedLayerError(
             f"{layer} changes its gradient or its weight by sparse, scale_grad_by_freq or max_norm. Per-example gradients "

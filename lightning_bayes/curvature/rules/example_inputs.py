@@ -76,15 +76,7 @@ class ExampleInputs:
 
 
 def refuse_packed(module: nn.Module, values: Iterable[Any]) -> None:
-    """Refuse packed sequences.
-
-    Args:
-        module: The module that is called.
-        values: Inputs of the call.
-
-    Raises:
-        UnsupportedLayerError: If an input is a packed sequence.
-    """
+    """Raise `UnsupportedLayerError` if an input of the module is a packed sequence."""
     if any(isinstance(value, PackedSequence) for value in values):
         raise UnsupportedLayerError(
             f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be separated. Pass "

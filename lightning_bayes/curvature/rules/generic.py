@@ -148,16 +148,7 @@ class SingleExamples(ReplayedCall):
         return [_differing_dim(self.module, outputs[i].shape, g.shape) for i, g in zip(indices, grads, strict=True)]
 
     def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], sums: Sums) -> None:
-        """Compare the sum of the contributions with the gradient of the whole batch; see also `ReplayedCall.require_same`.
-
-        Args:
-            params: Detached parameters by name.
-            grads: Gradients with respect to the outputs, as in `per_example`.
-            sums: The result of `sums`.
-
-        Raises:
-            ExampleDimensionError: If they differ because the module mixes examples or has them in another dimension.
-        """
+        """Require that the contributions add up to the gradient of the batch, and see `ReplayedCall.require_same`."""
         if self._rng_state is not None:
             return  # the batch draws its noise in another order than single examples
         indices, cotangents = used_outputs(grads)

@@ -57,16 +57,7 @@ def linear_sums(layer: nn.Linear, inputs: Inputs, grad_output: Tensor, workspace
 
 
 def matrix_sums(x: Tensor, delta: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i and Σ_i c_i² of c_i = Σ_t δ_it x_itᵀ.
-
-    Args:
-        x: Inputs of the linear map, ``[B, T, in]``.
-        delta: Gradients of its outputs, ``[B, T, out]``.
-        workspace: Limits the number of c_i computed at once.
-
-    Returns:
-        Both sums, ``[out, in]``.
-    """
+    """Σ_i c_i and Σ_i c_i² of c_i = Σ_t δ_it x_itᵀ, ``[out, in]``, from ``[B, T, in]`` and ``[B, T, out]``."""
     elements = x.shape[-1] * delta.shape[-1]
     # On an accelerator, launching many small kernels would dominate.
     if elements > MAX_BATCHED_ELEMENTS and x.is_cpu:

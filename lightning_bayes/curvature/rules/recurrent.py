@@ -165,8 +165,8 @@ def _forward(layer: nn.RNNBase, inputs: Inputs, top: Tensor | None) -> list[tupl
     """All layers from the bottom: their directions, and the mask of the dropout before them."""
     x, initial = inputs[0], inputs[1] if len(inputs) > 1 else None
     x = x.transpose(0, 1) if layer.batch_first else x
-    states = () if initial is None else initial if isinstance(initial, tuple) else (initial,)
-    states = [state.detach().to(x.dtype) for state in states]
+    initial = () if initial is None else initial if isinstance(initial, tuple) else (initial,)
+    states = [state.detach().to(x.dtype) for state in initial]
     if top is not None:
         top = (top.transpose(0, 1) if layer.batch_first else top).to(x.dtype)
     layers = list[tuple[list[_Direction], Tensor | None]]()

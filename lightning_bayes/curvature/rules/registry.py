@@ -167,24 +167,7 @@ def layer_rule(
     prepare: Callable[[Any, Inputs], Inputs] = _unchanged,
     cases: Sequence[Case] = (),
 ) -> Callable[[Contributions], LayerRule]:
-    """Register the decorated function as the rule of `layers`.
-
-    Args:
-        layers: Layer types, or qualified names for types of optional libraries.
-        parameters: See `LayerRule` for this and the following arguments.
-        input_dims: Minimum number of dimensions of a batched input.
-        example_dims: Batch dimensions of the inputs.
-        applies: Whether the rule is valid for a layer.
-        repeats_noise: Whether the rule repeats a random forward.
-        takes_positions: Whether rows may be positions of one example.
-        by_hooks: Whether a backward hook receives all gradients.
-        later_dims: Batch dimensions of the outputs after the first.
-        prepare: Converts the arguments of a call to the rule's inputs.
-        cases: Layers and inputs for the contract tests.
-
-    Returns:
-        The decorator, which returns the rule.
-    """
+    """Register the decorated function as the rule for layer types or qualified names; arguments as in `LayerRule`."""
 
     def register(function: Contributions) -> LayerRule:
         rule = LayerRule(

@@ -62,28 +62,14 @@ class ReplayedCall(ABC):
         """
 
     def gradient(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> dict[str, Tensor]:
-        """The gradient of the call for the whole batch.
-
-        Args:
-            params: Detached parameters by name.
-            grads: As in `per_example`.
-
-        Returns:
-            The gradient by parameter name.
-        """
+        """The gradient of the call for the whole batch, by parameter name; arguments as in `per_example`."""
         indices, cotangents = used_outputs(grads)
         gradient: dict[str, Tensor] = self.vjp(params, indices)[1](cotangents)[0]
         return gradient
 
     @abstractmethod
     def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], sums: Sums) -> None:
-        """Check the assumptions behind the contributions.
-
-        Args:
-            params: Detached parameters by name.
-            grads: As in `per_example`.
-            sums: The result of `sums`.
-        """
+        """Check the assumptions behind the contributions; `sums` is the result of `ReplayedCall.sums`."""
 
     @abstractmethod
     def _visit(
@@ -99,15 +85,7 @@ class ReplayedCall(ABC):
         return differentiable(output)[0]
 
     def vjp(self, params: dict[str, Tensor], indices: list[int]) -> tuple[list[Tensor], Callable[..., Any]]:
-        """Repeat the call for the whole batch; return outputs and the function that pulls back their gradients.
-
-        Args:
-            params: Detached parameters by name.
-            indices: Indices of the outputs to return.
-
-        Returns:
-            The outputs, and a function from a list of their gradients to a tuple with the gradient by parameter name.
-        """
+        """Repeat the call for the whole batch: selected outputs, and a function that pulls back their gradients."""
 
         def outputs(replaced: dict[str, Tensor]) -> list[Tensor]:
             replayed = with_rng(self._rng_state, self.replay, replaced, self.inputs.leaves)
@@ -133,15 +111,7 @@ class ReplayedCall(ABC):
         }
 
     def sums(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> Sums:
-        """Sums of contributions and of their squares, without storing all contributions.
-
-        Args:
-            params: Detached parameters by name.
-            grads: As in `per_example`.
-
-        Returns:
-            Both sums by parameter name.
-        """
+        """Sums of contributions and of their squares, without storing all contributions; see `per_example`."""
         total: Sums = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
 
         def add(part: PerExample) -> None:
@@ -158,15 +128,7 @@ class ReplayedCall(ABC):
             self._outputs = [output.detach() for output in outputs]
 
     def require_same(self, repeated: list[Tensor], indices: list[int]) -> None:
-        """Require that a repeated call returns the outputs of the forward.
-
-        Args:
-            repeated: Outputs of the repeated call.
-            indices: Their indices among the module's floating-point outputs.
-
-        Raises:
-            UnsupportedLayerError: If they differ.
-        """
+        """Raise `UnsupportedLayerError` if outputs of a repeated call differ from those of the forward."""
         outputs, self._outputs = self._outputs, None
         if outputs is not None and not all(map(are_close, (outputs[i] for i in indices), repeated)):
             raise UnsupportedLayerError(

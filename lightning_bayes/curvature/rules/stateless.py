@@ -15,32 +15,14 @@ from lightning_bayes.private_torch import CALL_HOOKS, FLAT_WEIGHTS, PRE_HOOKS, o
 
 
 def call_with(module: nn.Module, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `module` with replaced parameters and buffers, without its hooks, which the original call has run.
-
-    Args:
-        module: The module.
-        tensors: Replacements by parameter or buffer name. Tensors without a replacement are kept.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-
-    Returns:
-        The module's output.
-    """
+    """Call `module` with replaced parameters and buffers, without its hooks, which the original call has run."""
     with replaced(module, tensors), _only_weight_hooks(module):
         return module(*args, **kwargs)
 
 
 @contextmanager
 def replaced(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Replace parameters and buffers; restore the originals on exit.
-
-    Args:
-        module: The module.
-        tensors: Replacements by parameter or buffer name. A tensor with several names is replaced under each.
-
-    Yields:
-        Nothing.
-    """
+    """Replace parameters and buffers by name, shared ones under all names; restore the originals on exit."""
     named: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
     replacements = {original: tensors[name] for name, original in named if name in tensors}
     registries: list[dict[str, Any]] = [

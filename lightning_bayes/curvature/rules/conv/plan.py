@@ -38,14 +38,5 @@ STRATEGIES = (
 
 
 def plan(shape: ConvShape, device: torch.device, without: Collection[str] = ()) -> Strategy:
-    """Select the first strategy that suits a convolution.
-
-    Args:
-        shape: Sizes of the convolution.
-        device: Device of the convolution.
-        without: Names of strategies to skip, for benchmarks. ``"patches"`` cannot be skipped.
-
-    Returns:
-        The strategy.
-    """
+    """The first strategy that suits a convolution; `without` skips strategies by name, except ``"patches"``."""
     return next(s for s in STRATEGIES if s.name not in without and s.suits(shape, device))

@@ -92,16 +92,7 @@ def channels_first(layer: Conv, values: Tensor) -> Tensor:
 
 
 def assembled(layer: Conv, values: Tensor, workspace: Workspace) -> Tensor:
-    """Reassemble results that were computed per part.
-
-    Args:
-        layer: The convolution.
-        values: ``[parts, groups, Cout / groups, K]``, including the zero padding of `patch_parts`.
-        workspace: Provides memory for rearranged values.
-
-    Returns:
-        Values shaped like the weight, ``[Cout, Cin / groups, *kernel]``.
-    """
+    """Rearrange results of `patch_parts`, ``[parts, groups, Cout / groups, K]``, to the shape of the weight."""
     values = values[..., : layer.weight[0].numel() // len(values)]
     if len(values) == 1 and values.is_contiguous():
         return values.view(layer.weight.shape)
@@ -118,16 +109,7 @@ def patch_elements(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool) -
 
 
 def input_patches(layer: ConvBase, x: Tensor, positions: torch.Size) -> Tensor:
-    """All patches as a view ``[B, C, *kernel, *out]``, faster to copy than `torch.nn.functional.unfold`.
-
-    Args:
-        layer: Defines kernel size, stride and dilation.
-        x: Padded input, ``[B, C, *in]``.
-        positions: Output positions, ``[*out]``.
-
-    Returns:
-        The view.
-    """
+    """All patches of a padded input as a view ``[B, C, *kernel, *out]``, which copies faster than `F.unfold`."""
     return _windows(layer, x.contiguous(), positions)
 
 
