@@ -26,7 +26,6 @@ from torch import Tensor
 from lightning_bayes.errors import PosteriorError
 
 TensorDict: TypeAlias = dict[str, Tensor]
-ValueT = TypeVar("ValueT")
 PosteriorT = TypeVar("PosteriorT", bound="AbstractPosterior")
 
 
@@ -49,14 +48,7 @@ class AbstractPosterior(ABC):
 
     @abstractmethod
     def transform(self, noise: TensorDict) -> TensorDict:
-        """Turn standard normal noise into weights.
-
-        Args:
-            noise: ε by parameter name, shaped like the mean.
-
-        Returns:
-            θ = μ + T ε with T Tᵀ = Σ, by parameter name.
-        """
+        """θ = μ + T ε with T Tᵀ = Σ, for standard normal ε by parameter name, shaped like the mean."""
 
     @abstractmethod
     def variance(self) -> TensorDict:
@@ -68,11 +60,7 @@ class AbstractPosterior(ABC):
 
     @abstractmethod
     def squared_distance(self, weights: TensorDict) -> Tensor:
-        """(θ-μ)ᵀ Σ⁻¹ (θ-μ), a scalar.
-
-        Args:
-            weights: θ by parameter name.
-        """
+        """(θ-μ)ᵀ Σ⁻¹ (θ-μ), a scalar, for θ by parameter name."""
 
     def blocks(self) -> list[list[str]]:
         """Groups of parameter names that may be correlated. The default is a single group with all parameters."""
@@ -114,11 +102,11 @@ class AbstractPosterior(ABC):
     def select(self: PosteriorT, prefix: str) -> PosteriorT:
         """The marginal posterior of a submodule.
 
-        This implementation assumes that the submodule's parameters are independent of all others.
+        Raises `PosteriorError` if no parameter has the prefix. This implementation assumes that the submodule's parameters
+        are independent of all others.
 
         Args:
-            prefix: Prefix of the submodule's parameter names, such as ``"model."``. Raises `PosteriorError` if no parameter
-                has it.
+            prefix: Prefix of the submodule's parameter names, such as ``"model."``.
 
         Returns:
             The marginal, with the prefix removed from all names.
@@ -153,14 +141,7 @@ class AbstractPosterior(ABC):
         )
 
     def log_prob(self, weights: TensorDict) -> Tensor:
-        """Log q(θ) in nats.
-
-        Args:
-            weights: θ by parameter name.
-
-        Returns:
-            A scalar.
-        """
+        """Log q(θ) in nats, a scalar, for θ by parameter name."""
         return 0.5 * (self.log_det_precision() - self._size * math.log(2 * math.pi) - self.squared_distance(weights))
 
     def entropy(self) -> Tensor:
@@ -200,7 +181,7 @@ class AbstractPosterior(ABC):
         return sum(mean.numel() for mean in self.mean.values())
 
     def _selected_fields(self, prefix: str) -> dict[str, Any]:
-        """The fields of the dataclass, with dictionaries reduced to names with the prefix, which is removed."""
+        """The fields of the dataclass, restricted to names with this prefix; see `strip_prefix`."""
         if not strip_prefix(self.mean, prefix):
             raise PosteriorError(
                 f"No parameter of the posterior starts with {prefix!r}; it has {', '.join(self.mean)}."
@@ -211,9 +192,13 @@ class AbstractPosterior(ABC):
         }
 
 
-def strip_prefix(values: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
-    """Keep the entries whose name starts with `prefix`, and remove it from their names."""
-    return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
+def strip_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Keep the entries whose name starts with `prefix`, and remove it from keys and from values that are names."""
+    selected: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.startswith(prefix):
+            selected[name.removeprefix(prefix)] = value.removeprefix(prefix) if isinstance(value, str) else value
+    return selected
 
 
 def moved(value: Any, device: torch.device | str) -> Any:

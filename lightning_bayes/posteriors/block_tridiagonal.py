@@ -86,17 +86,7 @@ class BlockTridiagonal(AbstractPosterior):
         return torch.stack([noise.square().sum() for noise in self._covariance.inverse_root(offsets)]).sum()
 
     def select(self, prefix: str) -> BlockTridiagonal:
-        """The posterior of a submodule that contains the whole chain.
-
-        Args:
-            prefix: Prefix of the submodule's parameter names, such as ``"model."``.
-
-        Returns:
-            The same posterior, with the prefix removed from all names.
-
-        Raises:
-            PosteriorError: If some layers do not have the prefix.
-        """
+        """The posterior of a submodule that contains the whole chain; see `AbstractPosterior.select`."""
         selected = self._selected_fields(prefix)
         names = list(self.factors)
         inside = [name for name in names if name.startswith(prefix)]
@@ -105,7 +95,6 @@ class BlockTridiagonal(AbstractPosterior):
                 f"{prefix!r} selects the layers {', '.join(inside) or 'none'} of the chain {', '.join(names)}, and "
                 "their marginal is not block-tridiagonal. Sample from the whole posterior and keep these layers."
             )
-        selected["biases"] = {weight: bias.removeprefix(prefix) for weight, bias in selected["biases"].items()}
         return BlockTridiagonal(**selected)
 
     @cached_property

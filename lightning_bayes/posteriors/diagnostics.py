@@ -97,15 +97,7 @@ def average(values: TensorDict) -> float:
 
 
 def precision_quantiles(posterior: AbstractPosterior, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> list[float]:
-    """Quantiles of 1/σ² over weights.
-
-    Args:
-        posterior: The posterior.
-        levels: Between 0 and 1.
-
-    Returns:
-        One value per level. Above `LARGEST_SAMPLE` weights, only every n-th weight is used.
-    """
+    """Quantiles of 1/σ² over weights; above `LARGEST_SAMPLE` weights, over every n-th weight."""
     variances = torch.cat([variance.flatten() for variance in posterior.variance().values()])
     stride = math.ceil(len(variances) / LARGEST_SAMPLE)
     precisions = variances[::stride].reciprocal().float()

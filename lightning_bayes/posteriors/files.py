@@ -120,18 +120,7 @@ def verify_checksums(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) 
 
 @contextmanager
 def named_if_unreadable(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> Iterator[None]:
-    """Convert any error of a parser to `kind.error`, which names the file.
-
-    Args:
-        path: The file that is read in the context.
-        kind: The expected kind of file.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        FileNotFoundError: Unchanged, if the file does not exist.
-    """
+    """Convert a parser's errors, except FileNotFoundError, to `kind.error`, which names the file."""
     try:
         yield
     except (FileNotFoundError, kind.error):

@@ -117,12 +117,6 @@ class MatrixGaussian(AbstractPosterior):
             terms.append((matrix * KroneckerProduct(*factors).matvec(matrix)).sum())
         return torch.stack(terms).sum()
 
-    def select(self, prefix: str) -> MatrixGaussian:
-        """The marginal posterior of a submodule; see `AbstractPosterior.select`."""
-        selected = self._selected_fields(prefix)
-        selected["biases"] = {weight: bias.removeprefix(prefix) for weight, bias in selected["biases"].items()}
-        return MatrixGaussian(**selected)
-
     @cached_property
     def _roots(self) -> dict[str, KroneckerProduct]:
         return {

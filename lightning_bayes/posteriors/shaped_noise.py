@@ -6,7 +6,7 @@ For each tensor t with curvatures s_i, size r_t and prior strength p = δ̃ + γ
     1/τ_t = 1/τ + mean_j [1 / (s_j + γ_t)] / (Ñ κ² r_t²)
     1/Σ_i = (Ñ/τ_t) (s_i + γ_t)                                             negative s_i count as 0
 
-The mean variance is κ² r_t² as long as the data permit more noise. As Ñ grows, τ_t tends to τ and the precision to
+The mean variance is κ² r_t² until the data require less noise. As Ñ grows, τ_t tends to τ and the precision to
 (Ñ/τ)(s + γ_t): the data determine the precision, without a switch. No variance exceeds (1+ε)/ε times the mean of its
 tensor, because s + γ_t ≥ ε mean s. With ε = 0.03 the curvature determines the shape, ε = 1 halves the variance at average
 curvature, and a large ε makes the noise flat.

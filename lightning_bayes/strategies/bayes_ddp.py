@@ -134,12 +134,7 @@ class BayesDDPStrategy(DDPStrategy):
         return {"num_replicas": ranks_of_group, "rank": self.global_rank % ranks_of_group}
 
     def all_reduce_mean_(self, tensors: Sequence[Tensor], weight: float) -> None:
-        """Replace `tensors` by their weighted mean over ranks. Raises `RankError` if a rank does not respond.
-
-        Args:
-            tensors: Floating-point tensors, in the same order and with the same shapes on all ranks.
-            weight: Weight of this rank.
-        """
+        """Replace `tensors` by their weighted mean over ranks. Raises `RankError` if a rank does not respond."""
         if self.world_size == 1:
             self.reduced_bytes = 0
             return

@@ -54,13 +54,7 @@ def all_reduce_mean_(
 def all_reduce_sum_(
     tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None, bucket_mib: float | None = None
 ) -> None:
-    """Replace `tensors` by their sums over ranks.
-
-    Args:
-        tensors: Floating-point tensors, in the same order and with the same shapes on all ranks.
-        group: Process group; the default group if None.
-        bucket_mib: Maximum MiB per collective; None for a single collective.
-    """
+    """Replace `tensors` by their sums over ranks; arguments as in `all_reduce_mean_`."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     for bucket in torch.split(flat, _elements(bucket_mib, flat)):
         dist.all_reduce(bucket, group=group)

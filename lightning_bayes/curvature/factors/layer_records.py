@@ -51,14 +51,7 @@ class LayerRecords(ABC):
 
     @abstractmethod
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
-        """Add one call of a layer.
-
-        Args:
-            layer: The layer.
-            x: Input of the layer.
-            grad_output: Gradient with respect to the layer's output, in the scale of the differentiated loss.
-            is_first: False if this call was already added with other labels.
-        """
+        """Add a call, with `grad_output` in the scale of the differentiated loss; `is_first` for its first labels."""
 
     @property
     @abstractmethod

@@ -76,21 +76,21 @@ def embedding_bag_sums(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tens
 
 def _keys(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """An integer key per (example, row) pair, and the gradient of the row of each key."""
-    x, delta = _rows(layer, inputs, grad_output)
-    examples = torch.arange(len(x), device=x.device).unsqueeze(1)
-    return (examples * layer.num_embeddings + x).flatten(), delta.flatten(0, 1)
-
-
-def _rows(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices ``[B, T]``, and the gradient of the row of each index, ``[B, T, D]``."""
     refuse_options(layer)
     x, _, weights = inputs
     weights = _weights(layer, x, None) if weights is None else weights
+    examples = torch.arange(len(x), device=x.device).unsqueeze(1)
+    keys = (examples * layer.num_embeddings + x).flatten()
+    return keys, _row_gradients(layer, x, weights, grad_output).flatten(0, 1)
+
+
+def _row_gradients(layer: nn.EmbeddingBag, x: Tensor, weights: Tensor, grad_output: Tensor) -> Tensor:
+    """The gradient of the row of each index, ``[B, T, D]``."""
     if layer.mode != "max":
         is_used = 1.0 if layer.padding_idx is None else (x != layer.padding_idx)
-        return x, (weights * is_used).to(grad_output.dtype)[..., None] * grad_output[:, None]
+        return (weights * is_used).to(grad_output.dtype)[..., None] * grad_output[:, None]
     values = layer.weight.detach()[x].masked_fill(weights[..., None] == 0, -torch.inf)
     largest = values.argmax(1, keepdim=True)
     is_nonempty = (weights != 0).any(1)[:, None, None]
     delta = torch.zeros(values.shape, dtype=grad_output.dtype, device=x.device)
-    return x, delta.scatter_(1, largest, (grad_output[:, None] * is_nonempty))
+    return delta.scatter_(1, largest, grad_output[:, None] * is_nonempty)

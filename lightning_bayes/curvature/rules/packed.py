@@ -17,18 +17,7 @@ from lightning_bayes.errors import UnsupportedLayerError
 
 
 def unpacked(layer: nn.RNNBase, inputs: Inputs) -> Inputs:
-    """Pad packed sequences and append their lengths ``[B]`` to the inputs.
-
-    Args:
-        layer: The layer.
-        inputs: Arguments of the call.
-
-    Returns:
-        Padded sequences, initial states and lengths; unpacked inputs are returned unchanged.
-
-    Raises:
-        UnsupportedLayerError: If the layer draws dropout, which a call per length cannot repeat.
-    """
+    """Pad packed sequences and append their lengths ``[B]``; refuse random dropout between layers."""
     if not isinstance(inputs[0], PackedSequence):
         return inputs
     if layer.training and layer.dropout and layer.num_layers > 1:

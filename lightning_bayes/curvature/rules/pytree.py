@@ -16,17 +16,7 @@ _TRANSPARENT = (Tensor, bool, int, float, complex, str, bytes, type(None), torch
 
 
 def differentiable(output: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
-    """Extract the floating-point and complex tensors from `output`.
-
-    Args:
-        output: A tensor, or nested tuples, lists and dictionaries.
-
-    Returns:
-        The tensors, and a function that rebuilds the output from replacements.
-
-    Raises:
-        UnsupportedLayerError: If `output` contains an object that may hide tensors, whose gradients would be lost.
-    """
+    """The floating-point and complex tensors of `output`, and a function that rebuilds it from replacements."""
     leaves, spec = tree_flatten(output)
     opaque = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _TRANSPARENT)})
     if opaque:

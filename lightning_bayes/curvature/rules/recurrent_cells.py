@@ -65,16 +65,7 @@ class Cell(ABC):
 
     @abstractmethod
     def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
-        """Gradients of all gate pre-activations.
-
-        Args:
-            steps: The result of `steps`.
-            grad: Gradient of the outputs, ``[T, B, ·]``.
-            last: Gradients of the final states, ``[B, ·]``; None for zero.
-
-        Returns:
-            The gradients at all steps.
-        """
+        """Gradients of all gate pre-activations, from those of the outputs and of the final states (None for zero)."""
 
     def _of_input(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)

@@ -51,15 +51,7 @@ class ReplayedCall(ABC):
 
     @abstractmethod
     def forward(self, params: dict[str, Tensor], is_checked: Callable[[], bool] = lambda: True) -> Any:
-        """Call the module like the original caller.
-
-        Args:
-            params: Detached parameters by name.
-            is_checked: Whether calls like this one are already known not to mix examples.
-
-        Returns:
-            The module's output.
-        """
+        """Call the module for its caller; `is_checked` returns whether such calls are known not to mix examples."""
 
     def gradient(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> dict[str, Tensor]:
         """The gradient of the call for the whole batch, by parameter name; arguments as in `per_example`."""
@@ -85,7 +77,7 @@ class ReplayedCall(ABC):
         return differentiable(output)[0]
 
     def vjp(self, params: dict[str, Tensor], indices: list[int]) -> tuple[list[Tensor], Callable[..., Any]]:
-        """Repeat the call for the whole batch: selected outputs, and a function that pulls back their gradients."""
+        """Repeat the call for the whole batch; return the outputs with these indices and their pull-back."""
 
         def outputs(replaced: dict[str, Tensor]) -> list[Tensor]:
             replayed = with_rng(self._rng_state, self.replay, replaced, self.inputs.leaves)

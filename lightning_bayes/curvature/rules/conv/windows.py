@@ -56,21 +56,8 @@ def padded_pixels(layer: Conv, x: Tensor, workspace: Workspace) -> Tensor:
 
 
 def pixel_parts(layer: Conv, pixels: Tensor, positions: torch.Size, by_rows: bool, workspace: Workspace) -> Tensor:
-    """`patch_parts` for one group in channels-last order, with positions before channels and all parts in one view.
-
-    Copying whole pixels is faster than copying single values if there are many channels. Matrix products with contiguous
-    rows are faster, too.
-
-    Args:
-        layer: The convolution.
-        pixels: Examples of the input, from `padded_pixels`.
-        positions: Output positions, ``[*out]``.
-        by_rows: The result of `goes_by_rows`.
-        workspace: Provides the memory of the copy.
-
-    Returns:
-        ``[B, parts, T, K]``, where K is Cin times the kernel columns, or times the whole kernel.
-    """
+    """`patch_parts` for one group, channels last: ``[B, parts, T, K]`` from the pixels of `padded_pixels`."""
+    # Copying whole pixels is faster with many channels. Matrix products with contiguous rows are faster, too.
     if by_rows:
         windows = _column_windows(layer, pixels, positions[1]).permute(0, 3, 4, 2, 1)
     else:
