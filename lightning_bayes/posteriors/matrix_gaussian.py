@@ -88,11 +88,11 @@ class MatrixGaussian(AbstractPosterior):
             )
 
     def transform(self, noise: TensorDict) -> TensorDict:
-        """θ = μ + T ε, where T is the Kronecker product of the factors' inverse roots; see `AbstractPosterior.transform`."""
-        weights = {name: self.mean[name] + noise[name] * p.rsqrt() for name, p in self.precision.items()}
+        """θ = μ + T ε, where T is the product of the factors' inverse roots; see `AbstractPosterior.transform`."""
+        offsets = {name: noise[name] * p.rsqrt() for name, p in self.precision.items()}
         for name, root in self._roots.items():
-            self._set_layer(weights, name, root.upper_matvec(self._matrix(noise, name)))
-        return {name: weights[name] if name in self.precision else m + weights[name] for name, m in self.mean.items()}
+            self._set_layer(offsets, name, root.upper_matvec(self._matrix(noise, name)))
+        return {name: mean + offsets[name] for name, mean in self.mean.items()}
 
     def variance(self) -> TensorDict:
         """Variances, diag Σ, by parameter name."""

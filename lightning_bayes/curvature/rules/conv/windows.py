@@ -47,7 +47,8 @@ def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
     if not by_rows:
         return [_copied(layer, input_patches(layer, x, positions), workspace)]
     unfolded = _copied(layer, _column_windows(layer, x.contiguous(), positions[1]), workspace)
-    return [unfolded[..., start : start + positions.numel()] for start in _row_starts(layer, positions)]
+    starts = [row * layer.dilation[0] * positions[1] for row in range(layer.kernel_size[0])]
+    return [unfolded[..., start : start + positions.numel()] for start in starts]
 
 
 def padded_pixels(layer: Conv, x: Tensor, workspace: Workspace) -> Tensor:
@@ -163,7 +164,3 @@ def _column_windows(layer: Conv, x: Tensor, width: int) -> Tensor:
     batch, channel, row, column = x.stride()
     shape = (*x.shape[:2], layer.kernel_size[1], x.shape[2], width)
     return x.as_strided(shape, (batch, channel, column * layer.dilation[1], row, column * layer.stride[1]))
-
-
-def _row_starts(layer: Conv, positions: torch.Size) -> list[int]:
-    return [row * layer.dilation[0] * positions[1] for row in range(layer.kernel_size[0])]
