@@ -75,14 +75,8 @@ class KroneckerProduct(NamedTuple):
         return _diagonal(self.left)[..., :, None] * _diagonal(self.right)[..., None, :]
 
     def squared_rows(self, weights: Tensor | float = 1.0) -> Tensor:
-        """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix.
-
-        Args:
-            weights: A matrix ``[..., m, n]``, or a number.
-
-        Returns:
-            (L²) weights (R²)ᵀ with element-wise squares, ``[..., p, q]``.
-        """
+        """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix ``[..., p, q]``: (L²) weights (R²)ᵀ."""
+        # L² and R² are element-wise.
         shape = (*self.left.shape[:-2], self.left.shape[-1], self.right.shape[-1])
         weights = torch.as_tensor(weights, dtype=self.left.dtype, device=self.left.device).expand(shape)
         return self.left.square() @ weights @ self.right.square().mT

@@ -87,16 +87,7 @@ class AbstractPosterior(ABC):
         return variances
 
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """dᵀ Σ d for rank-one directions d = vec(left rightᵀ) in one matrix that is a block by itself.
-
-        Args:
-            name: The name of the matrix, ``[out, in]``.
-            left: ``[B, out]``.
-            right: ``[B, in]``.
-
-        Returns:
-            ``[B]``.
-        """
+        """`variance_along` d = vec(left rightᵀ), ``[B]``, in a matrix that is a block by itself."""
         return self.variance_along({name: left[:, :, None] * right[:, None, :]})
 
     def select(self: PosteriorT, prefix: str) -> PosteriorT:

@@ -37,10 +37,6 @@ class ScaledPosterior(AbstractPosterior):
         scale: c, at least 0.
         linearized: Whether c was chosen for the linearised predictive. `mc_predict` then uses that predictive.
 
-    Attributes:
-        posterior: The posterior at c = 1.
-        scale: c.
-
     Raises:
         PosteriorError: If c is negative or not finite.
 

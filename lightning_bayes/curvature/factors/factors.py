@@ -79,22 +79,8 @@ def output_factor(layer: nn.Module, grad_output: Tensor) -> Tensor:
 def link_factors(
     layer: nn.Linear, x: Tensor, grad_output: Tensor, after: nn.Linear, next_x: Tensor, next_grad_output: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The block between two linear layers: (1/B) Σ_i δ_i δ'_iᵀ and (1/B) Σ_i ā_i ā'_iᵀ, Martens & Grosse 2015, sect. 4.3.
-
-    Args:
-        layer: The earlier layer.
-        x: Input of the earlier layer, ``[B, in]``.
-        grad_output: Output gradient of the earlier layer as in `output_factor`, ``[B, out]``.
-        after: The later layer.
-        next_x: Input of the later layer, ``[B, next in]``.
-        next_grad_output: Output gradient of the later layer, ``[B, next out]``.
-
-    Returns:
-        S ``[out, next out]`` and A ``[K, next K]``.
-
-    Raises:
-        ShapeError: If the inputs have positions; the block is undefined for them.
-    """
+    """The block between two layers: (1/B) Σ_i δ_i δ'_iᵀ ``[out, next out]`` and (1/B) Σ_i ā_i ā'_iᵀ ``[K, next K]``."""
+    # Martens & Grosse 2015, section 4.3. Output gradients as in `output_factor`.
     if x.dim() != 2 or next_x.dim() != 2:
         raise ShapeError(
             f"The curvature between two layers needs inputs [examples, features], but got {list(x.shape)} and "

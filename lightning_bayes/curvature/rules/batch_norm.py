@@ -14,13 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.registry import (
-    Inputs,
-    PerExample,
-    Sums,
-    add_sums,
-    layer_rule,
-)
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.private_torch import BatchNormBase, saved_by
 

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.products import block_of, sums_of_block
-from lightning_bayes.curvature.rules.registry import (
-    Inputs,
-    PerExample,
-    Sums,
-    add_sums,
-    layer_rule,
-)
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 
 MAX_BATCHED_ELEMENTS = 50_000  # of one c_i(W), tuned on two cores with AVX-512

@@ -19,20 +19,11 @@ BLOCK_ELEMENTS = 3 * 2**16  # per core: 768 KiB of float32, tuned on cores with 
 
 
 def block_of(rows: int, columns: int) -> tuple[int, int]:
-    """Choose the block size for a matrix.
-
-    In a batched product, each core computes whole matrices. So a block is split into lanes of equal size, one per core.
-
-    Args:
-        rows: Number of rows of the matrix.
-        columns: Number of columns.
-
-    Returns:
-        Rows per block and number of lanes. Every block, including a shorter last one, is divisible into the lanes.
-    """
+    """Rows per block, and lanes that divide every block of a matrix, including a shorter last one."""
     block = rows
     while block * columns > BLOCK_ELEMENTS * torch.get_num_threads() and block > 1:
         block = (block + 1) // 2
+    # Each core computes whole matrices of a batched product, so a block has one lane per core.
     return block, math.gcd(block, rows, torch.get_num_threads())
 
 

@@ -196,21 +196,12 @@ def registered_rules() -> dict[type[nn.Module] | str, LayerRule]:
 
 
 def rule_for(layer: nn.Module) -> LayerRule | None:
-    """The rule for `layer`, or None if only the generic rule applies.
-
-    A subclass inherits a rule only if it has the same forward and the same parameters as its parent. A parametrised layer
-    has other parameters.
-
-    Args:
-        layer: Any module.
-
-    Returns:
-        The rule, or None.
-    """
+    """The rule for `layer`, or None if only the generic rule applies."""
     ancestor: Any
     for ancestor in type(layer).__mro__:
         rule = _RULES.get(ancestor) or _RULES.get(f"{ancestor.__module__}.{ancestor.__qualname__}")
         if rule is not None:
+            # A subclass has the parent's rule only with the same forward and parameters; parametrised layers have others.
             inherits = computes(layer, ancestor.forward) and _has_only(layer, rule.parameters)
             return rule if inherits and rule.applies(layer) else None
     return None
