@@ -1,6 +1,6 @@
-"""One small exception tree: every error of this package is a `BayesError`.
+"""The exceptions of this package; all derive from `BayesError`.
 
-Each message names the culprit, shows the value and offers the next step.
+Each message names the culprit, shows the value and suggests the next step.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Iterable
 
 
 def name_some(names: Iterable[str], characters: int = 240) -> str:
-    """Join names for a message, as many as are read.
+    """Join names for a message, shortening a long list.
 
     Args:
-        names: All that the message is about.
-        characters: Room for them. The first name is always given.
+        names: The names to list.
+        characters: Maximum length of the list. The first name is always included.
 
     Returns:
-        The names, and how many more there are.
+        The names that fit, and the number of names left out.
 
     Example:
         >>> name_some(["fc1.weight", "fc1.bias"])
@@ -24,22 +24,22 @@ def name_some(names: Iterable[str], characters: int = 240) -> str:
         >>> name_some((f"layer{i}" for i in range(100)), characters=20)
         'layer0, layer1 and 98 more'
     """
-    listed = list(names)
-    kept = listed[:1]
-    for name in listed[1:]:
-        if len(", ".join([*kept, name])) > characters:
+    all_names = list(names)
+    listed = all_names[:1]
+    for name in all_names[1:]:
+        if len(", ".join([*listed, name])) > characters:
             break
-        kept.append(name)
-    more = len(listed) - len(kept)
-    return ", ".join(kept) + (f" and {more} more" if more else "")
+        listed.append(name)
+    omitted = len(all_names) - len(listed)
+    return ", ".join(listed) + (f" and {omitted} more" if omitted else "")
 
 
 class BayesError(Exception):
-    """Base of all errors raised by lightning_bayes."""
+    """Base class of all errors raised by lightning_bayes."""
 
 
 class HyperparameterError(BayesError, ValueError):
-    """A hyperparameter lies outside of its range."""
+    """A hyperparameter is out of range."""
 
 
 class ShapeError(BayesError, ValueError):
@@ -47,19 +47,19 @@ class ShapeError(BayesError, ValueError):
 
 
 class UnsupportedLayerError(BayesError):
-    """A parameter lies where no curvature rule reaches it."""
+    """No curvature rule covers a parameter."""
 
 
 class ExampleDimensionError(BayesError):
-    """A layer does not see the examples of the batch in the dimension where its rule looks for them."""
+    """A layer does not keep the examples in the batch dimension that its rule expects."""
 
 
 class UnsupportedTrainingError(BayesError):
-    """The training set-up (optimizer, strategy, precision, loop) cannot host a variational optimizer."""
+    """The training set-up (optimizer, strategy, precision, loop) does not support a variational optimizer."""
 
 
 class RankError(BayesError, RuntimeError):
-    """Processes that train together disagree, or one of them is gone."""
+    """Distributed ranks have different settings, or a rank does not respond."""
 
 
 class UnknownNumDataError(BayesError):
@@ -67,40 +67,40 @@ class UnknownNumDataError(BayesError):
 
 
 class NonFiniteError(BayesError, ArithmeticError):
-    """Too many updates in a row had a loss, gradient or curvature that is not finite."""
+    """Too many consecutive updates had a non-finite loss, gradient or curvature."""
 
 
 class NotPositiveDefiniteError(BayesError, ArithmeticError):
-    """A matrix has no Cholesky factor, also with jitter."""
+    """A matrix has no Cholesky factor, even with jitter."""
 
 
 class NoMeasurementError(BayesError, RuntimeError):
-    """A step was asked for without gradients measured before it."""
+    """`step` was called before any gradient was measured."""
 
 
 class PosteriorError(BayesError):
-    """A checkpoint holds no posterior, or a posterior of another model."""
+    """A posterior is invalid, missing from a checkpoint, or belongs to another model."""
 
 
 class CheckpointError(BayesError, OSError):
-    """A checkpoint or another file of results cannot be written."""
+    """A checkpoint or a results file cannot be written."""
 
 
 class ConfigError(BayesError, ValueError):
-    """There is no such config, or its parts do not fit together."""
+    """A config does not exist, or its parts are incompatible."""
 
 
 class WeightsError(BayesError):
-    """Weights do not fit the model, cannot be read without running code, or cannot be fetched."""
+    """Weights do not match the model, cannot be loaded without executing code, or cannot be downloaded."""
 
 
 class DatasetError(BayesError, FileNotFoundError):
-    """A data set is not where it was looked for."""
+    """A data set was not found."""
 
 
 class DataError(BayesError, ValueError):
-    """Data are damaged, or have other classes or labels than they should."""
+    """Data are corrupt, or have unexpected classes or labels."""
 
 
 class RunError(BayesError):
-    """A folder holds no run, or one that cannot be read."""
+    """A folder contains no run, or an unreadable one."""

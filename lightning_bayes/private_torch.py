@@ -1,20 +1,20 @@
-"""Every private symbol of PyTorch that this package uses, with the versions that it was tested with.
+"""Every private PyTorch symbol that this package uses, with the tested PyTorch versions.
 
-PyTorch may rename these in any release. Each stands here once and is checked on import; code elsewhere calls the functions
-below. A test finds private symbols that are used outside of the tables. Excepted are the functions ``torch._foreach_*``,
-which have no public name and which PyTorch's own optimizers are made of.
+PyTorch may rename these symbols in any release. This module is the only one that uses them: it checks them on import and
+wraps them in functions. A test finds private symbols elsewhere. The exception is ``torch._foreach_*``, which has no public
+name and which PyTorch's own optimizers use.
 
-What autograd's nodes save (`saved_by`) differs between operations, so its absence is an answer and no error: a loss that
-cannot be read for certain asks for its reduction.
+Autograd nodes save different values for different operations, so a missing value is not an error; see `saved_by`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
+from torch.nn.modules import batchnorm, conv
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR
 
@@ -26,23 +26,22 @@ NEWEST_TESTED: Final = "2.15.0"
 _ADVICE = f"Install torch {OLDEST_TESTED} to {NEWEST_TESTED} (tested)."
 
 try:
-    from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
-    from torch.nn.modules.batchnorm import _NormBase as NormBase
-    from torch.nn.modules.conv import _ConvNd as ConvBase
-    from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-except ImportError as error:
+    from torch.utils import _pytree
+
+    BatchNormBase: TypeAlias = batchnorm._BatchNorm
+    NormBase: TypeAlias = batchnorm._NormBase
+    ConvBase: TypeAlias = conv._ConvNd
+    tree_flatten, tree_leaves, tree_unflatten = _pytree.tree_flatten, _pytree.tree_leaves, _pytree.tree_unflatten
+except (ImportError, AttributeError) as error:
     raise UnsupportedTrainingError(f"PyTorch {torch.__version__} is not supported: {error}. {_ADVICE}") from error
 
 CALL_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
 BACKWARD_HOOK_KIND: Final = "_is_full_backward_hook"  # of a module; None without backward hooks
 PRE_HOOKS: Final = CALL_HOOKS[0]
-FLAT_WEIGHTS: Final = (
-    "_flat_weights",
-    "_flat_weight_refs",
-)  # lists in which a recurrent layer holds its parameters again
+FLAT_WEIGHTS: Final = ("_flat_weights", "_flat_weight_refs")  # a recurrent layer's own lists of its parameters
 LAST_RATES: Final = "_last_lr"  # of a learning-rate scheduler
 INNER_SCHEDULERS: Final = "_schedulers"  # of a scheduler that chains others
-DDP_SINK: Final = "_DDPSink"  # operation through which DistributedDataParallel passes all outputs of a step
+DDP_SINK: Final = "_DDPSink"  # the operation that DistributedDataParallel applies to all outputs of a step
 
 
 def _scheduler() -> ConstantLR:
@@ -67,15 +66,8 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
 
 
 def check_private_symbols(attributes: tuple[tuple[str, Any, tuple[str, ...]], ...] = _ATTRIBUTES) -> None:
-    """Require private attributes to exist.
-
-    Args:
-        attributes: Name of an owner, the owner, and what it has to have.
-
-    Raises:
-        UnsupportedTrainingError: Naming those that are missing, and PyTorch's version.
-    """
-    missing = [f"{owner}.{name}" for owner, found, names in attributes for name in names if not hasattr(found, name)]
+    """Raise `UnsupportedTrainingError`, which lists missing symbols; `attributes` as in the table above."""
+    missing = [f"{label}.{name}" for label, owner, names in attributes for name in names if not hasattr(owner, name)]
     if missing:
         raise UnsupportedTrainingError(
             f"PyTorch {torch.__version__} is not supported: {', '.join(missing)} is missing. {_ADVICE}"
@@ -86,12 +78,12 @@ check_private_symbols()
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The parameters that a module holds itself, by name; changing the dictionary changes the module."""
+    """The parameters registered on a module itself, by name; changing the dictionary changes the module."""
     return module._parameters
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """The buffers that a module holds itself, by name; changing the dictionary changes the module."""
+    """The buffers registered on a module itself, by name; changing the dictionary changes the module."""
     return module._buffers
 
 
@@ -101,47 +93,47 @@ def has_children(module: nn.Module) -> bool:
 
 
 def conv_helper(kind: type[nn.Module]) -> Any:
-    """The method by which a type of convolution computes its output from weight and bias."""
-    return getattr(kind, "_conv_forward")  # noqa: B009  # of every convolution, not of every module
+    """The method of a convolution class that computes the output from weight and bias."""
+    return getattr(kind, "_conv_forward")  # noqa: B009  # nn.Module has no such attribute
 
 
 def gradient_hooks(param: Tensor) -> dict[int, Any]:
-    """Hooks on a tensor's gradient by key; empty if there are none."""
+    """Hooks on a tensor's gradient by key."""
     return param._backward_hooks or {}
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Whether autograd takes a tensor for a view."""
+    """Whether autograd considers a tensor a view."""
     return tensor._is_view()
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor was changed in place."""
+    """Number of in-place changes of a tensor."""
     return tensor._version
 
 
 def is_in_functorch() -> bool:
-    """Whether a transform of torch.func runs."""
+    """Whether a torch.func transform is active."""
     return bool(torch._C._are_functorch_transforms_active())
 
 
 def is_in_backward() -> bool:
-    """Whether autograd's engine runs."""
+    """Whether a backward pass is running."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def will_execute(node: Any) -> bool:
-    """Whether the running backward executes a node."""
+    """Whether the running backward pass will execute a node."""
     return bool(torch._C._will_engine_execute_node(node))
 
 
 def output_shapes(node: Any) -> list[tuple[int, ...]]:
-    """Shapes of what a node of autograd's graph computed in the forward."""
+    """Shapes of the forward outputs of an autograd node."""
     return [tuple(meta.shape) for meta in node._input_metadata]
 
 
 def is_alive(node: Any) -> bool:
-    """Whether a node's graph exists. Torch 2.5 and 2.6 free it below the node of a Python function, and crash on use."""
+    """Whether a node's graph still exists. Torch 2.5 and 2.6 free it below a Python function's node and crash on use."""
     try:
         node.next_functions  # noqa: B018  # raises
     except RuntimeError:
@@ -150,47 +142,15 @@ def is_alive(node: Any) -> bool:
 
 
 def saved_by(node: Any, name: str, default: Any = None) -> Any:
-    """The value that a node of autograd's graph saved as `name`, such as ``"dim"``; `default` if it saved none."""
+    """The value that an autograd node saved as `name`, such as ``"dim"``; `default` if there is none."""
     return getattr(node, f"_saved_{name}", default)
 
 
 def mark_as_scheduled(step: Any) -> None:
-    """Tell schedulers that an optimizer's `step` needs no wrapper of theirs, which counts its calls for a warning."""
+    """Keep learning-rate schedulers from wrapping an optimizer's `step`, which they do to count its calls for a warning."""
     step._wrapped_by_lr_sched = True
 
 
 def default_store() -> Any:
     """The key-value store of the default process group."""
     return distributed_c10d._get_default_store()
-
-
-__all__ = [
-    "BACKWARD_HOOK_KIND",
-    "CALL_HOOKS",
-    "DDP_SINK",
-    "FLAT_WEIGHTS",
-    "INNER_SCHEDULERS",
-    "LAST_RATES",
-    "PRE_HOOKS",
-    "BatchNormBase",
-    "ConvBase",
-    "NormBase",
-    "check_private_symbols",
-    "conv_helper",
-    "default_store",
-    "gradient_hooks",
-    "has_children",
-    "is_alive",
-    "is_in_backward",
-    "is_in_functorch",
-    "is_view",
-    "mark_as_scheduled",
-    "output_shapes",
-    "own_buffers",
-    "own_parameters",
-    "saved_by",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_unflatten",
-    "will_execute",
-]

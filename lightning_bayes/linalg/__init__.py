@@ -1,6 +1,6 @@
-"""Structured matrices: Kronecker products, their differences and chains, damping, Cholesky with a stated jitter ladder.
+"""Structured linear algebra: Kronecker products, their differences and chains, damping, and Cholesky with jitter.
 
-Everything is a pure function of tensors; leading dimensions ``[..., n, n]`` are a batch of matrices.
+All functions are pure. Leading dimensions ``[..., n, n]`` are a batch of matrices.
 """
 
 from lightning_bayes.linalg.block_tridiagonal import BlockTridiagonalInverse

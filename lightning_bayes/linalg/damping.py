@@ -2,8 +2,8 @@
 
     S ⊗ A + γ I  ≈  (S + √γ/π I) ⊗ (A + π√γ I)        π = √( (tr A / dim A) / (tr S / dim S) )
 
-https://arxiv.org/abs/1503.05671. The right-hand side is larger by √γ (S π ⊗ I + I ⊗ A / π); this π makes the two excess
-terms equally large in trace norm, and the result the same for every split of a scale between A and S.
+https://arxiv.org/abs/1503.05671. The right-hand side is larger by √γ (S π ⊗ I + I ⊗ A / π). This π gives both excess terms
+the same trace norm, and makes the result independent of how a scale is split between A and S.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_bayes.linalg.cholesky import add_to_diagonal
 from lightning_bayes.linalg.kronecker import KroneckerProduct
 
 MAX_RATIO = 1e6
@@ -23,8 +24,8 @@ def pi_ratio(product: KroneckerProduct) -> Tensor:
         product: S and A, ``[..., n, n]``.
 
     Returns:
-        π, ``[...]``, within [1e-6, 1e6]: where one factor vanishes (a dead layer) the bound makes the damped product
-        γ I, as it should be; where both do, π = 1.
+        π, ``[...]``, within [1e-6, 1e6]. If one factor vanishes (a dead layer), the bound makes the damped product γ I.
+        If both do, π = 1.
     """
     left = product.left.diagonal(dim1=-2, dim2=-1).mean(-1)
     right = product.right.diagonal(dim1=-2, dim2=-1).mean(-1)
@@ -37,7 +38,7 @@ def pi_damped(product: KroneckerProduct, damping: float | Tensor) -> KroneckerPr
 
     Args:
         product: S and A, ``[..., n, n]``.
-        damping: γ, at least 0; one number or ``[...]``.
+        damping: γ ≥ 0, a number or ``[...]``.
 
     Returns:
         The damped factors.
@@ -49,9 +50,4 @@ def pi_damped(product: KroneckerProduct, damping: float | Tensor) -> KroneckerPr
     """
     ratio = pi_ratio(product)
     root = torch.as_tensor(damping, dtype=ratio.dtype, device=ratio.device).sqrt()
-    return KroneckerProduct(_shifted(product.left, root / ratio), _shifted(product.right, root * ratio))
-
-
-def _shifted(matrix: Tensor, amount: Tensor) -> Tensor:
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return matrix + amount[..., None, None] * identity
+    return KroneckerProduct(add_to_diagonal(product.left, root / ratio), add_to_diagonal(product.right, root * ratio))

@@ -1,13 +1,13 @@
 """(A ⊗ B - C ⊗ D)⁻¹ without forming it, Martens & Grosse 2015, appendix B (https://arxiv.org/abs/1503.05671).
 
-With A = L Lᵀ, L⁻¹ C L⁻ᵀ = E₁ diag(s₁) E₁ᵀ and K₁ = L⁻ᵀ E₁ both matrices are diagonal in K₁,
+With A = L Lᵀ, L⁻¹ C L⁻ᵀ = E₁ diag(s₁) E₁ᵀ and K₁ = L⁻ᵀ E₁, both matrices are diagonal in K₁,
 
-    K₁ᵀ A K₁ = I        K₁ᵀ C K₁ = diag(s₁)        and so with K₂ of B and D
+    K₁ᵀ A K₁ = I        K₁ᵀ C K₁ = diag(s₁)        and likewise K₂ for B and D
 
     (A ⊗ B - C ⊗ D)⁻¹ = (K₁ ⊗ K₂) diag(1 / (1 - s₁ s₂ᵀ)) (K₁ ⊗ K₂)ᵀ
     T                 = (K₁ ⊗ K₂) diag(1 / √(1 - s₁ s₂ᵀ)) (E₁ ⊗ E₂)ᵀ        T Tᵀ = (A ⊗ B - C ⊗ D)⁻¹
 
-T ends in (E₁ ⊗ E₂)ᵀ because an eigenvector's sign is arbitrary: without it rounding would change which sample a noise gives.
+T ends in (E₁ ⊗ E₂)ᵀ because the signs of eigenvectors are arbitrary: otherwise rounding could change the sample for a noise.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from lightning_bayes.linalg.cholesky import cholesky
 from lightning_bayes.linalg.kronecker import KroneckerProduct
 
-SPECTRUM_FLOOR = 1e-4  # least 1 - s₁ s₂: rounding, and layers that determine each other, would make it zero
+SPECTRUM_FLOOR = 1e-4  # minimum of 1 - s₁ s₂, which vanishes by rounding or for perfectly correlated layers
 
 
 class DifferenceInverse(NamedTuple):
-    """The inverse of A ⊗ B - C ⊗ D in factored form; build it with `of`.
+    """The inverse of A ⊗ B - C ⊗ D in factored form; use `of` to construct it.
 
     Attributes:
         basis: K₁ ⊗ K₂.
@@ -51,15 +51,15 @@ class DifferenceInverse(NamedTuple):
 
         Args:
             product: A ⊗ B, symmetric positive definite factors.
-            subtracted: C ⊗ D, symmetric positive semi-definite and below A ⊗ B; None for nothing.
-            name: The name of A ⊗ B in error messages.
+            subtracted: C ⊗ D, symmetric positive semi-definite and below A ⊗ B; None for zero.
+            name: Name of A ⊗ B for error messages.
 
         Returns:
             The inverse of the difference.
         """
-        others = (None, None) if subtracted is None else subtracted
-        left = _diagonalised(product.left, others[0], f"left factor S of {name}")
-        right = _diagonalised(product.right, others[1], f"right factor A of {name}")
+        left_subtracted, right_subtracted = (None, None) if subtracted is None else subtracted
+        left = _diagonalised(product.left, left_subtracted, f"left factor S of {name}")
+        right = _diagonalised(product.right, right_subtracted, f"right factor A of {name}")
         spectrum = 1 - left[3][..., :, None] * right[3][..., None, :]
         basis, rotation, inverse = (KroneckerProduct(*pair) for pair in zip(left[:3], right[:3], strict=True))
         return cls(basis, rotation, inverse, spectrum.clamp_min(SPECTRUM_FLOOR))
@@ -77,7 +77,7 @@ class DifferenceInverse(NamedTuple):
         return self.rotation.matvec(self.inverse_basis.matvec(x) * self.spectrum.sqrt())
 
     def log_det(self) -> Tensor:
-        """Log det of the difference itself (not of its inverse), ``[...]``."""
+        """Log det of A ⊗ B - C ⊗ D (not of the inverse), ``[...]``."""
         rows, columns = self.spectrum.shape[-2:]
         left: Tensor = torch.linalg.slogdet(self.inverse_basis.left).logabsdet
         right: Tensor = torch.linalg.slogdet(self.inverse_basis.right).logabsdet

@@ -1,4 +1,4 @@
-"""The Kronecker product of two matrices, without ever forming it.
+"""The Kronecker product of two matrices, without forming it.
 
     (L ⊗ R) vec(X) = vec(L X Rᵀ)
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_bayes.linalg.cholesky import cholesky, inverse, inverse_root
 
-BLOCK = 256  # rows of a triangular factor that are multiplied at once
+BLOCK = 256  # rows of a triangular factor per product
 
 
 class KroneckerProduct(NamedTuple):
@@ -38,7 +38,7 @@ class KroneckerProduct(NamedTuple):
         return self.left @ x @ self.right.mT
 
     def upper_matvec(self, x: Tensor) -> Tensor:
-        """`matvec` for upper-triangular factors such as those of `inverse_root`; skips most of their zeros."""
+        """`matvec` for upper-triangular factors, such as those of `inverse_root`; skips most zeros."""
         return upper_matmul(self.left, upper_matmul(self.right, x.mT).mT)
 
     def transpose(self) -> KroneckerProduct:
@@ -50,26 +50,19 @@ class KroneckerProduct(NamedTuple):
         return KroneckerProduct(self.left @ other.left, self.right @ other.right)
 
     def inverse_root(self, name: str = "Kronecker product") -> KroneckerProduct:
-        """T = T_L ⊗ T_R with T Tᵀ = (L ⊗ R)⁻¹, for symmetric positive definite factors.
-
-        Args:
-            name: The product's name in error messages.
-
-        Returns:
-            Its two upper-triangular factors.
-        """
+        """T = T_L ⊗ T_R, upper triangular, with T Tᵀ = (L ⊗ R)⁻¹; for symmetric positive definite factors."""
         return KroneckerProduct(
             inverse_root(self.left, f"left factor S of {name}"), inverse_root(self.right, f"right factor A of {name}")
         )
 
     def inverse(self, name: str = "Kronecker product") -> KroneckerProduct:
-        """(L ⊗ R)⁻¹ = L⁻¹ ⊗ R⁻¹, for symmetric positive definite factors; `name` for error messages."""
+        """(L ⊗ R)⁻¹ = L⁻¹ ⊗ R⁻¹, for symmetric positive definite factors; `name` is for error messages."""
         return KroneckerProduct(
             inverse(self.left, f"left factor S of {name}"), inverse(self.right, f"right factor A of {name}")
         )
 
     def log_det(self, name: str = "Kronecker product") -> Tensor:
-        """Log det (L ⊗ R) = n log det L + m log det R, ``[...]``; `name` for error messages."""
+        """Log det (L ⊗ R) = n log det L + m log det R, ``[...]``; `name` is for error messages."""
         left = _log_det(self.left, f"left factor S of {name}")
         return self.right.shape[-1] * left + self.left.shape[-1] * _log_det(self.right, f"right factor A of {name}")
 
@@ -82,34 +75,20 @@ class KroneckerProduct(NamedTuple):
         return _diagonal(self.left)[..., :, None] * _diagonal(self.right)[..., None, :]
 
     def squared_rows(self, weights: Tensor | float = 1.0) -> Tensor:
-        """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix.
-
-        Args:
-            weights: Matrix ``[..., m, n]``, or one number for all.
-
-        Returns:
-            (L²) weights (R²)ᵀ with element-wise squares, ``[..., p, q]``.
-        """
+        """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix ``[..., p, q]``: (L²) weights (R²)ᵀ."""
+        # L² and R² are element-wise.
         shape = (*self.left.shape[:-2], self.left.shape[-1], self.right.shape[-1])
         weights = torch.as_tensor(weights, dtype=self.left.dtype, device=self.left.device).expand(shape)
         return self.left.square() @ weights @ self.right.square().mT
 
     def dense(self) -> Tensor:
-        """The product itself, ``[..., p·q, m·n]``; for small matrices."""
+        """The product as a dense matrix ``[..., p·q, m·n]``; for small factors."""
         blocks = self.left[..., :, None, :, None] * self.right[..., None, :, None, :]
         return blocks.flatten(-4, -3).flatten(-2)
 
 
 def upper_matmul(upper: Tensor, x: Tensor) -> Tensor:
-    """U X for an upper-triangular U; skips most of its zeros.
-
-    Args:
-        upper: U, ``[..., m, m]``.
-        x: X, ``[..., m, n]``.
-
-    Returns:
-        The product, ``[..., m, n]``.
-    """
+    """U X for an upper-triangular U ``[..., m, m]`` and X ``[..., m, n]``; skips most zeros."""
     starts = range(0, upper.shape[-1], BLOCK)
     return torch.cat([upper[..., i : i + BLOCK, i:] @ x[..., i:, :] for i in starts], -2)
 

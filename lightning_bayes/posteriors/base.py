@@ -1,8 +1,10 @@
-"""The base of every Gaussian posterior over weights, on five quantities that its family fills in.
+"""The base class of all Gaussian posteriors over weights.
+
+A family implements
 
     θ = μ + T ε,  T Tᵀ = Σ        log det Σ⁻¹        (θ-μ)ᵀ Σ⁻¹ (θ-μ)        diag Σ        its state as tensors
 
-The prior is p(θ) = Π_j N(θ_j; μ₀_j, 1/δ_j), with μ₀ = 0 unless a family says otherwise, so that
+The prior is p(θ) = Π_j N(θ_j; μ₀_j, 1/δ_j), with μ₀ = 0 by default, so that
 
     log q(θ) = ½ (log det Σ⁻¹ - D log 2π - (θ-μ)ᵀ Σ⁻¹ (θ-μ))
     H[q]     = ½ (D (1 + log 2π) - log det Σ⁻¹)
@@ -24,7 +26,6 @@ from torch import Tensor
 from lightning_bayes.errors import PosteriorError
 
 TensorDict: TypeAlias = dict[str, Tensor]
-ValueT = TypeVar("ValueT")
 PosteriorT = TypeVar("PosteriorT", bound="AbstractPosterior")
 
 
@@ -33,9 +34,9 @@ class AbstractPosterior(ABC):
 
     Attributes:
         mean: μ by parameter name.
-        prior_precision: δ by parameter name, or of each weight, shaped like the mean.
-        num_data: N, the number of training examples the posterior has seen.
-        constants: Parameters without noise and buffers (BatchNorm statistics, say) by name: what else a prediction needs.
+        prior_precision: δ by parameter name: a number, or a tensor shaped like the mean.
+        num_data: N, the number of training examples behind the posterior.
+        constants: Deterministic parameters and buffers, such as BatchNorm statistics, by name.
         prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
     """
 
@@ -47,14 +48,7 @@ class AbstractPosterior(ABC):
 
     @abstractmethod
     def transform(self, noise: TensorDict) -> TensorDict:
-        """Turn standard normal noise into weights.
-
-        Args:
-            noise: ε by parameter name, shaped like the mean.
-
-        Returns:
-            θ = μ + T ε with T Tᵀ = Σ, by parameter name.
-        """
+        """θ = μ + T ε with T Tᵀ = Σ, for standard normal ε by parameter name, shaped like the mean."""
 
     @abstractmethod
     def variance(self) -> TensorDict:
@@ -66,64 +60,53 @@ class AbstractPosterior(ABC):
 
     @abstractmethod
     def squared_distance(self, weights: TensorDict) -> Tensor:
-        """(θ-μ)ᵀ Σ⁻¹ (θ-μ), a scalar.
-
-        Args:
-            weights: θ by parameter name.
-        """
+        """(θ-μ)ᵀ Σ⁻¹ (θ-μ), a scalar, for θ by parameter name."""
 
     def blocks(self) -> list[list[str]]:
-        """Names of the weights that are correlated with each other, block by block; all in one unless a family says more."""
+        """Groups of parameter names that may be correlated. The default is a single group with all parameters."""
         return [list(self.mean)]
 
     def variance_along(self, directions: TensorDict) -> Tensor:
-        """dᵀ Σ d of B directions, the variance of dᵀ θ.
+        """dᵀ Σ d for B directions: the variance of dᵀ θ.
 
         Args:
-            directions: d by name, ``[B, *shape]``, for the weights of one or several whole blocks; d is 0 elsewhere.
+            directions: d by parameter name, ``[B, *shape]``, for all parameters of one or more blocks. Missing parameters
+                have d = 0.
 
         Returns:
             ``[B]``.
         """
         zeros = {name: torch.zeros_like(mean) for name, mean in self.mean.items()}
-        pull_back = torch.func.vjp(self.transform, zeros)[1]  # transform is μ + T ε, so this is Tᵀ
+        transpose = torch.func.vjp(self.transform, zeros)[1]  # Tᵀ, because transform is μ + T ε
 
         def one(direction: TensorDict) -> Tensor:
-            (noise,) = pull_back({**zeros, **direction})
+            (noise,) = transpose({**zeros, **direction})
             return torch.stack([part.square().sum() for part in noise.values()]).sum()
 
         variances: Tensor = torch.func.vmap(one)(directions)
         return variances
 
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """dᵀ Σ d of directions d = vec(left rightᵀ) in a matrix that is a block of its own.
-
-        Args:
-            name: The name of the matrix, ``[out, in]``.
-            left: ``[B, out]``.
-            right: ``[B, in]``.
-
-        Returns:
-            ``[B]``.
-        """
+        """`variance_along` d = vec(left rightᵀ), ``[B]``, in a matrix that is a block by itself."""
         return self.variance_along({name: left[:, :, None] * right[:, None, :]})
 
     def select(self: PosteriorT, prefix: str) -> PosteriorT:
-        """The posterior of a submodule, of independent parameters unless a family says otherwise.
+        """The marginal posterior of a submodule.
+
+        Raises `PosteriorError` if no parameter has the prefix. This implementation assumes that the submodule's parameters
+        are independent of all others.
 
         Args:
-            prefix: Beginning of its parameters' names, such as ``"model."``.
+            prefix: Prefix of the submodule's parameter names, such as ``"model."``.
 
         Returns:
-            The marginal of its weights, without the prefix. Where no parameter begins with it, that is a `PosteriorError`.
+            The marginal, with the prefix removed from all names.
         """
-        self._require_selected(prefix)
-        parts = self.state_dict().items()
-        return type(self)(**{name: cut(value, prefix) if isinstance(value, dict) else value for name, value in parts})
+        return type(self)(**self._selected_fields(prefix))
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``: the fields of the dataclass."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]  # each family is one
+        """The fields of the dataclass: tensors, numbers and names, safe for ``torch.load(..., weights_only=True)``."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]  # each family is a dataclass
 
     def __repr__(self) -> str:
         span = " to ".join(dict.fromkeys(f"{end:.4g}" for end in self.prior_range()))
@@ -136,7 +119,7 @@ class AbstractPosterior(ABC):
         """Draw one set of weights.
 
         Args:
-            generator: Source of the noise, on the posterior's device; the global one by default.
+            generator: Random generator on the posterior's device; the global one by default.
 
         Returns:
             θ by parameter name, without `constants`.
@@ -149,14 +132,7 @@ class AbstractPosterior(ABC):
         )
 
     def log_prob(self, weights: TensorDict) -> Tensor:
-        """Log q(θ) in nats.
-
-        Args:
-            weights: θ by parameter name.
-
-        Returns:
-            A scalar.
-        """
+        """Log q(θ) in nats, a scalar, for θ by parameter name."""
         return 0.5 * (self.log_det_precision() - self._size * math.log(2 * math.pi) - self.squared_distance(weights))
 
     def entropy(self) -> Tensor:
@@ -164,7 +140,7 @@ class AbstractPosterior(ABC):
         return 0.5 * (self._size * (1 + math.log(2 * math.pi)) - self.log_det_precision())
 
     def kl(self) -> Tensor:
-        """KL(q ‖ p) in nats, a scalar; nan if the posterior has no prior, as SWAG's."""
+        """KL(q ‖ p) in nats, a scalar; nan if the posterior has no prior, as for SWAG."""
         variances, terms = self.variance(), []
         for name, mean in self.mean.items():
             delta, distance = self.prior_precision[name], mean - self.prior_mean.get(name, 0.0)
@@ -173,7 +149,7 @@ class AbstractPosterior(ABC):
         return 0.5 * (torch.stack(terms).sum() + self.log_det_precision())
 
     def prior_range(self) -> tuple[float, ...]:
-        """The smallest and the largest δ; nothing where there are no weights."""
+        """The smallest and the largest δ; empty without parameters."""
         ends = [torch.as_tensor(delta).aminmax() for delta in self.prior_precision.values()]
         return (float(min(end.min for end in ends)), float(max(end.max for end in ends))) if ends else ()
 
@@ -195,16 +171,25 @@ class AbstractPosterior(ABC):
     def _size(self) -> int:
         return sum(mean.numel() for mean in self.mean.values())
 
-    def _require_selected(self, prefix: str) -> None:
-        if not cut(self.mean, prefix):
+    def _selected_fields(self, prefix: str) -> dict[str, Any]:
+        """The fields of the dataclass, restricted to names with this prefix; see `strip_prefix`."""
+        if not strip_prefix(self.mean, prefix):
             raise PosteriorError(
-                f"No parameter of the posterior begins with {prefix!r}; it has {', '.join(self.mean)}."
+                f"No parameter of the posterior starts with {prefix!r}; it has {', '.join(self.mean)}."
             )
+        return {
+            name: strip_prefix(value, prefix) if isinstance(value, dict) else value
+            for name, value in self.state_dict().items()
+        }
 
 
-def cut(values: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
-    """Keep what begins with `prefix`, without it."""
-    return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
+def strip_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Keep the entries whose name starts with `prefix`, and remove it from keys and from values that are names."""
+    selected: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.startswith(prefix):
+            selected[name.removeprefix(prefix)] = value.removeprefix(prefix) if isinstance(value, str) else value
+    return selected
 
 
 def moved(value: Any, device: torch.device | str) -> Any:

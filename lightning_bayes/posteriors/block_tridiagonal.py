@@ -1,7 +1,7 @@
-"""The Gaussian posterior whose covariance is block-tridiagonal over a chain of linear layers: neighbours are correlated.
+"""The Gaussian posterior over a chain of linear layers in which neighbouring layers are correlated.
 
-Zhang et al. 2018, section 3.5, after Martens & Grosse 2015, section 4.3. Every layer has a Kronecker-factored block of
-the precision, every pair of neighbours one between them; `linalg.block_tridiagonal` holds the mathematics.
+Zhang et al. 2018, section 3.5, after Martens & Grosse 2015, section 4.3. Every layer and every pair of neighbours has one
+Kronecker-factored block; see `linalg.block_tridiagonal` for the equations.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, cut
-from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
+from lightning_bayes.posteriors.layer_matrix import layer_matrix, set_layer
 
 
 @final
@@ -25,16 +25,14 @@ from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 class BlockTridiagonal(AbstractPosterior):
     """A Gaussian posterior over a chain of linear layers.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
-        factors: (L, R) of each layer's own block L ⊗ R of the precision by the name of its weight, in the order of the
-            chain, ``[out, out]`` and ``[K, K]``, scale and damping included.
-        links: (L, R) of the block between each layer and the next by the name of its weight, the last layer left out,
-            ``[out, next out]`` and ``[K, next K]``.
-        biases: Name of the bias that is the matrix's last column, by the name of the weight.
-        prior_precision: δ by parameter name.
-        num_data: N, the number of training examples the posterior has seen.
-        constants: Parameters without noise and buffers by name: what else a prediction needs.
+        factors: (L, R) of each layer's block L ⊗ R by weight name, in the order of the chain, ``[out, out]`` and
+            ``[K, K]``, including scale and damping.
+        links: (L, R) of the block between each layer and the next by weight name, ``[out, next out]`` and
+            ``[K, next K]``. The last layer has none.
+        biases: Name of the bias in the last column of the matrix, by weight name.
 
     Example:
         >>> eye = torch.eye(1)
@@ -59,11 +57,7 @@ class BlockTridiagonal(AbstractPosterior):
     constants: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the parts fit.
-
-        Raises:
-            PosteriorError: If they do not.
-        """
+        """Raise `PosteriorError` if names or shapes do not match."""
         covered = [*self.factors, *self.biases.values()]
         wrong = [name for name in self.mean if covered.count(name) != 1 or name not in self.prior_precision]
         wrong += [name for name in covered if name not in self.mean]
@@ -71,12 +65,12 @@ class BlockTridiagonal(AbstractPosterior):
         wrong += wrong or [name for name, after in pairwise(self.factors) if not self._link_fits(name, after)]
         wrong += [name for name in self.links if name not in list(self.factors)[:-1]]
         if wrong:
-            raise PosteriorError(f"Mean, factors, links and prior do not fit for {', '.join(dict.fromkeys(wrong))}.")
+            raise PosteriorError(f"Mean, factors, links and prior do not match for {', '.join(dict.fromkeys(wrong))}.")
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + T ε; see `AbstractPosterior.transform`."""
-        away = self._tensors(self._covariance.root(self._matrices(noise)))
-        return {name: mean + away[name] for name, mean in self.mean.items()}
+        offsets = self._tensors(self._covariance.root(self._matrices(noise)))
+        return {name: mean + offsets[name] for name, mean in self.mean.items()}
 
     def variance(self) -> TensorDict:
         """Variances, diag Σ, by parameter name."""
@@ -88,44 +82,25 @@ class BlockTridiagonal(AbstractPosterior):
 
     def squared_distance(self, weights: TensorDict) -> Tensor:
         """(θ-μ)ᵀ Σ⁻¹ (θ-μ)."""
-        away = self._matrices({name: weights[name] - mean for name, mean in self.mean.items()})
-        return torch.stack([noise.square().sum() for noise in self._covariance.inverse_root(away)]).sum()
+        offsets = self._matrices({name: weights[name] - mean for name, mean in self.mean.items()})
+        return torch.stack([noise.square().sum() for noise in self._covariance.inverse_root(offsets)]).sum()
 
     def select(self, prefix: str) -> BlockTridiagonal:
-        """The posterior of a submodule, if it holds the whole chain.
-
-        Args:
-            prefix: Beginning of its parameters' names, such as ``"model."``.
-
-        Returns:
-            The same posterior without the prefix.
-
-        Raises:
-            PosteriorError: If no parameter begins with the prefix, or only some layers do.
-        """
-        self._require_selected(prefix)
+        """The posterior of a submodule that contains the whole chain; see `AbstractPosterior.select`."""
+        selected = self._selected_fields(prefix)
         names = list(self.factors)
         inside = [name for name in names if name.startswith(prefix)]
         if len(inside) < len(names):
             raise PosteriorError(
                 f"{prefix!r} selects the layers {', '.join(inside) or 'none'} of the chain {', '.join(names)}, and "
-                "their marginal is not of this family. Sample from the whole posterior and keep what you need."
+                "their marginal is not block-tridiagonal. Sample from the whole posterior and keep these layers."
             )
-        biases = {name: bias[len(prefix) :] for name, bias in cut(self.biases, prefix).items()}
-        return BlockTridiagonal(
-            cut(self.mean, prefix),
-            cut(self.factors, prefix),
-            cut(self.links, prefix),
-            biases,
-            cut(self.prior_precision, prefix),
-            self.num_data,
-            cut(self.constants, prefix),
-        )
+        return BlockTridiagonal(**selected)
 
     @cached_property
     def _covariance(self) -> BlockTridiagonalInverse:
         diagonal = [KroneckerProduct(*factors) for factors in self.factors.values()]
-        # In the chain's order, whatever the order of the dictionary.
+        # `links` may be in another order than the chain.
         links = [KroneckerProduct(*self.links[name]) for name in list(self.factors)[:-1]]
         return BlockTridiagonalInverse.of(diagonal, links, list(self.factors))
 
@@ -138,10 +113,7 @@ class BlockTridiagonal(AbstractPosterior):
     def _tensors(self, matrices: list[Tensor]) -> TensorDict:
         values: TensorDict = {}
         for name, matrix in zip(self.factors, matrices, strict=True):
-            weight, bias = layer_tensors(matrix, self.mean[name].shape, name in self.biases)
-            values[name] = weight
-            if bias is not None:
-                values[self.biases[name]] = bias
+            set_layer(values, matrix, name, self.biases.get(name), self.mean[name].shape)
         return values
 
     def _block_fits(self, name: str) -> bool:
@@ -150,9 +122,9 @@ class BlockTridiagonal(AbstractPosterior):
         return left.shape == (rows, rows) and right.shape == (columns, columns)
 
     def _link_fits(self, name: str, after: str) -> bool:
-        (rows, columns), (next_rows, next_columns) = self._block_shape(name), self._block_shape(after)
         if name not in self.links:
             return False
+        (rows, columns), (next_rows, next_columns) = self._block_shape(name), self._block_shape(after)
         left, right = self.links[name]
         return left.shape == (rows, next_rows) and right.shape == (columns, next_columns)
 

@@ -1,11 +1,11 @@
-"""Numbers that tell whether a posterior is a healthy one, over all of its weights or those of one layer.
+"""Health checks of a posterior, over all weights or per layer.
 
     noise to weight   √(Σ σ² / Σ μ²)        above 1 the noise drowns the weights
-    data share        mean of 1 - P₀ σ²     P₀: the precision without the data; 0 where the curvature has collapsed
-    step to noise     √(Σ Δμ² / Σ σ²)       above 1 the mean moves by more than the noise in one update
+    data share        mean of 1 - P₀ σ²     P₀: precision without the data; 0 if the curvature has collapsed
+    step to noise     √(Σ Δμ² / Σ σ²)       above 1 one update moves the mean by more than the noise
 
-With P₀ = δ the data share times the number of weights is the number of well-determined parameters of MacKay 1992
-(https://doi.org/10.1162/neco.1992.4.3.448).
+With P₀ = δ, the data share times the number of weights is the number of well-determined parameters (MacKay 1992,
+https://doi.org/10.1162/neco.1992.4.3.448).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor
 from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 from lightning_bayes.posteriors.mean_field import MeanField
 
-LARGEST_SAMPLE = 2**20  # weights that quantiles are taken of
+LARGEST_SAMPLE = 2**20  # maximum number of weights for quantiles
 
 
 def layers_of(names: Collection[str]) -> dict[str, list[str]]:
-    """Parameters by the module that holds them.
+    """Group parameter names by module.
 
     Args:
         names: Names of parameters.
 
     Returns:
-        Their names by the module's; a parameter of the root is a layer of its own.
+        Parameter names by module name. Each parameter of the root module is a separate layer.
 
     Example:
         >>> layers_of(["net.0.weight", "net.0.bias", "scale"])
@@ -42,15 +42,7 @@ def layers_of(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def marginals(posterior: AbstractPosterior, names: Collection[str]) -> MeanField:
-    """Some of a posterior's weights, each by itself.
-
-    Args:
-        posterior: The posterior.
-        names: Parameters to keep.
-
-    Returns:
-        Their means and variances as a mean-field posterior: the marginal, if the posterior is one.
-    """
+    """The marginals of the named parameters: a mean-field posterior with the same means and variances."""
     return MeanField(
         {name: posterior.mean[name] for name in names},
         {name: variance.reciprocal() for name, variance in posterior.variance().items() if name in names},
@@ -61,13 +53,13 @@ def marginals(posterior: AbstractPosterior, names: Collection[str]) -> MeanField
 
 
 def noise_to_weight(posterior: AbstractPosterior) -> float:
-    """Root mean square of the noise in units of the weights'.
+    """Root mean square of the noise relative to that of the weights.
 
     Args:
         posterior: The posterior.
 
     Returns:
-        √(Σ σ² / Σ μ²), infinite where all weights are zero.
+        √(Σ σ² / Σ μ²), infinite if all weights are zero.
 
     Example:
         >>> noise_to_weight(MeanField({"w": torch.full((2,), 3.0)}, {"w": torch.full((2,), 4.0)}, {"w": 1.0}, num_data=10))
@@ -77,27 +69,19 @@ def noise_to_weight(posterior: AbstractPosterior) -> float:
 
 
 def step_to_noise(steps: TensorDict, posterior: AbstractPosterior) -> float:
-    """Root mean square of an update of the means in units of the noise's.
-
-    Args:
-        steps: Δμ of one update, by name of the parameter.
-        posterior: The posterior after it.
-
-    Returns:
-        √(Σ Δμ² / Σ σ²).
-    """
+    """√(Σ Δμ² / Σ σ²): root mean square of an update relative to that of the noise after the update."""
     return _ratio(_squares({name: steps[name] for name in posterior.mean}), posterior.variance())
 
 
 def data_shares(posterior: AbstractPosterior, without_data: Mapping[str, Tensor | float]) -> TensorDict:
-    """Share of each weight's precision that comes from the data's curvature.
+    """Fraction of each weight's precision that comes from the data.
 
     Args:
         posterior: The posterior.
-        without_data: P₀ by name of the parameter: what the prior, and whatever else is not data, gives.
+        without_data: P₀ by parameter name: the precision from the prior and all other terms without data.
 
     Returns:
-        1 - P₀ σ² by name: 0 where the data say nothing, 1 where they say all.
+        1 - P₀ σ² by parameter name: 0 if the data are uninformative, 1 if they determine the weight.
 
     Example:
         >>> q = MeanField({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, 4.0])}, {"w": 1.0}, num_data=10)
@@ -113,19 +97,12 @@ def average(values: TensorDict) -> float:
 
 
 def precision_quantiles(posterior: AbstractPosterior, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> list[float]:
-    """Quantiles of 1/σ² over weights.
-
-    Args:
-        posterior: The posterior.
-        levels: Between 0 and 1.
-
-    Returns:
-        One value per level. Of more than a million weights every n-th is looked at.
-    """
+    """Quantiles of 1/σ² over weights; above `LARGEST_SAMPLE` weights, over every n-th weight."""
     variances = torch.cat([variance.flatten() for variance in posterior.variance().values()])
-    some = variances[:: -(-len(variances) // LARGEST_SAMPLE)].reciprocal().float()
-    found: list[float] = torch.quantile(some, torch.tensor(levels, device=some.device)).tolist()
-    return found
+    stride = math.ceil(len(variances) / LARGEST_SAMPLE)
+    precisions = variances[::stride].reciprocal().float()
+    quantiles: list[float] = torch.quantile(precisions, torch.tensor(levels, device=precisions.device)).tolist()
+    return quantiles
 
 
 def _squares(tensors: TensorDict) -> TensorDict:
@@ -136,6 +113,6 @@ def _total(tensors: TensorDict) -> float:
     return float(torch.stack([tensor.sum(dtype=torch.float64) for tensor in tensors.values()]).sum())
 
 
-def _ratio(above: TensorDict, below: TensorDict) -> float:
-    denominator = _total(below)
-    return math.sqrt(_total(above) / denominator) if denominator else math.inf
+def _ratio(squares: TensorDict, reference_squares: TensorDict) -> float:
+    reference = _total(reference_squares)
+    return math.sqrt(_total(squares) / reference) if reference else math.inf

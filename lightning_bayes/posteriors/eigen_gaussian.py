@@ -1,11 +1,11 @@
 """The Gaussian posterior of a Kronecker-factored Laplace approximation, in the eigenbasis of its factors.
 
-A weight's curvature is S ⊗ A with S = U_S diag(λ_S) U_Sᵀ and A = U_A diag(λ_A) U_Aᵀ, so the prior is added exactly, with no
-damping of the factors (Ritter et al. 2018, https://openreview.net/forum?id=Skdvd2xAZ):
+The curvature of a weight is S ⊗ A with S = U_S diag(λ_S) U_Sᵀ and A = U_A diag(λ_A) U_Aᵀ. In this basis the prior is added
+exactly, without damping the factors (Ritter et al. 2018, https://openreview.net/forum?id=Skdvd2xAZ):
 
     Σ⁻¹ = S ⊗ A + δ I = (U_S ⊗ U_A) diag(D) (U_S ⊗ U_A)ᵀ        D_jk = λ_S,j λ_A,k + δ
 
-Parameters are independent of each other. A bias is a column, of which A is absent. Weights without factors are mean-field.
+Parameters are independent of each other. A bias has no A. Parameters without factors are mean-field.
 """
 
 from __future__ import annotations
@@ -25,16 +25,13 @@ from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 class EigenGaussian(AbstractPosterior):
     """A Gaussian posterior whose precision is diagonal in a Kronecker basis of each parameter.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
-        bases: (U_S, U_A) by the name of a weight, ``[out, out]`` and ``[K, K]`` with K the rest of its shape; (U_S,) by
-            that of a bias. Groups of a convolution are a first dimension: ``[groups, out / groups, out / groups]``.
+        bases: (U_S, U_A) by weight name, ``[out, out]`` and ``[K, K]`` for a weight with K elements per output; (U_S,) by
+            bias name. A grouped convolution adds a leading dimension: ``[groups, out / groups, out / groups]``.
         eigenvalues: D by the same names, ``[out, K]`` or ``[groups, out / groups, K]``; K = 1 for a bias.
         precision: 1/Σ of every other parameter by name, shaped like the mean.
-        prior_precision: δ by parameter name.
-        num_data: N, the number of training examples the posterior has seen.
-        constants: Parameters without noise and buffers by name: what else a prediction needs.
-        prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
 
     Example:
         >>> q = EigenGaussian(
@@ -59,11 +56,7 @@ class EigenGaussian(AbstractPosterior):
     prior_mean: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the parts fit.
-
-        Raises:
-            PosteriorError: If they do not.
-        """
+        """Raise `PosteriorError` if names or shapes do not match."""
         wrong = [name for name in self.mean if (name in self.bases) == (name in self.precision)]
         wrong += [name for name in self.mean if name not in self.prior_precision]
         wrong += [name for name in {*self.bases, *self.eigenvalues, *self.precision} if name not in self.mean]
@@ -71,38 +64,38 @@ class EigenGaussian(AbstractPosterior):
         wrong += [n for n, value in self.precision.items() if n in self.mean and value.shape != self.mean[n].shape]
         if wrong:
             raise PosteriorError(
-                f"Mean, bases, eigenvalues, precision and prior do not fit for {', '.join(dict.fromkeys(wrong))}."
+                f"Mean, bases, eigenvalues, precision and prior do not match for {', '.join(dict.fromkeys(wrong))}."
             )
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + (U_S ⊗ U_A) D^(-1/2) ε; see `AbstractPosterior.transform`."""
-        away = {name: noise[name] * p.rsqrt() for name, p in self.precision.items()}
+        offsets = {name: noise[name] * p.rsqrt() for name, p in self.precision.items()}
         for name, values in self.eigenvalues.items():
-            away[name] = self._from_basis(name, self._matrix(name, noise[name]) * values.rsqrt()).view_as(
-                self.mean[name]
-            )
-        return {name: mean + away[name] for name, mean in self.mean.items()}
+            offset = _rotated(self.bases[name], self._matrix(name, noise[name]) * values.rsqrt())
+            offsets[name] = offset.view_as(self.mean[name])
+        return {name: mean + offsets[name] for name, mean in self.mean.items()}
 
     def variance(self) -> TensorDict:
         """Variances, diag Σ, by parameter name."""
-        found = {name: precision.reciprocal() for name, precision in self.precision.items()}
+        variances = {name: precision.reciprocal() for name, precision in self.precision.items()}
         for name, values in self.eigenvalues.items():
-            found[name] = _rotated([u.square() for u in self.bases[name]], values.reciprocal()).view_as(self.mean[name])
-        return {name: found[name] for name in self.mean}
+            variance = _rotated([u.square() for u in self.bases[name]], values.reciprocal())
+            variances[name] = variance.view_as(self.mean[name])
+        return {name: variances[name] for name in self.mean}
 
     def log_det_precision(self) -> Tensor:
         """Σ log D over all parameters."""
         return torch.stack([v.log().sum() for v in (*self.precision.values(), *self.eigenvalues.values())]).sum()
 
     def squared_distance(self, weights: TensorDict) -> Tensor:
-        """(θ-μ)ᵀ Σ⁻¹ (θ-μ), the sum over parameters."""
-        away = {name: weights[name] - mean for name, mean in self.mean.items()}
-        terms = [(p * away[name].square()).sum() for name, p in self.precision.items()]
-        terms += [(v * self._to_basis(name, away[name]).square()).sum() for name, v in self.eigenvalues.items()]
+        """(θ-μ)ᵀ Σ⁻¹ (θ-μ), summed over parameters."""
+        offsets = {name: weights[name] - mean for name, mean in self.mean.items()}
+        terms = [(p * offsets[name].square()).sum() for name, p in self.precision.items()]
+        terms += [(v * self._to_basis(name, offsets[name]).square()).sum() for name, v in self.eigenvalues.items()]
         return torch.stack(terms).sum()
 
     def blocks(self) -> list[list[str]]:
-        """Every parameter on its own."""
+        """One block per parameter."""
         return [[name] for name in self.mean]
 
     def variance_along(self, directions: TensorDict) -> Tensor:
@@ -123,15 +116,12 @@ class EigenGaussian(AbstractPosterior):
         return ((left.square() @ self.eigenvalues[name].reciprocal()) * right.square()).sum(1)
 
     def _matrix(self, name: str, values: Tensor) -> Tensor:
-        """Values of a parameter ``[…, *shape]`` as those of its matrix, ``[…, *D.shape]``."""
+        """Reshape values of a parameter, ``[…, *shape]``, to its matrix, ``[…, *D.shape]``."""
         leading = values.shape[: values.dim() - self.mean[name].dim()]
         return values.reshape(*leading, *self.eigenvalues[name].shape)
 
     def _to_basis(self, name: str, values: Tensor) -> Tensor:
         return _rotated([u.mT for u in self.bases[name]], self._matrix(name, values))
-
-    def _from_basis(self, name: str, values: Tensor) -> Tensor:
-        return _rotated(self.bases[name], values)
 
     def _fits(self, name: str) -> bool:
         values = self.eigenvalues.get(name, self.mean[name].new_zeros(0))
@@ -141,6 +131,6 @@ class EigenGaussian(AbstractPosterior):
 
 
 def _rotated(bases: tuple[Tensor, ...] | list[Tensor], matrix: Tensor) -> Tensor:
-    """L M Rᵀ; L M where there is one basis."""
+    """L M Rᵀ, or L M with a single basis."""
     left = bases[0] @ matrix
     return left @ bases[1].mT if len(bases) == 2 else left

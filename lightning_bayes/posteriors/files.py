@@ -1,6 +1,6 @@
-"""Files of tensors and plain values: written atomically, verified before they are read, and read without running code.
+"""Files of tensors and plain values: atomic writes, verified checksums, and loading without code execution.
 
-`torch.load` ignores the checksums that `torch.save` writes, so without this check a flipped bit in a weight goes unnoticed.
+`torch.load` ignores the checksums that `torch.save` writes, so it would not notice a flipped bit in a weight.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lightning_bayes.errors import BayesError, CheckpointError, PosteriorError
 @final
 @dataclass(frozen=True)
 class FileKind:
-    """The words for a file that cannot be read.
+    """The wording and type of the error for an unreadable file.
 
     Attributes:
-        noun: The kind of file, with its article.
-        error: The error to raise.
-        advice: The next step for a file of another kind or an incomplete one.
+        noun: The kind of file, with an article.
+        error: The exception class.
+        advice: The next step for a file of another kind or an incomplete file.
         instead: The next step for a damaged file.
     """
 
@@ -37,7 +37,7 @@ class FileKind:
     instead: str
 
 
-CHECKPOINT: Final = FileKind("a checkpoint", PosteriorError, "Is the file complete?", "Take an earlier checkpoint.")
+CHECKPOINT: Final = FileKind("a checkpoint", PosteriorError, "Is the file complete?", "Use an earlier checkpoint.")
 
 
 def verified_load(
@@ -46,15 +46,15 @@ def verified_load(
     map_location: str | torch.device = "cpu",
     parse: Callable[[str | os.PathLike[str]], Any] | None = None,
 ) -> Any:
-    """Verify a file's checksums and read it.
+    """Verify a file's checksums and load it.
 
-    A damaged file, a pickle and a file of another format raise the error of `kind`; a missing file is a FileNotFoundError.
+    Damaged files, pickles and other formats raise `kind.error`; a missing file raises FileNotFoundError.
 
     Args:
         path: The file.
-        kind: The kind of file that is expected.
+        kind: The expected kind of file.
         map_location: Device of the tensors.
-        parse: Reads a format other than that of `torch.save`.
+        parse: Reader for formats other than that of `torch.save`.
 
     Returns:
         The contents.
@@ -68,43 +68,36 @@ def verified_load(
 
 
 def atomic_save(path: str | os.PathLike[str], content: Any, noun: str, advice: str) -> None:
-    """Save by `torch.save` into a temporary file and rename it, so that a previous file stays intact until then.
-
-    Args:
-        path: The file; its folders are created.
-        content: For `torch.save`.
-        noun: The kind of file, for the error.
-        advice: The next step, for the error.
-    """
-    buffer = io.BytesIO()  # torch.save into the file itself would hide the error of a full disk behind its own
+    """Save an object in the format of `torch.save`; see `atomic_write`."""
+    buffer = io.BytesIO()  # torch.save to a file would hide the error of a full disk behind its own
     torch.save(content, buffer)
     atomic_write(path, buffer.getbuffer(), noun, advice)
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | memoryview, noun: str, advice: str) -> None:
-    """Write bytes into a temporary file and rename it, so that a previous file stays intact until then.
+    """Write bytes to a temporary file and rename it; an existing file stays intact until then.
 
     Args:
-        path: The file; its folders are created.
+        path: The file; missing folders are created.
         data: The contents.
-        noun: The kind of file, for the error.
-        advice: The next step, for the error.
+        noun: The kind of file, for the error message.
+        advice: The next step, for the error message.
 
     Raises:
-        CheckpointError: If the file cannot be written, such as on a full disk.
+        CheckpointError: If the file cannot be written, for example on a full disk.
     """
     try:
         _replace(Path(path), data)
     except OSError as error:
         raise CheckpointError(
-            f"The {noun} {path} could not be written ({error.strerror or error}). A file that was there before is still "
-            f"whole. {advice}"
+            f"The {noun} {path} could not be written ({error.strerror or error}). An existing file is still intact. "
+            f"{advice}"
         ) from error
 
 
 def _replace(path: Path, data: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")  # one name, so that a kill leaves one file at most
+    partial = path.with_name(f".{path.name}.partial")  # a fixed name: a killed process leaves at most one file
     try:
         with open(partial, "wb") as file:
             file.write(data)
@@ -116,38 +109,22 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
 
 
 def verify_checksums(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> None:
-    """Verify the checksums that `torch.save` wrote.
-
-    Args:
-        path: The file; anything but an archive of torch passes.
-        kind: The kind of file that is expected; its error is raised for a wrong checksum.
-    """
+    """Raise `kind.error` if a checksum that `torch.save` wrote is wrong. Files that are not zip archives pass."""
     if not zipfile.is_zipfile(path):
         return
     with named_if_unreadable(path, kind), zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     if damaged is not None:
-        raise kind.error(f"{path} is damaged: {damaged} in it has another checksum. {kind.instead}")
+        raise kind.error(f"{path} is damaged: the checksum of {damaged} is wrong. {kind.instead}")
 
 
 @contextmanager
 def named_if_unreadable(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> Iterator[None]:
-    """Turn any error of a parser into the error of `kind`, which names the file.
-
-    Args:
-        path: The file that is read inside.
-        kind: The kind of file that is expected.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        FileNotFoundError: As it is.
-    """
+    """Convert a parser's errors, except FileNotFoundError, to `kind.error`, which names the file."""
     try:
         yield
     except (FileNotFoundError, kind.error):
         raise
-    except Exception as error:  # a foreign or damaged file makes the parser fail in any way
+    except Exception as error:  # parsers raise arbitrary errors for foreign or damaged files
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise kind.error(f"{path} cannot be read as {kind.noun} ({reason}). {kind.advice}") from error

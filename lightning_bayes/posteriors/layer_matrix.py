@@ -1,6 +1,6 @@
-"""A layer's weight and bias as one matrix: the bias is the last column, the weight of an input that is always 1.
+"""A layer's weight and bias as one matrix. The bias is the last column: the weight of a constant input 1.
 
-A convolution's kernel is flattened; its groups, which do not share weights, are a batch of matrices.
+Convolution kernels are flattened. The groups of a convolution do not share weights and form a batch of matrices.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ def layer_matrix(weight: Tensor, bias: Tensor | None = None, groups: int = 1) ->
     Args:
         weight: ``[out, in]`` or ``[out, in / groups, *kernel]``.
         bias: ``[out]``, or None.
-        groups: Groups of a convolution.
+        groups: Number of groups of a convolution.
 
     Returns:
-        ``[out, K]``, or ``[groups, out / groups, K]`` for more than one group, with K = in / groups · |kernel| and one
-        more for the bias.
+        ``[out, K]``, or ``[groups, out / groups, K]`` for more than one group. K = in / groups · |kernel|, plus one with
+        a bias.
 
     Example:
         >>> layer_matrix(torch.zeros(1, 2), torch.ones(1))
@@ -32,17 +32,15 @@ def layer_matrix(weight: Tensor, bias: Tensor | None = None, groups: int = 1) ->
 
 
 def layer_tensors(matrix: Tensor, weight_shape: torch.Size, has_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Inverse of `layer_matrix`.
-
-    Args:
-        matrix: ``[out, K]`` or ``[groups, out / groups, K]``.
-        weight_shape: Shape of the weight.
-        has_bias: Whether the last column is the bias.
-
-    Returns:
-        Weight and bias, or None in its place.
-    """
+    """Inverse of `layer_matrix`: the weight, and the bias or None."""
     rows = matrix.reshape(-1, matrix.shape[-1])
     if not has_bias:
         return rows.reshape(weight_shape), None
     return rows[:, :-1].reshape(weight_shape), rows[:, -1].clone()
+
+
+def set_layer(values: dict[str, Tensor], matrix: Tensor, weight: str, bias: str | None, shape: torch.Size) -> None:
+    """Split a layer matrix; store the weight of this shape, and the bias unless None, under their names."""
+    values[weight], bias_values = layer_tensors(matrix, shape, bias is not None)
+    if bias is not None and bias_values is not None:
+        values[bias] = bias_values

@@ -1,4 +1,4 @@
-"""The Gaussian posterior whose covariance is a diagonal plus a matrix of low rank; the family of SWAG.
+"""The Gaussian posterior with a diagonal plus low-rank covariance; the family of SWAG.
 
     Σ = V + A Aᵀ,  V = diag(v),  A [D, R]        B = V^(-1/2) A,  BᵀB = W diag(s²) Wᵀ, [R, R]
 
@@ -27,13 +27,12 @@ from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 class LowRankGaussian(AbstractPosterior):
     """A Gaussian posterior over named weights with covariance V + A Aᵀ.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
         diagonal: v by parameter name, positive, shaped like the mean.
         deviations: The columns of A by parameter name, ``[R, *shape]``.
-        prior_precision: δ by parameter name; not a number where the method has no prior, and then there is no KL.
-        num_data: N, the number of training examples the posterior has seen.
-        constants: Parameters without noise and buffers by name: what else a prediction needs.
+        prior_precision: δ by parameter name; nan for a method without a prior, whose KL is nan.
 
     Example:
         >>> q = LowRankGaussian(
@@ -51,31 +50,27 @@ class LowRankGaussian(AbstractPosterior):
     constants: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the parts fit.
-
-        Raises:
-            PosteriorError: If they do not.
-        """
-        nothing = torch.zeros(0)
+        """Raise `PosteriorError` if names or shapes do not match."""
+        missing = torch.zeros(0)
         wrong = [
             name
             for name, mean in self.mean.items()
             if name not in self.prior_precision
-            or self.diagonal.get(name, nothing).shape != mean.shape
-            or self.deviations.get(name, nothing).shape[1:] != mean.shape
+            or self.diagonal.get(name, missing).shape != mean.shape
+            or self.deviations.get(name, missing).shape[1:] != mean.shape
         ]
         wrong += sorted({*self.diagonal, *self.deviations} - self.mean.keys())
         if wrong or len({len(columns) for columns in self.deviations.values()}) > 1:
             raise PosteriorError(
-                f"Mean, diagonal, deviations and prior do not fit for {', '.join(wrong or self.mean)}."
+                f"Mean, diagonal, deviations and prior do not match for {', '.join(wrong or self.mean)}."
             )
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + V^(1/2) (I + B Bᵀ)^(1/2) ε; see `AbstractPosterior.transform`."""
         squares, vectors = self._spectrum
-        coefficients = self._combined(vectors, 1 / (1 + (1 + squares).sqrt()), self._along(noise))
+        coefficients = self._filtered(vectors, 1 / (1 + (1 + squares).sqrt()), self._projected(noise))
         return {
-            name: mean + self.diagonal[name].sqrt() * (noise[name] + _sum(coefficients, self._columns[name]))
+            name: mean + self.diagonal[name].sqrt() * (noise[name] + _combined(coefficients, self._columns[name]))
             for name, mean in self.mean.items()
         }
 
@@ -90,17 +85,17 @@ class LowRankGaussian(AbstractPosterior):
 
     def squared_distance(self, weights: TensorDict) -> Tensor:
         """(θ-μ)ᵀ Σ⁻¹ (θ-μ), by Woodbury's identity."""
-        away = {name: (weights[name] - mean) * self.diagonal[name].rsqrt() for name, mean in self.mean.items()}
+        scaled = {name: (weights[name] - mean) * self.diagonal[name].rsqrt() for name, mean in self.mean.items()}
         squares, vectors = self._spectrum
-        along = self._along(away)
-        inside = along @ self._combined(vectors, 1 / (1 + squares), along)
-        return torch.stack([value.square().sum() for value in away.values()]).sum() - inside
+        projected = self._projected(scaled)
+        explained = projected @ self._filtered(vectors, 1 / (1 + squares), projected)
+        return torch.stack([value.square().sum() for value in scaled.values()]).sum() - explained
 
     def variance_along(self, directions: TensorDict) -> Tensor:
         """Σ_j v_j d_j² + Σ_r (A_rᵀ d)²; see `AbstractPosterior.variance_along`."""
-        own = [(d.square() * self.diagonal[name]).flatten(1).sum(1) for name, d in directions.items()]
-        along = [d.flatten(1) @ self.deviations[name].flatten(1).mT for name, d in directions.items()]
-        return torch.stack(own).sum(0) + torch.stack(along).sum(0).square().sum(1)
+        diagonal = [(d.square() * self.diagonal[name]).flatten(1).sum(1) for name, d in directions.items()]
+        projected = [d.flatten(1) @ self.deviations[name].flatten(1).mT for name, d in directions.items()]
+        return torch.stack(diagonal).sum(0) + torch.stack(projected).sum(0).square().sum(1)
 
     @cached_property
     def _columns(self) -> TensorDict:
@@ -114,15 +109,15 @@ class LowRankGaussian(AbstractPosterior):
         squares, vectors = torch.linalg.eigh(torch.stack([part @ part.mT for part in flat]).sum(0))
         return squares.clamp_min(0), vectors
 
-    def _along(self, values: TensorDict) -> Tensor:
+    def _projected(self, values: TensorDict) -> Tensor:
         """Bᵀ x, ``[R]``."""
         return torch.stack([columns.flatten(1) @ values[n].reshape(-1) for n, columns in self._columns.items()]).sum(0)
 
-    def _combined(self, vectors: Tensor, weights: Tensor, along: Tensor) -> Tensor:
+    def _filtered(self, vectors: Tensor, weights: Tensor, x: Tensor) -> Tensor:
         """W diag(weights) Wᵀ x."""
-        return (vectors @ (weights * (vectors.mT @ along.double()))).to(along.dtype)
+        return (vectors @ (weights * (vectors.mT @ x.double()))).to(x.dtype)
 
 
-def _sum(coefficients: Tensor, columns: Tensor) -> Tensor:
+def _combined(coefficients: Tensor, columns: Tensor) -> Tensor:
     """Σ_r c_r B_r."""
     return (coefficients @ columns.flatten(1)).view(columns.shape[1:])

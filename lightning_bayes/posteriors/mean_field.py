@@ -18,13 +18,10 @@ from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 class MeanField(AbstractPosterior):
     """A Gaussian posterior over named weights, independent across weights.
 
+    The other fields are documented in `AbstractPosterior`.
+
     Attributes:
-        mean: μ by parameter name.
         precision: P = 1/Σ by parameter name, positive, shaped like the mean.
-        prior_precision: δ by parameter name, or of each weight, shaped like the mean.
-        num_data: N, the number of training examples the posterior has seen.
-        constants: Parameters without noise and buffers (BatchNorm statistics, say) by name: what else a prediction needs.
-        prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
 
     Example:
         >>> q = MeanField({"w": torch.zeros(2)}, {"w": torch.full((2,), 4.0)}, {"w": 1.0}, num_data=10)
@@ -40,11 +37,7 @@ class MeanField(AbstractPosterior):
     prior_mean: TensorDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that the parts fit.
-
-        Raises:
-            PosteriorError: If they do not.
-        """
+        """Raise `PosteriorError` if names or shapes do not match."""
         wrong = [
             name
             for name, mean in self.mean.items()
@@ -54,7 +47,7 @@ class MeanField(AbstractPosterior):
         ]
         if wrong or self.mean.keys() != self.precision.keys():
             extra = sorted(self.precision.keys() - self.mean.keys())
-            raise PosteriorError(f"Mean, precision and prior do not fit for {', '.join(wrong + extra)}.")
+            raise PosteriorError(f"Mean, precision and prior do not match for {', '.join(wrong + extra)}.")
 
     @property
     def std(self) -> TensorDict:
@@ -79,7 +72,7 @@ class MeanField(AbstractPosterior):
         return torch.stack(terms).sum()
 
     def blocks(self) -> list[list[str]]:
-        """Every weight on its own."""
+        """One block per parameter."""
         return [[name] for name in self.mean]
 
     def variance_along(self, directions: TensorDict) -> Tensor:

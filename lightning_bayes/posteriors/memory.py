@@ -1,4 +1,4 @@
-"""The memory of a covariance, checked before it is allocated."""
+"""Memory limits for large matrices, checked before allocation."""
 
 from __future__ import annotations
 
@@ -8,27 +8,16 @@ DEFAULT_LIMIT_MIB = 1024.0
 
 
 def require_memory(what: str, elements: int, bytes_each: int, limit_mib: float, instead: str) -> None:
-    """Refuse what does not fit.
-
-    Args:
-        what: The content of the memory, in words.
-        elements: Numbers to store.
-        bytes_each: Bytes of one.
-        limit_mib: Limit in MiB.
-        instead: Families that fit.
-
-    Raises:
-        PosteriorError: If it is more than the limit.
-    """
+    """Raise `PosteriorError` above the limit. The message starts with `what` and recommends `instead`."""
     size = elements * bytes_each
     if size > limit_mib * 2**20:
         raise PosteriorError(
-            f"{what} would take {in_words(size)}, more than limit_mib={limit_mib:g}. Use {instead}, or raise limit_mib."
+            f"{what} would take {format_bytes(size)}, more than limit_mib={limit_mib:g}. Use {instead}, or raise limit_mib."
         )
 
 
-def in_words(size: float) -> str:
-    """Bytes as text.
+def format_bytes(size: float) -> str:
+    """Format a number of bytes.
 
     Args:
         size: Number of bytes.
@@ -37,7 +26,7 @@ def in_words(size: float) -> str:
         One decimal and a unit.
 
     Example:
-        >>> in_words(1536), in_words(3 * 2**40)
+        >>> format_bytes(1536), format_bytes(3 * 2**40)
         ('1.5 KiB', '3.0 TiB')
     """
     for unit in ("B", "KiB", "MiB", "GiB"):

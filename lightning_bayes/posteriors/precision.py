@@ -2,8 +2,8 @@
 
     1/Σ = (Ñ/τ) (s + δ̃ + γ) = (Ñ/τ) (s + γ) + δ        Ñ = ρN,  δ̃ = τδ/Ñ
 
-exact for every KL weight τ: the fixed point of the tempered bound E_q[Ñ f̄] + τ KL(q ‖ p) has this precision. The printed
-update of Osawa et al. 2019 (Algorithm 1) is not exact for τ ∉ {0, 1}; their released code uses this form.
+This is exact for every KL weight τ: the fixed point of the tempered bound E_q[Ñ f̄] + τ KL(q ‖ p) has this precision. The
+printed update of Osawa et al. 2019 (Algorithm 1) is not exact for τ ∉ {0, 1}; their released code uses this form.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
 
-_ROUNDING = 1e-11  # relative to the precision; twelve digits of a number are closer
+_ROUNDING = 1e-11  # relative tolerance; a number with twelve digits is within it
 
 
 def precision(
@@ -53,43 +53,35 @@ def initial_curvature(
     """The curvature s₀ whose posterior has the precision `init_precision`.
 
     Args:
-        init_precision: Wanted posterior precision.
+        init_precision: P₀, the desired posterior precision.
         num_data: Ñ.
         prior_precision: δ.
         kl_weight: τ.
-        damping: γ where it is part of the noise.
+        damping: γ, if it is part of the noise; 0 otherwise.
 
     Returns:
-        s₀ = τ (P₀ - δ)/Ñ - γ; zero where it is rounding error.
+        s₀ = τ (P₀ - δ)/Ñ - γ; 0 if the result is rounding error.
 
     Raises:
-        HyperparameterError: If s₀ would be negative: prior and damping alone are more precise.
+        HyperparameterError: If s₀ would be negative because prior and damping alone exceed P₀.
 
     Example:
         >>> initial_curvature(52.0, num_data=100, prior_precision=2.0)
         0.5
     """
-    least = prior_precision + damping * num_data / kl_weight
-    if abs(init_precision - least) <= _ROUNDING * least:
+    minimum = prior_precision + damping * num_data / kl_weight
+    if abs(init_precision - minimum) <= _ROUNDING * minimum:
         return 0.0
-    if init_precision < least:
+    if init_precision < minimum:
         raise HyperparameterError(
-            f"init_precision={init_precision:.12g} is below {least:.12g}, the precision that prior_precision="
-            f"{prior_precision:g} and damping={damping:g} give alone. Use at least that."
+            f"init_precision={init_precision:.12g} is below {minimum:.12g}, the precision of prior_precision="
+            f"{prior_precision:g} and damping={damping:g} alone. Use at least that."
         )
-    return (init_precision - least) * kl_weight / num_data
+    return (init_precision - minimum) * kl_weight / num_data
 
 
 def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:
-    """The size of each tensor: the larger of its root mean square now and at the start.
-
-    Args:
-        means: μ of each tensor.
-        sizes_at_start: Root mean square of each tensor at the start of training, a scalar each.
-
-    Returns:
-        r, ``[tensors]``.
-    """
+    """r, ``[tensors]``: the larger of each tensor's root mean squares now and at the start of training."""
     return torch.maximum(root_mean_squares(means), torch.stack(list(sizes_at_start)))
 
 

@@ -1,9 +1,9 @@
-"""A Gaussian posterior at another width: Σ → c² Σ around the same mean.
+"""A Gaussian posterior with a rescaled covariance: Σ → c² Σ around the same mean.
 
     θ = μ + c T ε        Σ_c = c² Σ        log det Σ_c⁻¹ = log det Σ⁻¹ - 2 D log c
 
-One definition for every family. At c = 0 it is the point μ: its samples are the mean, its variance is 0, its entropy -∞ and
-its KL from any prior ∞, and it has no density.
+At c = 0 the posterior is the point μ. All samples equal the mean, the variance is 0, the entropy is -∞, the KL from any
+prior is ∞, and there is no density.
 """
 
 from __future__ import annotations
@@ -30,16 +30,12 @@ FAMILIES: Final[dict[str, type[Any]]] = {
 
 @final
 class ScaledPosterior(AbstractPosterior):
-    """A posterior whose standard deviations are multiplied by one number.
+    """A posterior of any family, with all standard deviations multiplied by one number.
 
     Args:
         posterior: The posterior, of any family.
         scale: c, at least 0.
-        linearized: Whether c was chosen for the linearised predictive, which `mc_predict` then uses.
-
-    Attributes:
-        posterior: The posterior at c = 1.
-        scale: c.
+        linearized: Whether c was chosen for the linearised predictive. `mc_predict` then uses that predictive.
 
     Raises:
         PosteriorError: If c is negative or not finite.
@@ -54,9 +50,7 @@ class ScaledPosterior(AbstractPosterior):
 
     def __init__(self, posterior: AbstractPosterior, scale: float, linearized: bool = False) -> None:
         if not 0 <= scale < math.inf:
-            raise PosteriorError(
-                f"scale={scale} must be at least 0 and finite: standard deviations are multiplied by it."
-            )
+            raise PosteriorError(f"scale={scale} must be at least 0 and finite: it multiplies the standard deviations.")
         self.posterior, self.scale, self.linearized = posterior, float(scale), linearized
         self.mean, self.constants = posterior.mean, posterior.constants
         self.prior_precision, self.prior_mean = posterior.prior_precision, posterior.prior_mean
@@ -77,23 +71,15 @@ class ScaledPosterior(AbstractPosterior):
         return self.posterior.log_det_precision() + change
 
     def squared_distance(self, weights: TensorDict) -> Tensor:
-        """(θ-μ)ᵀ Σ⁻¹ (θ-μ) / c².
-
-        Args:
-            weights: θ by parameter name.
-
-        Returns:
-            A scalar.
-
-        Raises:
-            PosteriorError: At c = 0, where there is no density.
-        """
+        """(θ-μ)ᵀ Σ⁻¹ (θ-μ) / c². Raises `PosteriorError` at c = 0, where there is no density."""
         if not self.scale:
-            raise PosteriorError("A posterior of scale 0 is a point, which has no density. Take posterior.posterior.")
+            raise PosteriorError(
+                "A posterior of scale 0 is a point without a density. Use posterior.posterior instead."
+            )
         return self.posterior.squared_distance(weights) / self.scale**2
 
     def blocks(self) -> list[list[str]]:
-        """Those of the posterior; see `AbstractPosterior.blocks`."""
+        """The blocks of the unscaled posterior; see `AbstractPosterior.blocks`."""
         return self.posterior.blocks()
 
     def variance_along(self, directions: TensorDict) -> Tensor:
@@ -105,7 +91,7 @@ class ScaledPosterior(AbstractPosterior):
         return self.scale**2 * self.posterior.variance_along_outer(name, left, right)
 
     def select(self, prefix: str) -> ScaledPosterior:
-        """The posterior of a submodule; see `AbstractPosterior.select`."""
+        """The marginal posterior of a submodule; see `AbstractPosterior.select`."""
         return ScaledPosterior(self.posterior.select(prefix), self.scale, self.linearized)
 
     def state_dict(self) -> dict[str, Any]:

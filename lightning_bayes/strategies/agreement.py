@@ -1,4 +1,4 @@
-"""Equal settings on all ranks: with different hyperparameters or another N they would drift apart."""
+"""Check that all ranks use the same settings; with different hyperparameters or N they would drift apart."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from lightning_bayes.errors import RankError
 
 
 def check_agreement(settings: Mapping[str, object], group: dist.ProcessGroup | None = None) -> None:
-    """Require equal settings on all ranks; one collective, and nothing in a single process.
+    """Require equal settings on all ranks, with one collective. Does nothing in a single process.
 
     Args:
-        settings: Values by name; those of two ranks are equal if their `repr` is.
-        group: Process group; the default one if None.
+        settings: Values by name, compared by `repr`.
+        group: Process group; the default group if None.
 
     Raises:
-        RankError: On every rank, naming each setting that differs and the ranks that have another value.
+        RankError: On every rank, if settings differ; the message lists them with their values and ranks.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return
-    found: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(found, {name: repr(value) for name, value in settings.items()}, group=group)
-    different = list(_differences(found))
+    by_rank: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(by_rank, {name: repr(value) for name, value in settings.items()}, group=group)
+    different = list(_differences(by_rank))
     if different:
         raise RankError(
             f"The ranks of this run would drift apart: {'; '.join(different)}. Start every rank with the same arguments, "
@@ -32,10 +32,10 @@ def check_agreement(settings: Mapping[str, object], group: dist.ProcessGroup | N
         )
 
 
-def _differences(found: list[dict[str, str]]) -> Iterator[str]:
-    for name in dict.fromkeys(name for settings in found for name in settings):
-        values = [settings.get(name, "missing") for settings in found]
-        usual = Counter(values).most_common(1)[0][0]  # of equally many: the first rank's
+def _differences(by_rank: list[dict[str, str]]) -> Iterator[str]:
+    for name in dict.fromkeys(name for settings in by_rank for name in settings):
+        values = [settings.get(name, "missing") for settings in by_rank]
+        usual = Counter(values).most_common(1)[0][0]  # on a tie, the value of the lowest rank
         others = [f"{value} on rank {rank}" for rank, value in enumerate(values) if value != usual]
         if others:
             yield f"{name} is {usual} on rank {values.index(usual)}, but {', '.join(others)}"

@@ -1,10 +1,9 @@
-"""Distributed training with weight samples: which rank draws which noise and sees which examples.
+"""Distributed training with weight samples: assigns noise and examples to ranks.
 
-Noise is a function of a number (`optim.runtime.noise`): ranks of one noise group draw the same weights by using the same
-numbers, without communication. With V = world size × micro-batches per update, a micro-batch of a rank is number
-v = rank · micro-batches + micro-batch, and belongs to group ⌊v · groups / V⌋. A rank with one micro-batch per update is
-the process of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), Algorithm 1; with more micro-batches fewer devices
-take the place of many.
+Noise is a function of a noise index (`optim.runtime.noise`). Ranks of one noise group draw the same weights by using the
+same indices, without communication. With V = world size × micro-batches per update, a micro-batch has the index
+v = rank · micro-batches + micro-batch and belongs to group ⌊v · groups / V⌋. A rank with one micro-batch per update is one
+process of Algorithm 1 in Osawa et al. 2019 (https://arxiv.org/abs/1906.02506); more micro-batches emulate more devices.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ Mode: TypeAlias = Literal["data", "samples"]
 class BayesDDPStrategy(DDPStrategy):
     """DDP for the callbacks of this package: ``Trainer(strategy="bayes_ddp")``.
 
-    Gradient and curvature of an update are averaged over ranks in one reduction, by numbers of examples; a measurement
-    that is not finite on one rank is not finite on any, so all skip the update together. A SIGTERM to one rank is shared in
-    the same reduction, and all ranks end after the same update.
+    One reduction per update averages gradient and curvature over ranks, weighted by the number of examples. A non-finite
+    measurement on one rank becomes non-finite on all ranks, so they skip the update together. The same reduction announces
+    a SIGTERM to one rank, and all ranks stop after the same update.
 
     Args:
         mode: ``"data"``: the examples are divided among the ranks. ``"samples"``: all noise groups see the same examples,
-            which are divided among the ranks of a group; by default every rank is a group, so K samples on each of R ranks
-            are KR samples of one batch.
-        num_groups: Noise groups: passes of one group have the same weight samples, those of different groups have
-            different ones. None: every rank is a group. More groups than ranks need ``accumulate_grad_batches``: the
-            micro-batches of an update are then in different groups, as if each were on a rank of its own.
-        bucket_mib: Most MiB in one collective.
-        answer_seconds: How long ranks wait for each other's answer after a collective has failed, before the error names
-            those that are unresponsive.
-        **arguments: See Lightning's ``DDPStrategy``, such as ``timeout`` and ``process_group_backend``.
+            which are divided among the ranks of a group. By default every rank is a group, so K samples on each of R ranks
+            are KR samples for one batch.
+        num_groups: Number of noise groups. Passes of one group use the same weight samples; different groups use different
+            samples. None makes every rank a group. More groups than ranks require ``accumulate_grad_batches``: the
+            micro-batches of an update are then in different groups, as if each ran on a separate rank.
+        bucket_mib: Maximum MiB per collective.
+        answer_seconds: Time that ranks wait for each other after a failed collective, before the error names the
+            unresponsive ranks.
+        **arguments: Arguments of Lightning's ``DDPStrategy``, such as ``timeout`` and ``process_group_backend``.
 
     Attributes:
-        reduced_bytes: Bytes that this rank gave to the last reduction; None before the first.
+        reduced_bytes: Bytes that this rank contributed to the last reduction; None before the first.
 
     Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        HyperparameterError: If an argument is out of range.
     """
 
     strategy_name = "bayes_ddp"
@@ -83,32 +82,32 @@ class BayesDDPStrategy(DDPStrategy):
         return self.world_size if self.num_groups is None else self.num_groups
 
     def noise_samples(self, mc_samples: int, micro_batch: int = 0, micro_batches: int = 1) -> list[int]:
-        """Assign noise to this rank's passes over one of its batches.
+        """Assign noise to this rank's passes over one batch.
 
         Args:
-            mc_samples: K, passes over the batch.
-            micro_batch: Which of the update's batches on this rank, from 0.
-            micro_batches: How many batches an update has on each rank.
+            mc_samples: K, the number of passes over the batch.
+            micro_batch: Index of the batch within the update on this rank, from 0.
+            micro_batches: Number of batches per update on each rank.
 
         Returns:
-            K numbers of noise, those of this rank's group.
+            K noise indices of this rank's group.
 
         Raises:
-            HyperparameterError: If the groups would not be of equal size.
+            HyperparameterError: If the groups would have unequal sizes.
         """
         groups = self._groups
         passes = self.world_size * micro_batches
         if passes % groups:
             raise HyperparameterError(
                 f"num_groups={groups} does not divide the {passes} batches of an update ({self.world_size} ranks with "
-                f"accumulate_grad_batches={micro_batches}), so the groups would not be of equal size. Choose a divisor."
+                f"accumulate_grad_batches={micro_batches}), so the groups would have unequal sizes. Choose a divisor."
             )
         group = (self.global_rank * micro_batches + micro_batch) * groups // passes
         return [group * mc_samples + k for k in range(mc_samples)]
 
     @property
     def shares_noise(self) -> bool:
-        """Whether noise groups reach over several ranks, so that `add_noise_group_` has something to add."""
+        """Whether noise groups span several ranks, so that `add_noise_group_` communicates."""
         return self._groups % self.world_size != 0
 
     @property
@@ -118,29 +117,24 @@ class BayesDDPStrategy(DDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The number of parts that Lightning's sampler divides the data into, and this rank's part.
+        """The number of parts into which Lightning's sampler divides the data, and the index of this rank's part.
 
         Raises:
-            HyperparameterError: If ``mode="samples"`` has ranks that make no equal groups.
+            HyperparameterError: If ``mode="samples"`` and the ranks cannot be divided into equal groups.
         """
         if self.mode == "data":
             return super().distributed_sampler_kwargs
         groups = self._groups
         if self.world_size % groups:
             raise HyperparameterError(
-                f'mode="samples" needs num_groups that divides the {self.world_size} ranks, not {groups}. Choose a divisor, '
-                "or leave it out."
+                f'mode="samples" needs num_groups that divides the {self.world_size} ranks, not {groups}. Choose a divisor '
+                "or omit it."
             )
         ranks_of_group = self.world_size // groups
         return {"num_replicas": ranks_of_group, "rank": self.global_rank % ranks_of_group}
 
     def all_reduce_mean_(self, tensors: Sequence[Tensor], weight: float) -> None:
-        """Replace `tensors` by their weighted mean over ranks, see `strategies.all_reduce_mean_`.
-
-        Args:
-            tensors: Floating-point tensors, alike on all ranks.
-            weight: Weight of this rank. If another rank is gone or does not answer, a `RankError` names it.
-        """
+        """Replace `tensors` by their weighted mean over ranks. Raises `RankError` if a rank does not respond."""
         if self.world_size == 1:
             self.reduced_bytes = 0
             return
@@ -151,52 +145,40 @@ class BayesDDPStrategy(DDPStrategy):
         self._sigterm.update(flag)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> Any:
-        """Step, see Lightning's ``Strategy``; then all ranks end together if one of them has received SIGTERM.
-
-        Args:
-            *arguments: As there.
-            **named: As there.
-
-        Returns:
-            What the optimizer returns.
-        """
+        """Step as in Lightning's ``Strategy``, then stop all ranks together if one of them has received SIGTERM."""
         output = super().optimizer_step(*arguments, **named)
         self._sigterm.deliver()
         return output
 
     def all_reduce_sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace `tensors` by their sums over ranks, see `strategies.all_reduce_sum_`.
-
-        Args:
-            tensors: Floating-point tensors, alike on all ranks.
-        """
+        """Replace `tensors` by their sums over ranks; see `strategies.all_reduce_sum_`."""
         with self._named_ranks():
             all_reduce_sum_(tensors, bucket_mib=self.bucket_mib)
 
     def add_noise_group_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace `tensors` by their sums over the ranks that draw the same noise as this one.
+        """Replace `tensors` by their sums over the ranks of this rank's noise group.
 
-        What squares the mean gradient of a weight sample needs this before the reduction: Vadam and its kin.
+        Methods that square the mean gradient of a weight sample, such as Vadam, need this before the reduction.
 
         Args:
-            tensors: Floating-point tensors, alike on all ranks.
+            tensors: Floating-point tensors, in the same order and with the same shapes on all ranks.
 
         Raises:
-            HyperparameterError: If a rank has some but not all batches of a noise group.
+            HyperparameterError: If the batches of a rank are in several noise groups that span several ranks.
         """
         if not self.shares_noise:
             return
         if self.world_size % self._groups:
             raise HyperparameterError(
-                f"num_groups={self._groups} puts batches of one of the {self.world_size} ranks into several noise groups, "
-                "and those of one group on several ranks, which methods that square a group's gradient cannot add up. "
-                f"Choose a multiple or a divisor of {self.world_size}."
+                f"num_groups={self._groups} puts batches of one of the {self.world_size} ranks into several noise groups "
+                "that span several ranks. Methods that square the gradient of a group do not support this. Choose a "
+                f"multiple or a divisor of {self.world_size}."
             )
         with self._named_ranks():
             all_reduce_sum_(tensors, self._process_group())
 
     def _process_group(self) -> Any:
-        """The processes of this rank's noise group; the first call makes the groups, on all ranks at once."""
+        """The process group of this rank's noise group. The first call creates all groups and must run on all ranks."""
         if self._noise_group is None:
             size = self.world_size // self._groups
             members = [list(range(first, first + size)) for first in range(0, self.world_size, size)]
@@ -204,13 +186,9 @@ class BayesDDPStrategy(DDPStrategy):
         return self._noise_group
 
     def check_agreement(self, settings: Mapping[str, object]) -> None:
-        """Require equal settings on all ranks, the strategy's own among them.
-
-        Args:
-            settings: Values by name.
-        """
-        own = {"mode": self.mode, "num_groups": self.num_groups, "bucket_mib": self.bucket_mib}
-        check_agreement({**settings, **own})
+        """Require equal values of `settings` and of the strategy's own settings on all ranks."""
+        strategy_settings = {"mode": self.mode, "num_groups": self.num_groups, "bucket_mib": self.bucket_mib}
+        check_agreement({**settings, **strategy_settings})
 
     def on_train_end(self) -> None:
         """Stop deferring SIGTERM."""
@@ -218,20 +196,16 @@ class BayesDDPStrategy(DDPStrategy):
         self._sigterm.stop()
 
     def teardown(self) -> None:
-        """Forget the process group of the noise, which ends with the others."""
+        """Tear down, and drop the process group of the noise."""
         self._sigterm.stop()
         super().teardown()
         self._noise_group = None
 
     def on_exception(self, exception: BaseException) -> None:
-        """Name the ranks that are gone, where another collective than the reduction has failed.
-
-        Args:
-            exception: The exception that ended the run.
-        """
+        """Log the unresponsive ranks if a collective other than the reduction has failed."""
         self._sigterm.stop()
         super().on_exception(exception)
-        message = self._who_is_gone(exception)
+        message = self._unresponsive_message(exception)
         if message is not None:
             _log.error(message)
 
@@ -240,27 +214,27 @@ class BayesDDPStrategy(DDPStrategy):
         try:
             yield
         except RuntimeError as error:
-            message = self._who_is_gone(error)
+            message = self._unresponsive_message(error)
             if message is None:
                 raise
             raise RankError(message) from error
 
     def _ended_children(self) -> list[int]:
-        """Ranks that Lightning has started from this one and that have ended; with torchrun or SLURM it starts none."""
-        # Lightning looks for them every five seconds and then kills this process: there is no time to wait for answers.
+        """Ranks that Lightning started from this one and that have ended; always empty with torchrun or SLURM."""
+        # Lightning polls them every five seconds and then kills this process, so there is no time to wait for answers.
         processes = getattr(self.launcher, "procs", [])
         first = self.node_rank * self.num_processes
-        return [first + place for place, process in enumerate(processes, 1) if process.poll() is not None]
+        return [first + index for index, process in enumerate(processes, 1) if process.poll() is not None]
 
-    def _who_is_gone(self, error: BaseException) -> str | None:
+    def _unresponsive_message(self, error: BaseException) -> str | None:
         silent = unresponsive_ranks(self.answer_seconds, self._ended_children) if is_of_collective(error) else []
         if not silent:
             return None
-        names = f"Rank {silent[0]} does" if len(silent) == 1 else f"Ranks {', '.join(map(str, silent))} do"
+        subject = f"Rank {silent[0]} does" if len(silent) == 1 else f"Ranks {', '.join(map(str, silent))} do"
         return (
-            f"{names} not answer (of {self.world_size} ranks; seen on rank {self.global_rank}: "
-            f"{str(error).splitlines()[0]}). It was killed, ran out of memory, or hangs: look into its output. Several are "
-            "silent where others still wait for one that is gone. To go on, start all ranks again with ckpt_path=..."
+            f"{subject} not answer (of {self.world_size} ranks; seen on rank {self.global_rank}: "
+            f"{str(error).splitlines()[0]}). A rank was killed, ran out of memory, or hangs: check its output. Other ranks "
+            "may be silent because they wait for it. To continue, restart all ranks with ckpt_path=..."
         )
 
 

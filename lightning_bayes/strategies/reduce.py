@@ -1,9 +1,9 @@
-"""One flat all-reduce of everything that a step measured.
+"""A single flat all-reduce of all quantities that a step measured.
 
     ĝ = Σ_r n_r ĝ_r / Σ_r n_r        ĥ = Σ_r n_r ĥ_r / Σ_r n_r        n_r examples on rank r
 
-ĥ is the mean of squares, never the square of DDP's mean gradient. BatchNorm's running statistics are averaged
-too, because without DDP's own synchronisation nothing else keeps them equal.
+ĥ is the mean of squares, never the square of DDP's mean gradient. BatchNorm's running statistics are averaged too, because
+DDP's own buffer synchronisation is off.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def all_reduce_mean_(
     group: dist.ProcessGroup | None = None,
     bucket_mib: float | None = None,
 ) -> int:
-    """Replace `tensors` by their weighted mean over ranks; nothing happens in a single process.
+    """Replace `tensors` by their weighted mean over ranks. Does nothing in a single process.
 
     Args:
-        tensors: Floating-point tensors, in an order and of shapes that all ranks share.
+        tensors: Floating-point tensors, in the same order and with the same shapes on all ranks.
         weight: Weight of this rank, such as its number of examples.
-        group: Process group; the default one if None.
-        bucket_mib: Most MiB in one collective; None for a single one.
+        group: Process group; the default group if None.
+        bucket_mib: Maximum MiB per collective; None for a single collective.
 
     Returns:
-        Bytes that this rank gave to the collectives.
+        Number of bytes that this rank contributed to the collectives.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1 or not tensors:
         return 0
@@ -54,13 +54,7 @@ def all_reduce_mean_(
 def all_reduce_sum_(
     tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None, bucket_mib: float | None = None
 ) -> None:
-    """Replace `tensors` by their sums over ranks.
-
-    Args:
-        tensors: Floating-point tensors, in an order and of shapes that all ranks share.
-        group: Process group; the default one if None.
-        bucket_mib: Most MiB in one collective; None for a single one.
-    """
+    """Replace `tensors` by their sums over ranks; arguments as in `all_reduce_mean_`."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     for bucket in torch.split(flat, _elements(bucket_mib, flat)):
         dist.all_reduce(bucket, group=group)

@@ -1,7 +1,7 @@
-"""Finding the ranks that are gone after a collective has failed.
+"""Find the unresponsive ranks after a collective has failed.
 
-The error that a rank sees names a socket at best. So every rank that still runs writes its name to the store through which
-the process group was formed, and waits a moment for the names of the others.
+The original error names a socket at best. So every running rank writes its number to the store of the process group, and
+waits for the other ranks to do the same.
 """
 
 from __future__ import annotations
@@ -13,19 +13,13 @@ import torch.distributed as dist
 
 from lightning_bayes.private_torch import default_store
 
-_PAUSE = 0.05  # seconds between two looks into the store
-_DEAD = "lightning_bayes/dead"  # key of the ranks that another rank knows to have ended
+_PAUSE = 0.05  # seconds between two polls of the store
+_DEAD = "lightning_bayes/dead"  # key for the ranks that are known to have ended
 
 
 def is_of_collective(error: BaseException) -> bool:
-    """Whether an error comes from the communication between ranks.
-
-    Args:
-        error: Any error.
-
-    Returns:
-        Whether it is one of torch's, or of gloo, which raises a bare RuntimeError.
-    """
+    """Whether an error comes from the communication between ranks."""
+    # gloo raises a bare RuntimeError.
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error).lower())
 
 
@@ -33,11 +27,11 @@ def unresponsive_ranks(seconds: float, known_dead: Callable[[], list[int]] = lis
     """Find the ranks that do not respond.
 
     Args:
-        seconds: How long to wait for an answer.
-        known_dead: Returns the ranks that this one knows to have ended; once there are any, the wait ends on all ranks.
+        seconds: Maximum time to wait for an answer.
+        known_dead: Returns the ranks that this rank knows to have ended. If there are any, all ranks stop waiting.
 
     Returns:
-        The ranks. If the store itself is gone, the first one, which hosts it unless a launcher does.
+        The unresponsive ranks. If the store itself is gone: rank 0, which hosts the store unless a launcher does.
     """
     rank, others = dist.get_rank(), set(range(dist.get_world_size())) - {dist.get_rank()}
     deadline = time.monotonic() + seconds
@@ -45,13 +39,13 @@ def unresponsive_ranks(seconds: float, known_dead: Callable[[], list[int]] = lis
         store = default_store()
         store.set(_key(rank), "here")
         while others and time.monotonic() < deadline:
-            if dead := known_dead():
-                store.set(_DEAD, ",".join(map(str, dead)))
+            if ended := known_dead():
+                store.set(_DEAD, ",".join(map(str, ended)))
             if store.check([_DEAD]):
-                return [int(found) for found in store.get(_DEAD).decode().split(",")]
+                return [int(dead) for dead in store.get(_DEAD).decode().split(",")]
             others = {other for other in others if not store.check([_key(other)])}
             time.sleep(_PAUSE)
-    except RuntimeError:  # a DistNetworkError or DistStoreError
+    except RuntimeError:  # DistNetworkError or DistStoreError
         return [0]
     return sorted(others)
 

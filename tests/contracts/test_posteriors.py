@@ -225,7 +225,7 @@ def test_select_of_a_layer_is_its_marginal(posterior, truth, family, prefix):
 
 
 def test_select_of_nothing_says_what_there_is(posterior):
-    with pytest.raises(PosteriorError, match=r"begins with 'head\.'; it has net\.0\.weight, net\.0\.bias, "):
+    with pytest.raises(PosteriorError, match=r"starts with 'head\.'; it has net\.0\.weight, net\.0\.bias, "):
         posterior.select("head.")
 
 
@@ -250,7 +250,7 @@ def changed(posterior, **values):
 
 
 def test_a_missing_prior_is_named(posterior):
-    with pytest.raises(PosteriorError, match=r"prior do not fit for net\.2\.bias\.$"):
+    with pytest.raises(PosteriorError, match=r"prior do not match for net\.2\.bias\.$"):
         changed(posterior, prior_precision={n: v for n, v in PRIOR.items() if n != "net.2.bias"})
 
 
@@ -282,9 +282,7 @@ def test_a_posterior_of_width_zero_is_the_point_and_says_so(generator, tmp_path)
         assert equal(found.sample(), point.mean)
         assert not joint(found.variance()).any()
         assert (found.entropy(), found.kl()) == (-math.inf, math.inf)
-        with pytest.raises(
-            PosteriorError, match=r"scale 0 is a point, which has no density\. Take posterior\.posterior"
-        ):
+        with pytest.raises(PosteriorError, match=r"scale 0 is a point without a density\. Use posterior\.posterior"):
             found.log_prob(point.mean)
 
 
@@ -354,14 +352,14 @@ def test_factors_of_another_shape_are_named(generator, name):
     state = build("block_tridiagonal", generator)[0].state_dict()
     wrong = dict(state[name])
     wrong["net.0.weight"] = (torch.eye(5), torch.eye(5))
-    with pytest.raises(PosteriorError, match=r"do not fit for net\.0\.weight\.$"):
+    with pytest.raises(PosteriorError, match=r"do not match for net\.0\.weight\.$"):
         BlockTridiagonal.from_state_dict({**state, name: wrong})
 
 
 def test_matrix_factors_of_another_shape_are_named(generator):
     state = build("matrix", generator)[0].state_dict()
     state["factors"] = {**state["factors"], "net.2.weight": (torch.eye(2), torch.eye(3))}
-    with pytest.raises(PosteriorError, match=r"do not fit for net\.2\.weight\.$"):
+    with pytest.raises(PosteriorError, match=r"do not match for net\.2\.weight\.$"):
         MatrixGaussian.from_state_dict(state)
 
 

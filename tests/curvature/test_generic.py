@@ -393,7 +393,7 @@ class Counting(nn.Module):
 
 def test_a_state_outside_of_buffers_is_refused(generator):
     model, x = nn.Sequential(nn.Linear(4, 4), Counting()).double(), normal(5, 4, generator=generator)
-    with pytest.raises(UnsupportedLayerError, match=r"Counting .* keeps a state outside of its buffers"):
+    with pytest.raises(UnsupportedLayerError, match=r"Counting .* has state outside of its buffers"):
         measure(model, lambda: model(x).square().mean())
 
 

@@ -54,7 +54,7 @@ def test_a_killed_rank_is_named_by_the_other_and_the_run_goes_on(victim, whole, 
     assert time.monotonic() - killed < setting.answer_seconds + 5
     said = (tmp_path / f"rank{1 - victim}.log").read_text("utf-8")
     assert f"RankError: Rank {victim} does not answer (of 2 ranks; seen on rank {1 - victim}" in said
-    assert "start all ranks again with ckpt_path=" in said
+    assert "restart all ranks with ckpt_path=" in said
     goes_on(setting, whole)
 
 

@@ -57,5 +57,5 @@ def test_zeros_have_the_unit_vectors():
 
 
 def test_entries_that_are_not_finite_are_counted():
-    with pytest.raises(NonFiniteError, match=r"The factor \[2, 2\] has 1 entries"):
+    with pytest.raises(NonFiniteError, match=r"The factor \[2, 2\] has 1 non-finite entries"):
         symmetric_eigen(torch.tensor([[1.0, 0.0], [0.0, torch.inf]]), "factor")

@@ -16,7 +16,7 @@ from lightning_bayes.linalg import (
     pi_damped,
     pi_ratio,
 )
-from lightning_bayes.linalg.cholesky import SOLVED_AT_ONCE
+from lightning_bayes.linalg.cholesky import MAX_SOLVE_SIDE
 from lightning_bayes.linalg.kronecker import BLOCK
 
 SEEDS = range(4)
@@ -108,7 +108,7 @@ def test_the_ladder_adds_the_first_rung_that_suffices_for_each_matrix_alone(dtyp
     torch.testing.assert_close(factors[1], torch.linalg.cholesky(jittered))
 
 
-@pytest.mark.parametrize("side", [1, 5, SOLVED_AT_ONCE, 2 * SOLVED_AT_ONCE + 45])
+@pytest.mark.parametrize("side", [1, 5, MAX_SOLVE_SIDE, 2 * MAX_SOLVE_SIDE + 45])
 def test_the_inverse_root_is_that_of_the_inverse(side):
     matrix = spd(side, 2, generator=seeded(0))
     root = inverse_root(matrix)
@@ -129,7 +129,7 @@ def test_the_inverse_root_of_an_ill_conditioned_matrix():
 
 def test_a_matrix_beyond_the_ladder_is_named_with_its_eigenvalues():
     message = (
-        r"The factor S of layer 'fc1' \[2, 2\] has no Cholesky factor: its eigenvalues reach from -1 to 3, "
+        r"The factor S of layer 'fc1' \[2, 2\] has no Cholesky factor: its eigenvalues range from -1 to 3, "
         r"and adding 0\.0001 of its mean diagonal.*larger damping or prior_precision"
     )
     with pytest.raises(NotPositiveDefiniteError, match=message):
@@ -140,7 +140,7 @@ def test_a_matrix_beyond_the_ladder_is_named_with_its_eigenvalues():
 def test_entries_that_are_not_finite_are_counted(value):
     matrix = torch.eye(3)
     matrix[1, 1] = value
-    with pytest.raises(NonFiniteError, match=r"The factor A \[3, 3\] has 1 entries that are not finite.*smaller learn"):
+    with pytest.raises(NonFiniteError, match=r"The factor A \[3, 3\] has 1 non-finite entries.*smaller learn"):
         cholesky(matrix, "factor A")
 
 

@@ -124,5 +124,5 @@ def test_two_layers_are_exact_and_one_is_its_kronecker_product(seed):
 
 def test_a_missing_block_between_layers_is_counted():
     own, links = chain(SIDES, seeded(0))
-    with pytest.raises(ShapeError, match=r"3 layers have 2 pairs of neighbours, but 1 blocks between layers"):
+    with pytest.raises(ShapeError, match=r"3 layers have 2 pairs of neighbours, but got 1 blocks between layers"):
         built(own, links[:1])

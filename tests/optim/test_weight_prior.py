@@ -254,7 +254,7 @@ def test_posteriors_under_one_prior_of_weights_merge(generator):
     whole = conjugate(*(torch.cat(column) for column in zip(*parts, strict=True)))
     torch.testing.assert_close(merged.mean, whole.mean)
     torch.testing.assert_close(merged.precision, whole.precision)
-    with pytest.raises(PosteriorError, match="another prior"):
+    with pytest.raises(PosteriorError, match="prior of posterior 1 differs"):
         merge([conjugate(*parts[1], prior=first), conjugate(*parts[2])])
 
 
@@ -283,7 +283,7 @@ def test_wrong_priors_are_refused_in_one_sentence(generator):
 
 
 def test_a_precision_of_each_weight_has_the_shape_of_the_mean():
-    with pytest.raises(PosteriorError, match="do not fit for w"):
+    with pytest.raises(PosteriorError, match="do not match for w"):
         MeanField({"w": torch.zeros(2)}, {"w": torch.ones(2)}, {"w": torch.ones(3)}, 10)
     q = MeanField({"w": torch.zeros(2)}, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 4.0])}, 10)
     assert repr(q) == "MeanField(2 weights in 1 tensors, num_data=10, prior_precision=1 to 4)"

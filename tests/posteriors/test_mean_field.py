@@ -89,7 +89,7 @@ def test_select_keeps_the_submodule_and_cuts_its_name(posterior):
 
 
 def test_select_of_nothing_says_what_there_is(posterior):
-    message = r"No parameter of the posterior begins with 'model\.'; it has conv\.weight, conv\.bias, scale\."
+    message = r"No parameter of the posterior starts with 'model\.'; it has conv\.weight, conv\.bias, scale\."
     with pytest.raises(PosteriorError, match=message):
         posterior.select("model.")
 
@@ -114,7 +114,7 @@ def test_to_moves_every_tensor(posterior):
 )
 def test_parts_that_do_not_fit_are_named(precisions, prior, culprits):
     mean = {"a": torch.zeros(2), "b": torch.zeros(3)}
-    with pytest.raises(PosteriorError, match=rf"^Mean, precision and prior do not fit for {culprits}\.$"):
+    with pytest.raises(PosteriorError, match=rf"^Mean, precision and prior do not match for {culprits}\.$"):
         MeanField(mean, precisions, prior, num_data=1)
 
 
@@ -166,6 +166,6 @@ def test_the_least_initial_precision_is_taken_as_computed_and_as_said(given):
     assert initial_curvature(least, **given) == 0
     with pytest.raises(HyperparameterError) as refused:
         initial_curvature(least * (1 - 1e-9), **given)
-    said = re.fullmatch(r"init_precision=(\S+) is below (\S+), the precision that .*", str(refused.value)).groups()
+    said = re.fullmatch(r"init_precision=(\S+) is below (\S+), the precision of .*", str(refused.value)).groups()
     assert float(said[0]) < float(said[1])
     assert initial_curvature(float(said[1]), **given) == 0

@@ -70,10 +70,21 @@ def test_bad_input():
         merge([])
     with pytest.raises(PosteriorError, match="merge got FullGaussian, MeanField"):
         merge([q, regression(torch.ones(4, 3, dtype=F64), torch.ones(4, dtype=F64))])
-    with pytest.raises(PosteriorError, match="Posterior 1 has other weights"):
+    with pytest.raises(PosteriorError, match="weights of posterior 1, or their order, differ"):
         merge([q, MeanField({"v": zero}, {"v": zero + 1}, {"v": 1.0}, 1, {}, {"v": zero})])
-    with pytest.raises(PosteriorError, match="Posterior 1 has another prior"):
+    with pytest.raises(PosteriorError, match="prior of posterior 1 differs"):
         merge([q, means(torch.ones(4, 3, dtype=F64), zero + 1)])
     wide = MeanField({"w": zero}, {"w": zero + 0.1}, {"w": DELTA}, 1, {}, {"w": zero})
     with pytest.raises(PosteriorError, match=r"precision of w is not positive \(its smallest value is -0\.5\)"):
         merge([wide, wide])
+
+
+def test_a_full_precision_in_another_order_of_weights_is_refused():
+    """The rows of a full precision follow the order of the weights, so they cannot be added in another order."""
+    zeros = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    q = FullGaussian(zeros, torch.diag(torch.tensor([2.0, 3.0])), {"a": 1.0, "b": 1.0}, num_data=1)
+    swapped = FullGaussian(
+        dict(reversed(zeros.items())), torch.diag(torch.tensor([3.0, 2.0])), {"a": 1.0, "b": 1.0}, num_data=1
+    )
+    with pytest.raises(PosteriorError, match="weights of posterior 1, or their order, differ"):
+        merge([q, swapped])

@@ -1,4 +1,4 @@
-"""Kronecker factors of a layer's curvature, from its input and its output gradient."""
+"""Kronecker factors of a layer's curvature, computed from its input and its output gradient."""
 
 from lightning_bayes.curvature.factors.conversion import split_bias
 from lightning_bayes.curvature.factors.factors import has_factors, input_factor, link_factors, output_factor

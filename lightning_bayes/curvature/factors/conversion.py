@@ -1,42 +1,34 @@
-"""A layer's curvature in two forms: one matrix with the bias as its last column, or weight and bias each on its own.
+"""Conversions between joint and separate curvature factors of a layer's weight and bias.
 
-With T positions of an example, patches a_it, ā = (a, 1) and output gradients δ_it, this package has for a whole layer
+With T positions per example, patches a_it, ā = (a, 1) and output gradients δ_it, the joint factors of a layer are
 
     S = (1/(nT)) Σ_i Σ_t δ_it δ_itᵀ        Ā = (1/n) Σ_i Σ_t ā_it ā_itᵀ = [[A, m], [mᵀ, T]]        block ≈ S ⊗ Ā
 
-and `measure` gives by parameter
+`measure` returns separate factors, which omit the block m between weight and bias:
 
-    weight: S ⊗ A        bias: T S        m is the block between them, which this form leaves out
+    weight: S ⊗ A        bias: T S
 
-BackPACK's KFAC, KFLR and KFRA have weight and bias each on its own, both with the factor
+BackPACK's KFAC, KFLR and KFRA also separate weight and bias. Both use
 
     S' = (1/n) Σ_i (Σ_t δ_it)(Σ_t δ_it)ᵀ        A' = A
 
-summed over positions **before** the product. For the bias S' is the exact block. For the weight S' ⊗ A would count the T
-positions twice, so here S = S'/T: the block is then right where positions are alike (T² times one of them) and where their
-gradients are uncorrelated (T times one of them), as is S above in the latter case alone. With T = 1, every linear layer,
-S = S' and nothing differs.
+which sums over positions **before** the product. S' is the exact block of the bias. For the weight, S' ⊗ A would count the T
+positions twice, so the conversion uses S = S'/T. This block is right for identical positions (T² times one of them) and for
+uncorrelated gradients (T times one of them); the S above is right only for uncorrelated gradients. With T = 1, as in every
+linear layer without positions, S = S'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
-from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from lightning_bayes.curvature.measurement import KroneckerFactors
-
-_WEIGHT_GRADIENTS: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.Conv1d: conv1d_weight,
-    nn.Conv2d: conv2d_weight,
-    nn.Conv3d: conv3d_weight,
-}
+from lightning_bayes.curvature.rules.conv.examples import WEIGHT_GRADIENTS
 
 
 def join_bias(inputs: Tensor, mean_input: Tensor, positions: int) -> Tensor:
-    """Ā from its parts.
+    """Assemble Ā.
 
     Args:
         inputs: A, ``[K, K]``.
@@ -57,13 +49,13 @@ def join_bias(inputs: Tensor, mean_input: Tensor, positions: int) -> Tensor:
 
 
 def split_bias(factors: KroneckerFactors) -> tuple[KroneckerFactors, KroneckerFactors]:
-    """Weight and bias, each on its own.
+    """Separate the joint factors of a layer into those of the weight and of the bias.
 
     Args:
-        factors: (S, Ā) of a layer, ``[out, out]`` and ``[K + 1, K + 1]``.
+        factors: (S, Ā), ``[out, out]`` and ``[K + 1, K + 1]``.
 
     Returns:
-        (S, A) of the weight and (T S,) of the bias.
+        (S, A) for the weight and (T S,) for the bias.
 
     Example:
         >>> weight, bias = split_bias(KroneckerFactors((torch.eye(1), torch.tensor([[5.0, 2.0], [2.0, 3.0]]))))
@@ -76,20 +68,11 @@ def split_bias(factors: KroneckerFactors) -> tuple[KroneckerFactors, KroneckerFa
 
 
 def summed_patches(layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
-    """m, the sum of the patches over positions, averaged over examples.
-
-    Args:
-        layer: ``nn.Linear`` with inputs ``[B, in]``, or a convolution without groups that pads with zeros.
-        x: Its input.
-        output_shape: Shape of its output, ``[B, out, …]``.
-
-    Returns:
-        ``[K]``.
-    """
+    """The patches m ``[K]`` of an ungrouped layer, summed over positions and averaged over examples."""
     if isinstance(layer, nn.Linear):
         return x.mean(0)
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    gradient = _WEIGHT_GRADIENTS[type(layer)](
+    gradient: Tensor = WEIGHT_GRADIENTS[x.dim() - 3](
         x,
         (1, *layer.weight.shape[1:]),
         x.new_full((len(x), 1, *output_shape[2:]), 1 / len(x)),

@@ -4,11 +4,11 @@
 
     S ⊗ A ≈ (1/B) Σ_i vec(g_i) vec(g_i)ᵀ        g_i = Σ_t δ_it ā_itᵀ        vec: row by row
 
-https://arxiv.org/abs/1503.05671, https://arxiv.org/abs/1602.01407. This is the one scale convention of the package: a mean
-over examples, for the mean loss without prior. δ_it is the gradient of example i's **own** loss; backward of a mean over B
-examples leaves 1/B of it. With labels that the model draws (`Likelihood.sampled_loss`) the product approximates the
-Fisher, with data labels the empirical Fisher. It is exact for one example with one position, and where inputs and
-gradients are independent, as in a deep linear network. The groups of a convolution have a pair of factors each.
+https://arxiv.org/abs/1503.05671, https://arxiv.org/abs/1602.01407. The scale convention is that of the whole package: a mean
+over examples, for the mean loss without prior. δ_it is the gradient of example i's **own** loss; the backward pass of a mean
+over B examples yields 1/B of it. With labels drawn from the model (`Likelihood.sampled_loss`) the product approximates the
+Fisher, with data labels the empirical Fisher. It is exact for one example with one position, and if inputs and gradients are
+independent, as in a deep linear network. Each group of a convolution has its own pair of factors.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ MIN_BLOCKED_SIDE, BLOCKS = 256, 4
 
 
 def has_factors(layer: nn.Module) -> bool:
-    """Whether the layer has Kronecker factors: it computes what ``nn.Linear`` or a convolution computes."""
+    """Whether the layer has Kronecker factors: it computes the same function as ``nn.Linear`` or a convolution."""
     return rule_for(layer) in {linear, conv}
 
 
 def input_factor(layer: nn.Module, x: Tensor, *, bias: bool = True, workspace: Workspace | None = None) -> Tensor:
-    """A, the second moment of the layer's input, summed over positions and averaged over examples.
+    """A: the second moment of the layer's input, summed over positions and averaged over examples.
 
     Args:
-        layer: A layer that `has_factors`.
-        x: Its input, ``[B, …]``.
-        bias: Whether the layer's bias, if it has one, is part of the matrix.
-        workspace: How many examples are unfolded at once; 64 MiB by default.
+        layer: A layer for which `has_factors` holds.
+        x: Input of the layer, ``[B, …]``.
+        bias: Whether the matrix includes the layer's bias, if it has one.
+        workspace: Limits the number of examples unfolded at once; 64 MiB by default.
 
     Returns:
-        ``[K, K]``, or ``[groups, K, K]`` for a convolution with groups; K = in / groups · |kernel|, and one more for the
-        bias.
+        ``[K, K]``, or ``[groups, K, K]`` for a grouped convolution. K = in / groups · |kernel|, plus one with a bias.
 
     Example:
         >>> input_factor(nn.Linear(1, 5), torch.tensor([[1.0], [3.0]]))
@@ -50,21 +49,21 @@ def input_factor(layer: nn.Module, x: Tensor, *, bias: bool = True, workspace: W
                 [2., 1.]])
     """
     bias, workspace = bias and layer.bias is not None, workspace or Workspace(DEFAULT_MIB)
-    at_once = workspace.examples_at_once(input_rows(layer, x[:1], bias).numel())
-    first, *others = torch.split(x, at_once)
+    num_examples = workspace.examples_at_once(input_rows(layer, x[:1], bias).numel())
+    first, *remaining = torch.split(x, num_examples)
     total = _moment(input_rows(layer, first, bias, workspace))
-    for part in others:
+    for part in remaining:
         total += _moment(input_rows(layer, part, bias, workspace))
     return total.div_(max(1, len(x)))
 
 
 def output_factor(layer: nn.Module, grad_output: Tensor) -> Tensor:
-    """S, the second moment of the layer's output gradient, averaged over positions and examples.
+    """S: the second moment of the layer's output gradient, averaged over positions and examples.
 
     Args:
-        layer: A layer that `has_factors`.
-        grad_output: Gradient of every example's own loss with respect to the layer's output, ``[B, …]``: for backward
-            of a mean loss, B times what arrives.
+        layer: A layer for which `has_factors` holds.
+        grad_output: Gradient of each example's own loss with respect to the layer's output, ``[B, …]``. For the backward
+            pass of a mean loss, this is B times the incoming gradient.
 
     Returns:
         ``[out, out]``, or ``[groups, out / groups, out / groups]``.
@@ -80,33 +79,19 @@ def output_factor(layer: nn.Module, grad_output: Tensor) -> Tensor:
 def link_factors(
     layer: nn.Linear, x: Tensor, grad_output: Tensor, after: nn.Linear, next_x: Tensor, next_grad_output: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The block between two linear layers: (1/B) Σ_i δ_i δ'_iᵀ and (1/B) Σ_i ā_i ā'_iᵀ, Martens & Grosse 2015, sect. 4.3.
-
-    Args:
-        layer: The earlier layer.
-        x: Its input, ``[B, in]``.
-        grad_output: Its output gradient as in `output_factor`, ``[B, out]``.
-        after: The later layer.
-        next_x: Its input, ``[B, next in]``.
-        next_grad_output: Its output gradient, ``[B, next out]``.
-
-    Returns:
-        S ``[out, next out]`` and A ``[K, next K]``.
-
-    Raises:
-        ShapeError: If the inputs have positions, for which the block is not defined.
-    """
+    """The block between two layers: (1/B) Σ_i δ_i δ'_iᵀ ``[out, next out]`` and (1/B) Σ_i ā_i ā'_iᵀ ``[K, next K]``."""
+    # Martens & Grosse 2015, section 4.3. Output gradients as in `output_factor`.
     if x.dim() != 2 or next_x.dim() != 2:
         raise ShapeError(
             f"The curvature between two layers needs inputs [examples, features], but got {list(x.shape)} and "
-            f"{list(next_x.shape)}. Use Noisy K-FAC without links for layers with positions."
+            f"{list(next_x.shape)}. For layers with positions, use Noisy K-FAC without links."
         )
     inputs = input_rows(layer, x, layer.bias is not None), input_rows(after, next_x, after.bias is not None)
     return grad_output.mT @ next_grad_output / len(x), inputs[0].mT @ inputs[1] / len(x)
 
 
 def _moment(rows: Tensor) -> Tensor:
-    """Σ of the rows' outer products; of a large symmetric result only the blocks on and above the diagonal."""
+    """The sum of the rows' outer products. A large result is computed by blocks on and above the diagonal."""
     size = rows.shape[-1]
     if size < MIN_BLOCKED_SIDE:
         return rows.mT @ rows

@@ -1,4 +1,4 @@
-"""A pass's records of layers with factors: the moments of all examples together, or the rows of each example."""
+"""Records of the calls of layers with factors: moments over all examples, or rows of each example."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from lightning_bayes.curvature.workspace import Workspace
 
 @dataclass(frozen=True)
 class Request:
-    """The curvature that a pass measures beside the gradient.
+    """The curvature that a pass measures in addition to the gradient.
 
     Attributes:
-        layers: The layers whose factors are measured, and whether the bias is part of their matrix.
-        likelihood: Draws the labels, from the model's outputs, or as the loss says; None takes those of the data.
-        seed: Seed of the draws.
-        loss_scale: Factor on the loss for the backward in mixed precision.
-        mc_samples: Labels drawn per example; more than one where every parameter is in a layer with factors.
+        layers: The measured layers, and whether the matrix of each includes the bias.
+        likelihood: Draws the labels from the model's outputs, or as the loss defines; None uses the labels of the data.
+        seed: Random seed of the labels.
+        loss_scale: Loss scale of mixed precision.
+        mc_samples: Number of labels drawn per example. More than one requires that every parameter is in a layer with
+            factors.
     """
 
     layers: Mapping[nn.Module, bool]
@@ -42,7 +43,7 @@ class LayerRecords(ABC):
 
     Args:
         request: The layers and labels to measure.
-        workspace: Memory for what is needed for a moment.
+        workspace: Memory for temporary tensors.
     """
 
     def __init__(self, request: Request, workspace: Workspace) -> None:
@@ -50,44 +51,37 @@ class LayerRecords(ABC):
 
     @abstractmethod
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
-        """Add one call of a layer.
-
-        Args:
-            layer: The layer.
-            x: Its input.
-            grad_output: Gradient with respect to its output, in the scale of the loss that was differentiated.
-            is_first: Whether no other draw of labels has added this call.
-        """
+        """Add a call, with `grad_output` in the scale of the differentiated loss; `is_first` for its first labels."""
 
     @property
     @abstractmethod
     def called(self) -> Collection[nn.Module]:
-        """The layers with a call."""
+        """The layers with at least one call."""
 
     def watching(self, model: nn.Module) -> AbstractContextManager[None]:
-        """A context around the passes, entered before the engine wraps any forward."""
+        """A context around all passes, entered before the engine wraps any forward."""
         return nullcontext()
 
     def observe(self, loss: Tensor, divided_by_host: bool) -> None:
-        """See the loss before its backward; arguments as in `Capture.observe`."""
+        """Inspect the loss before its backward pass; arguments as in `Capture.observe`."""
         return
 
     def aside(self) -> AbstractContextManager[None]:
-        """A context around a loss of drawn labels and its backward."""
+        """A context around a loss of drawn labels and its backward pass."""
         return nullcontext()
 
 
 class FactorRecords(LayerRecords, ABC):
-    """Records that end in factors; arguments as in `LayerRecords`."""
+    """Records that yield Kronecker factors; arguments as in `LayerRecords`."""
 
     @abstractmethod
     def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer, see `curvature.factors.conversion`.
+        """(S, Ā) of each layer; see `curvature.factors.conversion`.
 
         Args:
-            output_scale: Factor of the mean of δ δᵀ over the examples of the batch and their positions, with δ in the scale
-                of the loss that was differentiated.
-            loss_scale: Factor of what is in the scale of the closure's loss.
+            output_scale: Factor that converts the mean of δ δᵀ over examples and positions, with δ in the scale of the
+                differentiated loss.
+            loss_scale: Factor that converts quantities in the scale of the closure's loss.
 
         Returns:
             The factors.
@@ -99,13 +93,13 @@ class _Moments:
     """Sums over the calls of one layer."""
 
     inputs: Tensor  # (1/B) Σ ā āᵀ
-    outputs: Tensor  # Σ δ δᵀ, in the scale of the loss that was differentiated
-    positions: int  # B · T, times the draws of labels
+    outputs: Tensor  # Σ δ δᵀ, in the scale of the differentiated loss
+    positions: int  # B · T · label draws
 
 
 @final
 class FactorMoments(FactorRecords):
-    """Adds up the second moments of inputs and output gradients; arguments as in `LayerRecords`."""
+    """Accumulates the second moments of inputs and output gradients; arguments as in `LayerRecords`."""
 
     def __init__(self, request: Request, workspace: Workspace) -> None:
         super().__init__(request, workspace)
@@ -113,20 +107,23 @@ class FactorMoments(FactorRecords):
 
     @property
     def called(self) -> Collection[nn.Module]:
-        """The layers with a call."""
+        """The layers with at least one call."""
         return self._moments.keys()
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Add one call; see `LayerRecords.add`."""
-        rows, old = output_rows(layer, grad_output), self._moments.get(layer)
+        rows, moments = output_rows(layer, grad_output), self._moments.get(layer)
         outputs, positions = rows.mT @ rows, rows.shape[-2]
-        if old is None:
-            inputs = input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
-            self._moments[layer] = _Moments(inputs, outputs, positions)
+        if moments is None:
+            self._moments[layer] = _Moments(self._inputs(layer, x), outputs, positions)
             return
         if is_first:
-            old.inputs = old.inputs + input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
-        old.outputs, old.positions = old.outputs + outputs, old.positions + positions
+            moments.inputs = moments.inputs + self._inputs(layer, x)
+        moments.outputs = moments.outputs + outputs
+        moments.positions += positions
+
+    def _inputs(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
 
     def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
         """(S, Ā) of each layer; see `FactorRecords.mean_factors`."""

@@ -1,4 +1,4 @@
-"""One file, one small pure function per layer type. Importing this package imports every file in it."""
+"""One small pure function per layer type, in one file each. Importing this package imports all of them."""
 
 import pkgutil
 from importlib import import_module

@@ -1,10 +1,10 @@
-"""nn.MultiheadAttention: q = W_q x_q + b_q, k and v alike, o = W_o a + b_o with a = attention(q, k, v).
+"""nn.MultiheadAttention: q = W_q x_q + b_q, likewise k and v, and o = W_o a + b_o with a = attention(q, k, v).
 
-    c_i(W_q) = Σ_t δq_it x_qitᵀ        c_i(b_q) = Σ_t δq_it        k, v and o alike
-    c_i(b_k⁺) = δk_i⁺                  of the position that ``add_bias_kv`` appends to keys and values
+    c_i(W_q) = Σ_t δq_it x_qitᵀ        c_i(b_q) = Σ_t δq_it        likewise for k, v and o
+    c_i(b_k⁺) = δk_i⁺                  for the position that ``add_bias_kv`` appends to keys and values
 
-The gradients δq, δk and δv come from torch's own attention between identity projections, put through once more with the
-random numbers of the forward, so masks and dropout are those of the layer.
+To get δq, δk and δv, torch's attention runs again with identity projections and with the random numbers of the forward, so
+it applies the layer's masks and dropout.
 """
 
 from __future__ import annotations
@@ -21,25 +21,23 @@ from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExa
 from lightning_bayes.curvature.workspace import Workspace
 
 
-class _Linear(NamedTuple):
-    """One of the linear maps: what it sees at every position, ``[B, T, in]``, and the gradient of its output."""
-
-    x: Tensor
-    delta: Tensor
+class _LinearMap(NamedTuple):
+    x: Tensor  # inputs at all positions, [B, T, in]
+    delta: Tensor  # output gradients, [B, T, out]
 
 
 class _Terms(NamedTuple):
-    matrices: dict[str, list[_Linear]]  # parameter name → the maps whose rows it holds, one below the other
-    vectors: PerExample
+    matrices: dict[str, list[_LinearMap]]  # parameter name → the maps whose weights are stacked in it
+    vectors: PerExample  # per-example contributions of the other parameters
 
 
 def _example_dims(layer: nn.MultiheadAttention, inputs: Inputs) -> ExampleDims:
     dim = 0 if layer.batch_first else 1
-    return dim, dim, dim, 0  # the padding mask always holds the examples first
+    return dim, dim, dim, 0  # the padding mask is always batch-first
 
 
 def _draw(*sizes: tuple[int, int], dim: int = 0, **options: Any) -> Callable[[Generator], Inputs]:
-    """Query, key and value of these lengths and features; one pair of sizes for all three being the same tensor."""
+    """Draw query, key and value by ``(length, features)``; a single pair makes all three the same tensor."""
     names = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
     defaults = dict(zip(names, (None, True, None, True, False), strict=True))
 
@@ -84,7 +82,7 @@ _CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)  # [T, S]
     ],
 )
 def attention(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) -> PerExample:
-    """Per-example contributions; ``grad_output`` is that of the output, or of the output and the attention weights."""
+    """Per-example contributions; ``grad_output`` belongs to the output, or to the output and the attention weights."""
     terms = _terms(layer, inputs, grad_output)
     weights = {name: torch.cat([m.delta.mT @ m.x for m in maps], 1) for name, maps in terms.matrices.items()}
     return {**weights, **terms.vectors}
@@ -92,11 +90,11 @@ def attention(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) ->
 
 @attention.fast_sums
 def attention_sums(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any, workspace: Workspace) -> Sums:
-    """Sums of contributions and of their squares, as those of linear layers."""
+    """Sums of contributions and of their squares, computed as for linear layers."""
     terms, totals = _terms(layer, inputs, grad_output), Sums()
     for name, maps in terms.matrices.items():
-        found = [matrix_sums(m.x, m.delta, workspace) for m in maps]
-        totals[name] = (torch.cat([grad for grad, _ in found]), torch.cat([square for _, square in found]))
+        grads, squares = zip(*(matrix_sums(m.x, m.delta, workspace) for m in maps), strict=True)
+        totals[name] = (torch.cat(grads), torch.cat(squares))
     for name, part in terms.vectors.items():
         add_sums(totals, name, part)
     return totals
@@ -104,24 +102,25 @@ def attention_sums(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: An
 
 @torch.no_grad()
 def _terms(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) -> _Terms:
-    """The inputs of each linear map, and the gradient of its output."""
+    """The inputs and output gradients of each linear map, and the contributions of the other parameters."""
     call = _Call(*inputs)
-    seen = [x if layer.batch_first else x.transpose(0, 1) for x in (call.query, call.key, call.value)]  # [B, T, ·]
-    attended, delta_out, deltas = _replayed(layer, call, _projected(layer, seen), grad_output)
+    sources = [x if layer.batch_first else x.transpose(0, 1) for x in (call.query, call.key, call.value)]  # [B, T, ·]
+    attended, delta_out, (delta_q, delta_k, delta_v) = _replayed(layer, call, _projected(layer, sources), grad_output)
     vectors = {"out_proj.bias": delta_out.sum(1)}
     if layer.bias_k is not None:
-        vectors |= {name: d[:, -1:, None] for name, d in zip(("bias_k", "bias_v"), deltas[1:], strict=True)}
-        deltas = [deltas[0], *(d[:, :-1] for d in deltas[1:])]
+        vectors["bias_k"], vectors["bias_v"] = delta_k[:, -1:, None], delta_v[:, -1:, None]
+        delta_k, delta_v = delta_k[:, :-1], delta_v[:, :-1]
+    deltas = (delta_q, delta_k, delta_v)
     if layer.in_proj_bias is not None:
         vectors["in_proj_bias"] = torch.cat([d.sum(1) for d in deltas], 1)
-    maps = [_Linear(x, d) for x, d in zip(seen, deltas, strict=True)]
-    names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-    own = (
-        {"in_proj_weight": maps}
-        if layer.in_proj_weight is not None
-        else {n: [m] for n, m in zip(names, maps, strict=True)}
-    )
-    return _Terms({**own, "out_proj.weight": [_Linear(attended, delta_out)]}, vectors)
+    maps = [_LinearMap(x, d) for x, d in zip(sources, deltas, strict=True)]
+    matrices = {"out_proj.weight": [_LinearMap(attended, delta_out)]}
+    if layer.in_proj_weight is not None:
+        matrices["in_proj_weight"] = maps
+    else:
+        for name, linear_map in zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), maps, strict=True):
+            matrices[name] = [linear_map]
+    return _Terms(matrices, vectors)
 
 
 class _Call(NamedTuple):
@@ -137,42 +136,41 @@ class _Call(NamedTuple):
     is_causal: bool
 
 
-def _projected(layer: nn.MultiheadAttention, seen: list[Tensor]) -> list[Tensor]:
-    """q, k and v, with the position that ``add_bias_kv`` appends, ``[B, T, E]``."""
-    own = layer.in_proj_weight
-    weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight) if own is None else own.chunk(3)
-    biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.to(seen[0].dtype).chunk(3)
-    q, k, v = (F.linear(x, w.to(x.dtype), b) for x, w, b in zip(seen, weights, biases, strict=True))
+def _projected(layer: nn.MultiheadAttention, sources: list[Tensor]) -> list[Tensor]:
+    """q, k and v ``[B, T, E]``, including the position that ``add_bias_kv`` appends."""
+    joint = layer.in_proj_weight
+    weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight) if joint is None else joint.chunk(3)
+    biases = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.to(sources[0].dtype).chunk(3)
+    q, k, v = (F.linear(x, w.to(x.dtype), b) for x, w, b in zip(sources, weights, biases, strict=True))
     if layer.bias_k is not None and layer.bias_v is not None:
-        k, v = (
-            torch.cat([x, b.to(x.dtype).expand(len(x), -1, -1)], 1) for x, b in ((k, layer.bias_k), (v, layer.bias_v))
-        )
+        k = torch.cat([k, layer.bias_k.to(k.dtype).expand(len(k), -1, -1)], 1)
+        v = torch.cat([v, layer.bias_v.to(v.dtype).expand(len(v), -1, -1)], 1)
     return [q, k, v]
 
 
 def _replayed(
     layer: nn.MultiheadAttention, call: _Call, projected: list[Tensor], grad_output: Any
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """A and δo, both ``[B, T, E]``, and δq, δk, δv."""
-    one = torch.eye(layer.embed_dim, dtype=call.query.dtype, device=call.query.device)
+    """The attention outputs a and δo, both ``[B, T, E]``, and δq, δk, δv."""
+    identity = torch.eye(layer.embed_dim, dtype=call.query.dtype, device=call.query.device)
     padding, mask = call.key_padding_mask, call.attn_mask
     if layer.bias_k is not None:
         padding, mask = (None if m is None else F.pad(m, (0, 1)) for m in (padding, mask))
-    leaves = [x.detach().transpose(0, 1).requires_grad_() for x in projected]
+    query, key, value = (x.detach().transpose(0, 1).requires_grad_() for x in projected)
     with torch.enable_grad():
         attended, weights = F.multi_head_attention_forward(
-            leaves[0],
-            leaves[1],
-            leaves[2],
+            query,
+            key,
+            value,
             layer.embed_dim,
             layer.num_heads,
-            in_proj_weight=one.repeat(3, 1),
+            in_proj_weight=identity.repeat(3, 1),
             in_proj_bias=None,
             bias_k=None,
             bias_v=None,
             add_zero_attn=layer.add_zero_attn,
             dropout_p=layer.dropout,
-            out_proj_weight=one,
+            out_proj_weight=identity,
             out_proj_bias=None,
             training=layer.training,
             key_padding_mask=padding,
@@ -189,5 +187,5 @@ def _replayed(
     outputs, grads = [attended], [(delta_out @ layer.out_proj.weight.to(attended.dtype)).transpose(0, 1)]
     if weights is not None and grad_weights and grad_weights[0] is not None:
         outputs, grads = [*outputs, weights], [*grads, *grad_weights]
-    deltas = torch.autograd.grad(outputs, leaves, grads)
+    deltas = torch.autograd.grad(outputs, [query, key, value], grads)
     return attended.detach().transpose(0, 1), delta_out, [d.transpose(0, 1) for d in deltas]

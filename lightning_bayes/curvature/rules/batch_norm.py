@@ -2,9 +2,9 @@
 
     c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it
 
-In training mode mean and var are the batch's, so an example has no gradient of its own; c_i is **example i's term of
-the batch gradient, at the batch's statistics**. The terms add up to the batch gradient exactly. In evaluation mode the
-statistics are the running ones and c_i is the gradient of example i alone.
+In training mode, mean and var are batch statistics, so a single example has no separate gradient. Here c_i is **example i's
+term of the batch gradient, at the batch statistics**. The terms add up to the batch gradient exactly. In evaluation mode,
+the layer uses running statistics, and c_i is the gradient of example i alone.
 """
 
 from __future__ import annotations
@@ -14,20 +14,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.registry import (
-    Inputs,
-    PerExample,
-    Sums,
-    add_sums,
-    layer_rule,
-)
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.private_torch import BatchNormBase, saved_by
 
 BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Statistics: TypeAlias = tuple[Tensor, Tensor]  # mean and 1/√(var + eps), each [C]
-
-
 _INPUT_DIMS = {nn.BatchNorm1d: 2, nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
 
 
@@ -52,7 +44,7 @@ def batch_norm(layer: BatchNorm, inputs: Inputs, grad_output: Tensor) -> PerExam
 def batch_norm_sums(
     layer: BatchNorm, inputs: Inputs, grad_output: Tensor, workspace: Workspace, saved: Statistics | None = None
 ) -> Sums:
-    """Sums over the whole batch at once: parts would each see statistics of their own."""
+    """Sums over the whole batch at once, because parts of it would have other batch statistics."""
     (x,) = inputs
     total: Sums = {}
     products = workspace.empty("products", x.shape, x)
@@ -63,7 +55,7 @@ def batch_norm_sums(
 
 @batch_norm.saved_from_forward
 def batch_statistics(layer: BatchNorm, output: Tensor) -> Statistics | None:
-    """The statistics that the forward has computed and autograd has saved; None if it has not, or in half precision."""
+    """The forward's batch statistics as saved by autograd; None if they are not saved or in another precision."""
     mean = saved_by(output.grad_fn, "result1")
     inverse_std = saved_by(output.grad_fn, "result2")
     if not uses_batch_statistics(layer) or mean is None or inverse_std is None or mean.dtype != layer.weight.dtype:
@@ -83,15 +75,15 @@ def _over_positions(values: Tensor) -> Tensor:
 
 
 def statistics_of(layer: BatchNorm, x: Tensor) -> Statistics:
-    """Mean and 1/√(var + eps) by which the forward has normalised."""
+    """The mean and 1/√(var + eps) of the forward."""
     if layer.training or layer.running_mean is None or layer.running_var is None:
-        # Faster than torch.var_mean, which is four times slower over these dimensions.
+        # torch.var_mean is four times slower over these dimensions.
         _, mean, inverse_std = torch.native_batch_norm(x, None, None, None, None, True, 0.0, layer.eps)
         return mean, inverse_std
     return layer.running_mean, torch.rsqrt(layer.running_var + layer.eps)
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether `module` is a BatchNorm whose output for one example depends on the others."""
+    """Whether `module` is a BatchNorm that normalises by batch statistics."""
     is_batch_norm = isinstance(module, BatchNormBase)
     return is_batch_norm and (module.training or module.running_mean is None)

@@ -2,7 +2,7 @@
 
     c_i(γ) = Σ_t δ̃_it x̂_it        c_i(β) = Σ_t δ̃_it        δ̃ = act'(γ x̂ + β) δ
 
-In training mode c_i is example i's term of the batch gradient at the batch's statistics, see `rules.batch_norm`.
+In training mode, c_i is example i's term of the batch gradient at the batch statistics; see `rules.batch_norm`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lightning_bayes.curvature.workspace import Workspace
 
 
 def _layer(**options: Any) -> nn.Module:
-    from timm.layers.norm_act import BatchNormAct2d  # timm is needed for the tests only
+    from timm.layers.norm_act import BatchNormAct2d  # only the tests need timm
 
     layer: nn.Module = BatchNormAct2d(4, **options)
     return layer.eval()
@@ -50,12 +50,12 @@ def batch_norm_act_sums(layer: Any, inputs: Inputs, grad_output: Tensor, workspa
 
 
 def _before_activation(layer: Any, inputs: Inputs, grad_output: Tensor, statistics: Statistics) -> Tensor:
-    """δ̃, the gradient of what the activation sees."""
+    """δ̃, the gradient with respect to the activation's input."""
     (x,), (mean, inverse_std) = inputs, statistics
     scale = inverse_std * layer.weight.detach()
     shift = layer.bias.detach() - mean * scale
-    seen = torch.addcmul(shift.view(-1, 1, 1), x, scale.view(-1, 1, 1)).requires_grad_()
+    pre_activation = torch.addcmul(shift.view(-1, 1, 1), x, scale.view(-1, 1, 1)).requires_grad_()
     with torch.enable_grad():
-        output = layer.act(seen.clone())  # an activation may work in place, which a leaf does not allow
-    (delta,) = torch.autograd.grad(output, seen, grad_output)
+        output = layer.act(pre_activation.clone())  # in-place activations cannot modify a leaf
+    (delta,) = torch.autograd.grad(output, pre_activation, grad_output)
     return delta

@@ -1,8 +1,9 @@
 """nn.Bilinear with any leading dimensions: y_o = x₁ᵀ W_o x₂ + b_o.
 
-    c_i(W_o) = Σ_t δ_ito x₁_it x₂_itᵀ        c_i(b) = Σ_t δ_it        t: positions between the example and the features
+    c_i(W_o) = Σ_t δ_ito x₁_it x₂_itᵀ        c_i(b) = Σ_t δ_it
 
-Without positions c_i(W) has rank one, so Σ_i c_i² needs no c_i: it is the same product of δ², x₁² and x₂².
+t runs over positions, the dimensions between examples and features. Without positions, c_i(W) has rank one, so Σ_i c_i² is
+the same product of δ², x₁² and x₂², and no c_i is needed.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def bilinear(layer: nn.Bilinear, inputs: Inputs, grad_output: Tensor) -> PerExam
 
 @bilinear.fast_sums
 def bilinear_sums(layer: nn.Bilinear, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
-    """Sums of contributions and of their squares; the rank-one identity where there are no positions."""
+    """Sums of contributions and of their squares; uses the rank-one identity without positions."""
     if grad_output.dim() > 2:
         return bilinear.sums_in_parts(layer, inputs, grad_output, workspace)
-    once = (grad_output, *inputs)
-    squares = tuple(values.square() for values in once)
-    weight, square = (torch.einsum("bo,bi,bj->oij", *values) for values in (once, squares))
+    factors = (grad_output, *inputs)
+    squares = [factor.square() for factor in factors]
+    weight, square = (torch.einsum("bo,bi,bj->oij", *tensors) for tensors in (factors, squares))
     return {"weight": (weight, square), "bias": (grad_output.sum(0), squares[0].sum(0))}

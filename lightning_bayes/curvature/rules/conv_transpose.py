@@ -1,7 +1,7 @@
 """nn.ConvTranspose1d/2d/3d with stride, padding, output padding, dilation and groups.
 
-The layer is the adjoint of a convolution, so input and output gradient change places. With δ̃_it the patch of the padded
-output gradient that input position t of example i has spread over,
+The layer is the adjoint of a convolution, so input and output gradient swap roles. With δ̃_it the patch of the padded output
+gradient that depends on input position t of example i,
 
     c_i(W) = Σ_t x_it δ̃_itᵀ        c_i(b) = Σ_u δ_iu
 """
@@ -35,7 +35,7 @@ ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 )
 def conv_transpose(layer: ConvTranspose, inputs: Inputs, grad_output: Tensor) -> PerExample:
     """Per-example contributions; the input is ``[B, Cin, *in]``, ``grad_output [B, Cout, *out]``."""
-    x = inputs[0]  # the output's size is that of its gradient
+    x = inputs[0]  # `output_size` is not needed: grad_output has the output's size
     both_sides = [amount for axis in reversed(range(x.dim() - 2)) for amount in 2 * [int(layer.padding[axis])]]
     delta = input_patches(layer, F.pad(grad_output, both_sides), x.shape[2:])
     positions = x.reshape(len(x), layer.groups, layer.in_channels // layer.groups, -1)

@@ -2,7 +2,7 @@
 
     c_i(W)[v] = Σ_{t: x_it = v} δ_it        zero for the padding index
 
-An example touches few rows of W, so the sums of squares run over (example, row) pairs and never hold [B, V, D].
+An example uses few rows of W, so the sums run over (example, row) pairs and never store [B, V, D].
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _indices(*shape: int) -> Callable[[Generator], Inputs]:
     ],
 )
 def embedding(layer: nn.Embedding, inputs: Inputs, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; the input ``[B, …]`` holds indices, ``grad_output [B, …, D]``. Dense: ``[B, V, D]``."""
+    """Per-example contributions, dense ``[B, V, D]``; the input holds indices ``[B, …]``, ``grad_output [B, …, D]``."""
     (x,) = inputs
     return {"weight": scattered(layer, len(x), *_keys(layer, x, grad_output))}
 
@@ -44,7 +44,7 @@ def embedding_sums(layer: nn.Embedding, inputs: Inputs, grad_output: Tensor, wor
 
 
 def _keys(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-    """One integer per (example, row) pair, and the output gradient, zero where the index is padding."""
+    """An integer key per (example, row) pair, and the output gradient, zero at the padding index."""
     refuse_options(layer)
     examples = torch.arange(len(x), device=x.device).unsqueeze(1)
     rows, delta = x.reshape(len(x), -1), grad_output.reshape(-1, layer.embedding_dim)
@@ -54,50 +54,24 @@ def _keys(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> tuple[Tensor, 
 
 
 def scattered(layer: nn.Embedding | nn.EmbeddingBag, examples: int, keys: Tensor, delta: Tensor) -> Tensor:
-    """Each example's gradient of the table, ``[B, V, D]``.
-
-    Args:
-        layer: The table.
-        examples: B.
-        keys: Example · V + row, ``[P]``.
-        delta: The gradient of the row that each stands for, ``[P, D]``.
-
-    Returns:
-        The gradients.
-    """
+    """The gradient of the table per example, ``[B, V, D]``, from keys example · V + row ``[P]`` and δ ``[P, D]``."""
     dense = delta.new_zeros(examples * layer.num_embeddings, layer.embedding_dim).index_add_(0, keys, delta)
     return dense.view(examples, layer.num_embeddings, layer.embedding_dim)
 
 
 def pair_sums(layer: nn.Embedding | nn.EmbeddingBag, keys: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over examples of `scattered` and of its squares, from the (example, row) pairs that occur.
-
-    Args:
-        layer: The table.
-        keys: As in `scattered`.
-        delta: As in `scattered`.
-
-    Returns:
-        Both, ``[V, D]``.
-    """
-    pairs, position = torch.unique(keys, return_inverse=True)
-    contribution = delta.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, position, delta)
+    """Sums of `scattered` and of its squares over examples, ``[V, D]``, from the (example, row) pairs that occur."""
+    pairs, pair_index = torch.unique(keys, return_inverse=True)
+    contribution = delta.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, pair_index, delta)
     rows, zeros = pairs % layer.num_embeddings, delta.new_zeros(layer.weight.shape)
     grad = zeros.index_add(0, rows, contribution)
     return grad, zeros.index_add_(0, rows, contribution.square_())
 
 
 def refuse_options(layer: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Refuse what changes the gradient or the table.
-
-    Args:
-        layer: The table.
-
-    Raises:
-        UnsupportedLayerError: Naming the options.
-    """
+    """Raise `UnsupportedLayerError` for options that change the gradient or the table."""
     if layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None:
         raise UnsupportedLayerError(
-            f"{layer} changes its gradient or its weight by sparse, scale_grad_by_freq or max_norm, which has no "
-            "per-example meaning here. Switch these options off."
+            f"{layer} changes its gradient or its weight by sparse, scale_grad_by_freq or max_norm. Per-example gradients "
+            "do not support these options. Turn them off."
         )

@@ -1,9 +1,9 @@
-"""nn.EmbeddingBag: y_i = Σ_t w_it W[x_it], with weights w or 1 ("sum") or 1 / T_i ("mean"), or the largest ("max").
+"""nn.EmbeddingBag: y_i = Σ_t w_it W[x_it], with explicit weights, 1 ("sum") or 1 / T_i ("mean"); or the maximum ("max").
 
-    c_i(W)[v] = Σ_{t: x_it = v} w_it δ_i        zero for the padding index, which no mean counts
-    c_i(W)[v, d] = δ_id where W[v, d] is the largest of the bag
+    c_i(W)[v] = Σ_{t: x_it = v} w_it δ_i        zero for the padding index, which is excluded from the mean
+    c_i(W)[v, d] = δ_id                         "max": if W[v, d] is the largest in the bag, else 0
 
-Bags of different lengths, given by offsets, are rows ``[B, longest]`` whose places behind the end have the weight 0.
+Bags of different lengths, defined by offsets, become rows ``[B, longest]`` with weight 0 after the end of each bag.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from lightning_bayes.curvature.workspace import Workspace
 
 
 def bags(layer: nn.EmbeddingBag, inputs: Inputs) -> Inputs:
-    """The arguments of a call as rows of indices and their weights, both ``[B, T]``."""
+    """Convert the arguments of a call to rows of indices and weights, both ``[B, T]``."""
     x, offsets, weights = inputs
     if x.dim() == 2:
         return x, None, _weights(layer, x, weights)
     ends = torch.cat([offsets, offsets.new_tensor([len(x)])]) if not layer.include_last_offset else offsets
     starts, lengths = ends[:-1], ends.diff()
-    place = torch.arange(int(lengths.max()) if len(lengths) else 0, device=x.device)
-    is_inside = place < lengths[:, None]
-    at = (starts[:, None] + place).clamp(max=max(len(x) - 1, 0))
-    rows = x[at] if len(x) else torch.zeros_like(at)
-    return rows, None, _weights(layer, rows, None if weights is None else weights[at], is_inside)
+    offset_in_bag = torch.arange(int(lengths.max()) if len(lengths) else 0, device=x.device)
+    is_inside = offset_in_bag < lengths[:, None]
+    index = (starts[:, None] + offset_in_bag).clamp(max=max(len(x) - 1, 0))
+    rows = x[index] if len(x) else torch.zeros_like(index)
+    return rows, None, _weights(layer, rows, None if weights is None else weights[index], is_inside)
 
 
-def _weights(layer: nn.EmbeddingBag, x: Tensor, given: Tensor | None, is_inside: Tensor | None = None) -> Tensor:
-    counts = torch.ones_like(x, dtype=torch.bool) if is_inside is None else is_inside
+def _weights(layer: nn.EmbeddingBag, x: Tensor, explicit: Tensor | None, is_inside: Tensor | None = None) -> Tensor:
+    is_used = torch.ones_like(x, dtype=torch.bool) if is_inside is None else is_inside
     if layer.padding_idx is not None:
-        counts = counts & (x != layer.padding_idx)
-    weights = counts.to(layer.weight.dtype)
-    if given is not None:
-        return weights * given.detach()
+        is_used = is_used & (x != layer.padding_idx)
+    weights = is_used.to(layer.weight.dtype)
+    if explicit is not None:
+        return weights * explicit.detach()
     return weights / weights.sum(1, keepdim=True).clamp(min=1) if layer.mode == "mean" else weights
 
 
@@ -64,7 +64,7 @@ def _indices(*shape: int, weighted: bool = False) -> Callable[[Generator], Input
     ],
 )
 def embedding_bag(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; ``grad_output [B, D]``. Dense: ``[B, V, D]``."""
+    """Per-example contributions, dense ``[B, V, D]``; ``grad_output [B, D]``."""
     return {"weight": scattered(layer, len(inputs[0]), *_keys(layer, inputs, grad_output))}
 
 
@@ -75,22 +75,22 @@ def embedding_bag_sums(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tens
 
 
 def _keys(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-    """One integer per (example, row) pair, and the gradient of the row that it stands for."""
-    x, delta = _rows(layer, inputs, grad_output)
-    examples = torch.arange(len(x), device=x.device).unsqueeze(1)
-    return (examples * layer.num_embeddings + x).flatten(), delta.flatten(0, 1)
-
-
-def _rows(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices ``[B, T]`` and the gradient of the row that each stands for, ``[B, T, D]``."""
+    """An integer key per (example, row) pair, and the gradient of the row of each key."""
     refuse_options(layer)
     x, _, weights = inputs
     weights = _weights(layer, x, None) if weights is None else weights
+    examples = torch.arange(len(x), device=x.device).unsqueeze(1)
+    keys = (examples * layer.num_embeddings + x).flatten()
+    return keys, _row_gradients(layer, x, weights, grad_output).flatten(0, 1)
+
+
+def _row_gradients(layer: nn.EmbeddingBag, x: Tensor, weights: Tensor, grad_output: Tensor) -> Tensor:
+    """The gradient of the row of each index, ``[B, T, D]``."""
     if layer.mode != "max":
-        counts = 1.0 if layer.padding_idx is None else (x != layer.padding_idx)
-        return x, (weights * counts).to(grad_output.dtype)[..., None] * grad_output[:, None]
+        is_used = 1.0 if layer.padding_idx is None else (x != layer.padding_idx)
+        return (weights * is_used).to(grad_output.dtype)[..., None] * grad_output[:, None]
     values = layer.weight.detach()[x].masked_fill(weights[..., None] == 0, -torch.inf)
     largest = values.argmax(1, keepdim=True)
-    is_any = (weights != 0).any(1)[:, None, None]
+    is_nonempty = (weights != 0).any(1)[:, None, None]
     delta = torch.zeros(values.shape, dtype=grad_output.dtype, device=x.device)
-    return x, delta.scatter_(1, largest, (grad_output[:, None] * is_any))
+    return delta.scatter_(1, largest, grad_output[:, None] * is_nonempty)

@@ -1,4 +1,4 @@
-"""The arguments of a call, taken apart into tensors that hold the examples and everything else."""
+"""The arguments of a call, split into tensors with a batch dimension and all others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lightning_bayes.private_torch import tree_flatten, tree_unflatten
 
 
 class ExampleInputs:
-    """Arguments as a flat list of leaves, with the dimension of each that holds the examples.
+    """The arguments of a call as a flat list of leaves, with the batch dimension of each.
 
-    The number of examples is read from the first tensor; a tensor of another size there is shared by all examples.
+    The first tensor defines the batch size. A tensor with another size in that dimension is shared by all examples.
 
     Args:
         module: The module that is called.
@@ -24,13 +24,13 @@ class ExampleInputs:
         kwargs: Keyword arguments of the call.
 
     Attributes:
-        leaves: The flat list; tensors in it may be replaced by others of the same shape.
-        dims: For each leaf the dimension of the examples, None if all of them share it.
-        batch_dim: Where the first tensor holds the examples.
+        leaves: The flat list. Its tensors may be replaced by others of the same shape.
+        dims: Batch dimension of each leaf, None if all examples share it.
+        batch_dim: Batch dimension of the first tensor.
         batch_size: Number of examples.
 
     Raises:
-        UnsupportedLayerError: If the examples are packed.
+        UnsupportedLayerError: If the inputs are packed sequences.
     """
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -38,34 +38,34 @@ class ExampleInputs:
         self.leaves, self._spec = tree_flatten((args, kwargs), is_leaf=lambda node: isinstance(node, PackedSequence))
         refuse_packed(module, self.leaves)
         self._known = _known_dims(module, args, kwargs)
-        self._take_apart(next(self._sizes(self.leaves), 0))
+        self._set_batch_size(next(self._sizes(self.leaves), 0))
 
     def arguments(self, leaves: list[Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments made of `leaves`, by default those of the call."""
+        """Positional and keyword arguments from `leaves`, by default those of the call."""
         args, kwargs = tree_unflatten(self.leaves if leaves is None else leaves, self._spec)
         return args, kwargs
 
     def examples(self, start: int, count: int) -> list[Any]:
-        """The leaves of some examples."""
+        """The leaves of `count` examples from index `start`."""
         pairs = zip(self.leaves, self.dims, strict=True)
         return [leaf if dim is None else leaf.narrow(dim, start, count) for leaf, dim in pairs]
 
-    def like_the_first(self) -> list[Any]:
-        """The leaves of a batch whose examples all are the first one."""
+    def repeat_first(self) -> list[Any]:
+        """The leaves of a batch that repeats the first example."""
         pairs = zip(self.leaves, self.dims, strict=True)
         return [leaf if dim is None else leaf.narrow(dim, 0, 1).expand_as(leaf).clone() for leaf, dim in pairs]
 
-    def look_behind_shared(self, outputs: list[Tensor]) -> None:
-        """A first input of one row may be one that all examples share: then the outputs have as many rows as another."""
+    def infer_batch_size(self, outputs: list[Tensor]) -> None:
+        """Infer the batch size from the outputs, because a first input of size 1 may be shared by all examples."""
         sizes = set(self._sizes(outputs))
         if len(sizes) == 1 and sizes <= set(self._sizes(self.leaves)):
-            self._take_apart(sizes.pop())
+            self._set_batch_size(sizes.pop())
 
     def _sizes(self, values: list[Any]) -> Iterator[int]:
-        """The possible numbers of examples, by each of the tensors."""
+        """The size of each tensor in the batch dimension."""
         return (v.shape[self.batch_dim] for v in values if isinstance(v, Tensor) and v.dim() > self.batch_dim)
 
-    def _take_apart(self, batch_size: int) -> None:
+    def _set_batch_size(self, batch_size: int) -> None:
         self.batch_size = batch_size
         self.dims = tuple(self._example_dim(leaf, self._known.get(id(leaf), self.batch_dim)) for leaf in self.leaves)
 
@@ -76,33 +76,25 @@ class ExampleInputs:
 
 
 def refuse_packed(module: nn.Module, values: Iterable[Any]) -> None:
-    """Refuse examples that are packed.
-
-    Args:
-        module: The module that is called.
-        values: Its inputs.
-
-    Raises:
-        UnsupportedLayerError: If one of them is packed.
-    """
+    """Raise `UnsupportedLayerError` if an input of the module is a packed sequence."""
     if any(isinstance(value, PackedSequence) for value in values):
         raise UnsupportedLayerError(
-            f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be taken apart. Pass "
-            "padded sequences and leave the padding out of the loss, or freeze the layer with requires_grad_(False)."
+            f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be separated. Pass "
+            "padded sequences and exclude the padding from the loss, or freeze the layer with requires_grad_(False)."
         )
 
 
 def _known_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int | None]:
-    """The batch dimension of inputs of torch's own layers that differs from the first input's, by the input's id."""
+    """Batch dimensions of those inputs of torch's layers that may differ from the first input, by id."""
     if not isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
         return {}
-    given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+    arguments = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
     if isinstance(module, nn.RNNBase):
-        return {id(state): 1 for state in tree_flatten(given.get("hx"))[0]}
-    mask = given.get("attn_mask")
+        return {id(state): 1 for state in tree_flatten(arguments.get("hx"))[0]}
+    mask = arguments.get("attn_mask")
     if isinstance(mask, Tensor) and mask.dim() == 3:
         raise UnsupportedLayerError(
-            f"{type(module).__name__} was called with an attn_mask of shape {list(mask.shape)}, whose rows are heads of "
-            "examples and cannot be taken apart. Pass a mask [length, length] for all, or a key_padding_mask."
+            f"{type(module).__name__} was called with an attn_mask of shape {list(mask.shape)}, whose first dimension mixes "
+            "examples and heads. Pass a shared mask [length, length], or a key_padding_mask."
         )
-    return {id(mask): None, id(given.get("key_padding_mask")): 0}
+    return {id(mask): None, id(arguments.get("key_padding_mask")): 0}

@@ -1,4 +1,4 @@
-"""nn.GroupNorm: y = γ x̂ + β, x̂ normalised over each group of channels of one example.
+"""nn.GroupNorm: y = γ x̂ + β, x̂ normalised over each channel group of an example.
 
 c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it        t: positions of a channel
 """

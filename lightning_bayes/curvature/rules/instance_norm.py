@@ -1,8 +1,8 @@
-"""nn.InstanceNorm1d/2d/3d with affine=True: y = γ x̂ + β, x̂ normalised over each channel of one example.
+"""nn.InstanceNorm1d/2d/3d with affine=True: y = γ x̂ + β, x̂ normalised over each channel of an example.
 
     c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it        t: positions of a channel
 
-With running statistics, evaluation mode normalises by these instead.
+In evaluation mode, a layer with running statistics uses them instead.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_rule
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
-
-
 _INPUT_DIMS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
 

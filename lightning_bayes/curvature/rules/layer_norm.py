@@ -1,4 +1,4 @@
-"""nn.LayerNorm: y = γ x̂ + β, x̂ normalised over the last dimensions of each position t.
+"""nn.LayerNorm: y = γ x̂ + β, x̂ normalised over the last dimensions at each position t.
 
 c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it
 """

@@ -1,6 +1,6 @@
-"""Packed sequences: every length on its own, so that the last states are those of the last steps.
+"""Packed sequences: one call of the rule per sequence length, so that the last states belong to the last steps.
 
-c_i  of the examples of length L  =  the rule of the recurrent layer on x_i1 … x_iL
+c_i  for examples of length L  =  the rule of the recurrent layer on x_i1 … x_iL
 """
 
 from __future__ import annotations
@@ -17,53 +17,42 @@ from lightning_bayes.errors import UnsupportedLayerError
 
 
 def unpacked(layer: nn.RNNBase, inputs: Inputs) -> Inputs:
-    """The arguments of a call; of packed sequences the padded ones, with their lengths ``[B]`` behind the first states.
-
-    Args:
-        layer: The layer.
-        inputs: Its arguments.
-
-    Returns:
-        Padded sequences, first states, lengths.
-
-    Raises:
-        UnsupportedLayerError: If the layer draws a dropout that no sequence could repeat.
-    """
+    """Pad packed sequences and append their lengths ``[B]``; refuse random dropout between layers."""
     if not isinstance(inputs[0], PackedSequence):
         return inputs
     if layer.training and layer.dropout and layer.num_layers > 1:
         raise UnsupportedLayerError(
-            f"{type(layer).__name__} draws dropout={layer.dropout} between its layers on a PackedSequence, whose draws "
-            "cannot be repeated. Set its dropout to 0, with nn.Dropout on padded outputs instead, or pass padded sequences."
+            f"{type(layer).__name__} draws dropout={layer.dropout} between its layers on a PackedSequence, which "
+            "cannot be repeated. Set its dropout to 0 and use nn.Dropout on padded outputs, or pass padded sequences."
         )
     x, lengths = pad_packed_sequence(inputs[0], batch_first=layer.batch_first)
     return x, inputs[1], lengths.to(x.device)
 
 
 def padded_output(layer: nn.Module, output: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """The output of a layer with its sequences padded, and the function that packs such an output again."""
+    """The output of a layer with padded sequences, and a function that packs such an output again."""
     if not (isinstance(output, tuple) and isinstance(output[0], PackedSequence)):
-        return output, lambda found: found
+        return output, lambda unpacked_output: unpacked_output
     packed, batch_first = output[0], bool(layer.batch_first)
     padded, lengths = pad_packed_sequence(packed, batch_first=batch_first)
 
-    def pack(found: Any) -> Any:
+    def pack(padded_outputs: Any) -> Any:
         order = packed.sorted_indices
-        x = found[0] if order is None else found[0].index_select(0 if batch_first else 1, order)
+        x = padded_outputs[0] if order is None else padded_outputs[0].index_select(0 if batch_first else 1, order)
         data = pack_padded_sequence(x, lengths if order is None else lengths[order.cpu()], batch_first).data
-        return PackedSequence(data, packed.batch_sizes, order, packed.unsorted_indices), *found[1:]
+        return PackedSequence(data, packed.batch_sizes, order, packed.unsorted_indices), *padded_outputs[1:]
 
     return (padded, *output[1:]), pack
 
 
 def contributions_by_length(rule: LayerRule, layer: nn.RNNBase, inputs: Inputs, grad_output: Any) -> PerExample:
     """Per-example contributions of a call with lengths."""
-    found: PerExample = {}
+    contributions: PerExample = {}
     count = len(inputs[2])
-    for rows, some, grads in _by_length(layer, inputs, grad_output):
-        for name, own in rule.contributions(layer, some, grads).items():
-            found.setdefault(name, own.new_zeros(count, *own.shape[1:]))[rows] = own
-    return found
+    for rows, part_inputs, part_grads in _by_length(layer, inputs, grad_output):
+        for name, part in rule.contributions(layer, part_inputs, part_grads).items():
+            contributions.setdefault(name, part.new_zeros(count, *part.shape[1:]))[rows] = part
+    return contributions
 
 
 def sums_by_length(
@@ -71,30 +60,33 @@ def sums_by_length(
 ) -> Sums:
     """Sums of contributions and of their squares of a call with lengths."""
     total: Sums = {}
-    for _, some, grads in _by_length(layer, inputs, grad_output):
-        for name, (grad, square) in sums(layer, some, grads, workspace).items():
-            before = total.get(name)
-            total[name] = (grad, square) if before is None else (before[0] + grad, before[1] + square)
+    for _, part_inputs, part_grads in _by_length(layer, inputs, grad_output):
+        for name, (grad, square) in sums(layer, part_inputs, part_grads, workspace).items():
+            if name in total:
+                grad, square = total[name][0] + grad, total[name][1] + square
+            total[name] = (grad, square)
     return total
 
 
 def _by_length(layer: nn.RNNBase, inputs: Inputs, grad_output: Any) -> Iterator[tuple[Tensor, Inputs, Any]]:
-    x, first, lengths = inputs
-    batch, time = (0, 1) if layer.batch_first else (1, 0)
-    grad, *of_last = grad_output
+    """For each length: the indices of the examples, their inputs and their output gradients."""
+    x, states, lengths = inputs
+    batch_dim, time_dim = (0, 1) if layer.batch_first else (1, 0)
+    grad, *state_grads = grad_output
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero()[:, 0]
-        some = x.index_select(batch, rows).narrow(time, 0, length)
-        own = None if grad is None else grad.index_select(batch, rows).narrow(time, 0, length)
-        yield rows, (some, _of_rows(first, rows)), (own, *(_of_rows(last, rows) for last in of_last))
+        part = x.index_select(batch_dim, rows).narrow(time_dim, 0, length)
+        part_grad = None if grad is None else grad.index_select(batch_dim, rows).narrow(time_dim, 0, length)
+        part_state_grads = (_select_states(state_grad, rows) for state_grad in state_grads)
+        yield rows, (part, _select_states(states, rows)), (part_grad, *part_state_grads)
 
 
-def _of_rows(state: Any, rows: Tensor) -> Any:
+def _select_states(state: Any, rows: Tensor) -> Any:
     if isinstance(state, tuple):
-        return tuple(_of_rows(each, rows) for each in state)
+        return tuple(_select_states(part, rows) for part in state)
     return None if state is None else state.index_select(1, rows)
 
 
 def is_packed(values: Any) -> bool:
-    """Whether any of some arguments is packed."""
+    """Whether any of the values is a packed sequence."""
     return any(isinstance(value, PackedSequence) for value in values)

@@ -1,4 +1,4 @@
-"""nn.PReLU: y = max(x, 0) + w min(x, 0), with one w or one for each channel.
+"""nn.PReLU: y = max(x, 0) + w min(x, 0), with one w for all channels or one per channel.
 
 c_i(w) = Σ_t δ_it min(x_it, 0)        t: positions of a channel, or all positions and channels
 """
@@ -22,6 +22,6 @@ from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_r
     ],
 )
 def prelu(layer: nn.PReLU, inputs: Inputs, grad_output: Tensor) -> PerExample:
-    """Per-example contributions; the input and ``grad_output`` are ``[B, …]`` or, with channels, ``[B, C, …]``."""
+    """Per-example contributions; the input and ``grad_output`` are ``[B, …]``, or ``[B, C, …]`` with channels."""
     (x,) = inputs
     return {"weight": (grad_output * x.clamp_max(0)).reshape(len(x), layer.num_parameters, -1).sum(2)}

@@ -1,4 +1,4 @@
-"""The tensors in what a module takes and returns."""
+"""The differentiable tensors in a module's output."""
 
 from __future__ import annotations
 
@@ -11,47 +11,27 @@ from torch import Tensor
 from lightning_bayes.errors import UnsupportedLayerError
 from lightning_bayes.private_torch import tree_flatten, tree_unflatten
 
-_TRANSPARENT = (
-    Tensor,
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-)  # leaves of outputs
+# Leaves that cannot contain further tensors.
+_TRANSPARENT = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def differentiable(output: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
-    """Take the floating-point tensors out of `output`.
-
-    Args:
-        output: A tensor or any nest of tuples, lists and dictionaries.
-
-    Returns:
-        These tensors, and a function that puts replacements for them back.
-
-    Raises:
-        UnsupportedLayerError: If `output` holds an object that may hide tensors: their gradients would be lost.
-    """
+    """The floating-point and complex tensors of `output`, and a function that rebuilds it from replacements."""
     leaves, spec = tree_flatten(output)
     opaque = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _TRANSPARENT)})
     if opaque:
         raise UnsupportedLayerError(
-            f"A module without a rule of its own returns {', '.join(opaque)}, whose tensors cannot be found. Return tensors "
-            "in tuples, lists or dictionaries, or freeze the parameters of the module with requires_grad_(False)."
+            f"A module without its own rule returns {', '.join(opaque)}, which may hide tensors. Return tensors in tuples, "
+            "lists or dictionaries, or freeze the parameters of the module with requires_grad_(False)."
         )
-    places = [
-        i
-        for i, leaf in enumerate(leaves)
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-    ]
+    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and _is_differentiable(leaf)]
 
     def rebuild(replacements: list[Tensor]) -> Any:
-        new = dict(zip(places, replacements, strict=True))
-        return tree_unflatten([new.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
+        replaced = dict(zip(indices, replacements, strict=True))
+        return tree_unflatten([replaced.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
 
-    return [leaves[i] for i in places], rebuild
+    return [leaves[i] for i in indices], rebuild
+
+
+def _is_differentiable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

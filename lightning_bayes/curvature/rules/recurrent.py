@@ -1,18 +1,19 @@
-"""nn.LSTM, nn.GRU and nn.RNN: the gradients δ of all gates once, then products over time as those of linear layers.
+"""nn.LSTM, nn.GRU and nn.RNN: one backward loop for the gradients δ of all gates, then products as for linear layers.
 
-With a_t = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh, the gates' arguments at step t,
+With the gate pre-activations a_t = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh at step t,
 
     c_i(W_ih) = Σ_t δ_it x_itᵀ        c_i(W_hh) = Σ_t δ_it h_i,t-1ᵀ        c_i(b_ih) = c_i(b_hh) = Σ_t δ_it
 
-(GRU: the new gate takes r_t ⊙ (W_hn h_{t-1} + b_hn), so its δ on the hidden side has the factor r_t.) Fused kernels hide
-their gates. They follow from inputs and hidden states in one product for all steps; what remains is a backward loop of a
-few operations a step. `torch.lstm` and its kin compute the hidden states of layers below the top again.
+In a GRU, the new gate uses r_t ⊙ (W_hn h_{t-1} + b_hn), so its δ on the hidden side has the factor r_t. Fused kernels do not
+return their gates. One product for all steps recomputes the gates from inputs and hidden states, and a backward loop with
+few operations per step yields δ. `torch.lstm`, `torch.gru` and `torch.rnn_*` recompute the hidden states of layers below the
+top.
 
-    LSTM    c_t = f_t c_{t-1} + i_t g_t,   m_t = o_t tanh(c_t),   h_t = m_t, or W_hr m_t under projection
+    LSTM    c_t = f_t c_{t-1} + i_t g_t,   m_t = o_t tanh(c_t),   h_t = m_t, or W_hr m_t with projection
     GRU     h_t = (1 - z_t) n_t + z_t h_{t-1},   n_t = tanh(a_n + r_t (W_hn h_{t-1} + b_hn))
     RNN     h_t = tanh(a_t) or relu(a_t)
 
-Dropout between layers draws the forward's numbers again, which holds for the kernels of processors but not for cuDNN's.
+Dropout between layers repeats the random numbers of the forward. This works on CPUs but not with cuDNN.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from torch import Generator, Tensor, nn
 
 from lightning_bayes.curvature.rules.linear import matrix_sums
 from lightning_bayes.curvature.rules.packed import contributions_by_length, sums_by_length, unpacked
-from lightning_bayes.curvature.rules.recurrent_cells import CELLS, Cell, Steps
+from lightning_bayes.curvature.rules.recurrent_cells import CELLS, Cell, Gradients, Steps
 from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 
 
-class _Part(NamedTuple):
-    """One direction of one layer; tensors are ``[T, B, ·]`` in the order in which it runs through them."""
+class _Direction(NamedTuple):
+    """One direction of one layer; tensors are ``[T, B, ·]`` in processing order."""
 
-    suffix: str  # of its parameters' names
+    suffix: str  # of the parameter names
     cell: Cell
     x: Tensor
-    steps: Steps  # what its cell has computed
+    steps: Steps
 
 
-def _suffix(number: int, direction: int) -> str:
-    return "_".join([f"l{number}", *["reverse"] * direction])
+def _suffix(depth: int, direction: int) -> str:
+    return f"l{depth}_reverse" if direction else f"l{depth}"
 
 
 def _example_dims(layer: nn.RNNBase, inputs: Inputs) -> ExampleDims:
@@ -49,14 +50,15 @@ def _example_dims(layer: nn.RNNBase, inputs: Inputs) -> ExampleDims:
 
 
 def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
-    """Five sequences of three steps; `state` holds layers × directions, and the features of each state."""
+    """Draw five sequences of three steps. `state` is (layers × directions, features of each initial state)."""
 
     def draw(generator: Generator) -> Inputs:
         x = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
-        first = [torch.randn(state[0], 5, size, generator=generator, dtype=torch.float64) for size in state[1:]]
-        return (x if steps_first else x.transpose(0, 1)), *(
-            [tuple(first) if len(first) > 1 else first[0]] if first else []
-        )
+        x = x if steps_first else x.transpose(0, 1)
+        states = [torch.randn(state[0], 5, size, generator=generator, dtype=torch.float64) for size in state[1:]]
+        if not states:
+            return (x,)
+        return x, tuple(states) if len(states) > 1 else states[0]
 
     return draw
 
@@ -74,7 +76,7 @@ def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
     applies=lambda layer: not (layer.dropout and layer.num_layers > 1 and layer.weight_ih_l0.is_cuda),
     repeats_noise=lambda layer: layer.training and layer.dropout > 0,
     by_hooks=False,
-    later_dims=(1, 1),  # of the last states
+    later_dims=(1, 1),  # of the final states
     prepare=unpacked,
     cases=[
         (lambda: nn.LSTM(4, 3), _draw(True)),
@@ -89,18 +91,18 @@ def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
     ],
 )
 def recurrent(layer: nn.RNNBase, inputs: Inputs, grad_output: Any) -> PerExample:
-    """Per-example contributions; ``grad_output`` holds that of the outputs and those of the last states, or None."""
+    """Per-example contributions; ``grad_output`` has the gradients of the outputs and the final states, or None for each."""
     if len(inputs) > 2:
         return contributions_by_length(recurrent, layer, inputs, grad_output)
-    found: PerExample = {}
-    for name, x, delta in _maps(layer, inputs, grad_output):
-        found[name] = delta.sum(1) if x is None else delta.mT @ x
-    return found
+    contributions: PerExample = {}
+    for name, x, delta in _linear_maps(layer, inputs, grad_output):
+        contributions[name] = delta.sum(1) if x is None else delta.mT @ x
+    return contributions
 
 
 @recurrent.saved_from_forward
 def top_states(layer: nn.RNNBase, output: Any) -> Tensor:
-    """The outputs: hidden states of the top layer."""
+    """The outputs, which are the hidden states of the top layer."""
     top: Tensor = output[0].detach()
     return top
 
@@ -109,90 +111,96 @@ def top_states(layer: nn.RNNBase, output: Any) -> Tensor:
 def recurrent_sums(
     layer: nn.RNNBase, inputs: Inputs, grad_output: Any, workspace: Workspace, top: Tensor | None = None
 ) -> Sums:
-    """Sums of contributions and of their squares, as those of linear layers."""
+    """Sums of contributions and of their squares, computed as for linear layers."""
     if len(inputs) > 2:
         return sums_by_length(recurrent_sums, layer, inputs, grad_output, workspace)
-    found: Sums = {}
-    for name, x, delta in _maps(layer, inputs, grad_output, top):
+    totals: Sums = {}
+    for name, x, delta in _linear_maps(layer, inputs, grad_output, top):
         if x is None:
-            add_sums(found, name, delta.sum(1))
+            add_sums(totals, name, delta.sum(1))
         else:
-            found[name] = matrix_sums(x, delta, workspace)
-    return found
+            totals[name] = matrix_sums(x, delta, workspace)
+    return totals
 
 
 @torch.no_grad()
-def _maps(
+def _linear_maps(
     layer: nn.RNNBase, inputs: Inputs, grad_output: Any, top: Tensor | None = None
 ) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    """Every map: its parameter, what a matrix sees, and the gradient of what it returns, ``[B, T, ·]``."""
-    grad, *of_last = grad_output
+    """For each parameter: the name, the inputs (None for a bias) and the output gradients, ``[B, T, ·]``."""
+    grad, *state_grads = grad_output
     if grad is None:
         size = _directions(layer) * (layer.proj_size or layer.hidden_size)
         grad = inputs[0].new_zeros(*inputs[0].shape[:2], size)
     grad = grad.transpose(0, 1) if layer.batch_first else grad
     layers = _forward(layer, inputs, top)
-    for number in reversed(range(layer.num_layers)):
-        parts, mask = layers[number]
-        below: Tensor | float = 0.0
-        for d, (part, delta_out) in enumerate(zip(parts, grad.chunk(len(parts), -1), strict=True)):
-            last = [None if g is None else g[number * len(parts) + d] for g in of_last]
-            found = part.cell.backward(part.steps, delta_out.flip(0) if d else delta_out, last)
-            of_input = found.of_input @ _weight(layer, "weight_ih", part)
-            below = below + (of_input.flip(0) if d else of_input)
-            yield from _named(layer, part, found)
-        grad = below if mask is None else below * mask
+    for depth in reversed(range(layer.num_layers)):
+        directions, mask = layers[depth]
+        input_grad: Tensor | float = 0.0
+        for d, (direction, delta_out) in enumerate(zip(directions, grad.chunk(len(directions), -1), strict=True)):
+            last = [None if g is None else g[depth * len(directions) + d] for g in state_grads]
+            gradients = direction.cell.backward(direction.steps, _in_order(delta_out, d), last)
+            input_grad = input_grad + _in_order(gradients.of_input @ direction.cell.weight_ih, d)
+            yield from _by_parameter(layer, direction, gradients)
+        grad = input_grad if mask is None else input_grad * mask
 
 
-def _named(layer: nn.RNNBase, part: _Part, found: Any) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    seen = [
-        ("weight_ih", part.x, found.of_input),
-        ("weight_hh", part.steps.before, found.of_hidden),
-        ("bias_ih", None, found.of_input),
-        ("bias_hh", None, found.of_hidden),
-        ("weight_hr", part.steps.projected, found.of_output),
+def _by_parameter(
+    layer: nn.RNNBase, direction: _Direction, gradients: Gradients
+) -> Iterator[tuple[str, Tensor | None, Tensor]]:
+    maps = [
+        ("weight_ih", direction.x, gradients.of_input),
+        ("weight_hh", direction.steps.before, gradients.of_hidden),
+        ("bias_ih", None, gradients.of_input),
+        ("bias_hh", None, gradients.of_hidden),
+        ("weight_hr", direction.steps.projected, gradients.of_output),
     ]
-    for name, x, delta in seen:
-        if hasattr(layer, f"{name}_{part.suffix}"):
-            yield f"{name}_{part.suffix}", None if x is None else x.transpose(0, 1), delta.transpose(0, 1)
+    for kind, x, delta in maps:
+        name = f"{kind}_{direction.suffix}"
+        if hasattr(layer, name):
+            yield name, None if x is None else x.transpose(0, 1), delta.transpose(0, 1)
 
 
-def _forward(layer: nn.RNNBase, inputs: Inputs, top: Tensor | None) -> list[tuple[list[_Part], Tensor | None]]:
-    """All layers from below: their directions, and the mask of the dropout before them."""
-    x, first = inputs[0], inputs[1] if len(inputs) > 1 else None
+def _forward(layer: nn.RNNBase, inputs: Inputs, top: Tensor | None) -> list[tuple[list[_Direction], Tensor | None]]:
+    """All layers from the bottom: their directions, and the mask of the dropout before them."""
+    x, initial = inputs[0], inputs[1] if len(inputs) > 1 else None
     x = x.transpose(0, 1) if layer.batch_first else x
-    states = () if first is None else first if isinstance(first, tuple) else (first,)
-    found = list[tuple[list[_Part], Tensor | None]]()
+    initial = () if initial is None else initial if isinstance(initial, tuple) else (initial,)
+    states = [state.detach().to(x.dtype) for state in initial]
+    if top is not None:
+        top = (top.transpose(0, 1) if layer.batch_first else top).to(x.dtype)
+    layers = list[tuple[list[_Direction], Tensor | None]]()
     mask: Tensor | None = None
-    for number in range(layer.num_layers):
-        is_top = number + 1 == layer.num_layers
-        known = None if top is None or not is_top else (top.transpose(0, 1) if layer.batch_first else top).to(x.dtype)
-        parts = list(_directions_of(layer, number, x, [state.detach().to(x.dtype) for state in states], known))
-        found.append((parts, mask))
+    for depth in range(layer.num_layers):
+        is_top = depth + 1 == layer.num_layers
+        directions = _run_layer(layer, depth, x, states, top if is_top else None)
+        layers.append((directions, mask))
         if not is_top:
-            x = torch.cat([p.steps.after.flip(0) if d else p.steps.after for d, p in enumerate(parts)], -1)
+            x = torch.cat([_in_order(direction.steps.after, d) for d, direction in enumerate(directions)], -1)
             mask = F.dropout(torch.ones_like(x), layer.dropout) if layer.training and layer.dropout else None
             x = x if mask is None else x * mask
-    return found
+    return layers
 
 
-def _directions_of(
-    layer: nn.RNNBase, number: int, x: Tensor, states: list[Tensor], known: Tensor | None
-) -> Iterator[_Part]:
+def _run_layer(
+    layer: nn.RNNBase, depth: int, x: Tensor, states: list[Tensor], outputs: Tensor | None
+) -> list[_Direction]:
+    """The directions of one layer; `outputs` are its hidden states if they are known."""
     count = _directions(layer)
-    outputs = (None,) * count if known is None else known.chunk(count, -1)
-    for d, output in enumerate(outputs):
-        suffix = _suffix(number, d)
-        cell, seen = CELLS[layer.mode](layer, suffix, x.dtype), x.flip(0) if d else x
-        start = [state[number * count + d] for state in states] or cell.zeros(x)
-        after = cell.run(seen, start) if output is None else output.flip(0) if d else output
-        yield _Part(suffix, cell, seen, cell.steps(seen, start, after))
+    directions = []
+    for d, output in enumerate((None,) * count if outputs is None else outputs.chunk(count, -1)):
+        suffix = _suffix(depth, d)
+        cell, ordered = CELLS[layer.mode](layer, suffix, x.dtype), _in_order(x, d)
+        start = [state[depth * count + d] for state in states] or cell.zeros(x)
+        after = cell.run(ordered, start) if output is None else _in_order(output, d)
+        directions.append(_Direction(suffix, cell, ordered, cell.steps(ordered, start, after)))
+    return directions
+
+
+def _in_order(values: Tensor, direction: int) -> Tensor:
+    """Convert ``[T, B, ·]`` between time order and the processing order of a direction."""
+    return values.flip(0) if direction else values
 
 
 def _directions(layer: nn.RNNBase) -> int:
     return 2 if layer.bidirectional else 1
-
-
-def _weight(layer: nn.RNNBase, name: str, part: _Part) -> Tensor:
-    weight: Tensor = getattr(layer, f"{name}_{part.suffix}")
-    return weight.detach().to(part.x.dtype)

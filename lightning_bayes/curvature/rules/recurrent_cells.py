@@ -1,6 +1,6 @@
-"""The cells of recurrent layers: their gates at all steps at once, and the gates' gradients step by step backwards.
+"""The cells of recurrent layers: their gates at all steps at once, and the gradients of the gates step by step.
 
-Sequences are ``[T, B, ·]``, weights are detached.
+Sequences are ``[T, B, ·]``; weights are detached.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 
 class Steps(NamedTuple):
-    """The values of a cell at every step, ``[T, B, ·]``."""
+    """Values of a cell at every step, ``[T, B, ·]``."""
 
     before: Tensor  # h_{t-1}
     after: Tensor  # h_t
     gates: tuple[Tensor, ...]
-    projected: Tensor | None = None  # m_t, what W_hr sees
+    projected: Tensor | None = None  # m_t, the input of W_hr
 
 
 class Gradients(NamedTuple):
@@ -35,44 +35,37 @@ class Cell(ABC):
 
     Args:
         layer: The layer.
-        suffix: The suffix of its parameters' names.
-        dtype: In which everything is computed.
+        suffix: Suffix of the parameter names.
+        dtype: Data type of all computations.
     """
 
     def __init__(self, layer: nn.RNNBase, suffix: str, dtype: torch.dtype) -> None:
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-        found = (getattr(layer, f"{name}_{suffix}", None) for name in names)
-        own: list[Any] = [None if p is None else p.detach().to(dtype) for p in found]
-        self.weight_ih: Tensor = own[0]
-        self.weight_hh: Tensor = own[1]
-        self.bias_ih, self.bias_hh, self.weight_hr = own[2:]
-        self.params = [p for p in own if p is not None]
+        def weight(kind: str) -> Any:
+            param = getattr(layer, f"{kind}_{suffix}", None)
+            return None if param is None else param.detach().to(dtype)
+
+        self.weight_ih: Tensor = weight("weight_ih")
+        self.weight_hh: Tensor = weight("weight_hh")
+        self.bias_ih, self.bias_hh, self.weight_hr = weight("bias_ih"), weight("bias_hh"), weight("weight_hr")
+        weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, self.weight_hr)
+        self.params = [w for w in weights if w is not None]
         self.sizes = [layer.proj_size or layer.hidden_size, layer.hidden_size]  # of h and c
 
     def zeros(self, x: Tensor) -> list[Tensor]:
-        """First states where none are given."""
+        """Zero initial states."""
         return [x.new_zeros(x.shape[1], size) for size in self.sizes]
 
     @abstractmethod
     def run(self, x: Tensor, start: Sequence[Tensor]) -> Tensor:
-        """h_t by torch's own kernel."""
+        """h_t by torch's kernel."""
 
     @abstractmethod
     def steps(self, x: Tensor, start: Sequence[Tensor], after: Tensor) -> Steps:
-        """All gates from inputs and hidden states."""
+        """All gates, from inputs and hidden states."""
 
     @abstractmethod
     def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
-        """Gradients of all gates' arguments.
-
-        Args:
-            steps: The result of `steps`.
-            grad: Gradient of the outputs, ``[T, B, ·]``.
-            last: Gradients of the last states, ``[B, ·]``; None for zero.
-
-        Returns:
-            The gradients.
-        """
+        """Gradients of all gate pre-activations, from those of the outputs and of the final states (None for zero)."""
 
     def _of_input(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
@@ -81,11 +74,12 @@ class Cell(ABC):
         return nn.functional.linear(before, self.weight_hh, self.bias_hh)
 
     def _options(self) -> tuple[Any, ...]:
-        """Biases, one layer, no dropout, no training, one direction, steps first."""
+        """Arguments of torch's kernels: has biases, one layer, no dropout, not training, unidirectional, not batch-first."""
         return self.bias_ih is not None, 1, 0.0, False, False, False
 
 
 def _shifted(first: Tensor, after: Tensor) -> Tensor:
+    """The states before each step, from the initial state and the states after each step."""
     return torch.cat([first[None], after[:-1]])
 
 
@@ -113,7 +107,7 @@ class LSTMCell(Cell):
     def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
         """Gradients; see `Cell`."""
         i, f, g, o, squashed, before = steps.gates
-        # da = [of c_t] · (di, df, dg), [of m_t] · do
+        # Gradients of i, f, g: factor · gradient of c_t. Gradient of o: factor · gradient of m_t.
         factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)], 2)
         through = o * (1 - squashed * squashed)
         deltas, of_outputs = torch.empty_like(factors), grad.clone()
@@ -126,8 +120,8 @@ class LSTMCell(Cell):
             torch.mul(factors[t, :, :3], of_cell[:, None], out=deltas[t, :, :3])
             torch.mul(factors[t, :, 3], of_m, out=deltas[t, :, 3])
             of_hidden, of_cell = deltas[t].flatten(1) @ self.weight_hh, of_cell * f[t]
-        found = deltas.flatten(2)
-        return Gradients(found, found, of_outputs)
+        of_gates = deltas.flatten(2)
+        return Gradients(of_gates, of_gates, of_outputs)
 
 
 @final

@@ -1,22 +1,22 @@
-"""The rule of each layer type.
+"""The registry of layer rules.
 
-A rule is a small pure function: from a layer, the arguments of its forward and the gradient of its output to every
-example's contribution to the gradient of each parameter, by the parameter's name:
+A rule is a small pure function of a layer, the arguments of its forward and the gradient of its output. It returns the
+contribution of each example to the gradient of each parameter, by parameter name:
 
     @layer_rule(nn.Linear, parameters=("weight", "bias"))
     def linear(layer, inputs, grad_output):        # inputs (x [B, …],)    grad_output [B, …]
         return {"weight": …, "bias": …}            # [B, *weight.shape], [B, *bias.shape]
 
-`inputs` holds the arguments in the order of the forward's signature, with defaults filled in. `grad_output` is a tensor, or
-a tuple with a tensor or None for each where the forward returns several. Parameters of children have dotted names, such as
-``"out_proj.weight"``.
+`inputs` holds the arguments in the order of the forward's signature, including defaults. `grad_output` is a tensor; if the
+forward returns several outputs, it is a tuple with a tensor or None for each. Parameters of children have dotted names, such
+as ``"out_proj.weight"``.
 
-A layer type may add faster ways to the sums, in the memory of a `Workspace`, with what its forward has computed already:
+A layer type may add a faster computation of the sums, which uses the memory of a `Workspace`:
 
     @linear.fast_sums
     def linear_sums(layer, inputs, grad_output, workspace):    # → {"weight": (Σ_i c_i, Σ_i c_i²), "bias": …}
 
-Every rule in this folder is registered on import of `lightning_bayes.curvature.rules`; a rule elsewhere, where its own
+Importing `lightning_bayes.curvature.rules` registers every rule in this folder. A rule elsewhere is registered when its
 module is imported. All engines use the same rules. tests/contracts/test_rules.py checks each rule on its `cases`.
 """
 
@@ -42,29 +42,29 @@ ExampleDims: TypeAlias = tuple[int | None, ...]
 Case: TypeAlias = tuple[Callable[[], nn.Module], tuple[int, ...] | Callable[[Generator], Inputs]]
 
 
-def _as_they_are(layer: nn.Module, inputs: Inputs) -> Inputs:
+def _unchanged(layer: nn.Module, inputs: Inputs) -> Inputs:
     return inputs
 
 
 @dataclass(eq=False)
 class LayerRule:
-    """The rule of some layer types; call it as the function that `layer_rule` decorates.
+    """The rule for one or more layer types. Calling it calls the function that `layer_rule` decorates.
 
     Attributes:
         contributions: The decorated function.
-        parameters: Names of the parameters that it covers.
-        input_dims: Least number of dimensions of a first input that holds examples, or a function of the layer.
-        example_dims: The dimension of each input that holds the examples, None for an input that all examples share;
-            inputs beyond the tuple are shared. Or a function of the layer and the inputs.
-        applies: Whether the rule holds for a layer of its types with these parameters.
-        by_hooks: Whether a backward hook of the layer, as BackPACK's, sees the gradients of all outputs.
-        repeats_noise: Whether the rule puts a layer's inputs through it again, with noise: it is called with the random
-            numbers of the forward.
-        takes_positions: Whether all dimensions before the features are alike, so that rows of one example may be positions.
-        later_dims: The dimensions that hold the examples in outputs after the first; those beyond have them as the first.
-        prepare: Turns the arguments of a call into the rule's inputs, where a layer takes them in several forms.
-        cases: Layers and inputs for the contract tests: how to build a layer, and the shape of its input or a function that
-            draws its inputs.
+        parameters: Names of all parameters that such a layer may have.
+        input_dims: Minimum number of dimensions of a batched first input, or a function of the layer.
+        example_dims: The batch dimension of each input, None for an input that all examples share. Inputs beyond the tuple
+            are shared. Or a function of the layer and the inputs that returns this tuple.
+        applies: Whether the rule is valid for a layer of these types with these parameters.
+        repeats_noise: Whether the rule repeats a random forward. It then runs with the random numbers of that forward.
+        takes_positions: Whether all dimensions before the features are equivalent, so that rows may be positions of one
+            example.
+        by_hooks: Whether a backward hook of the layer, as used by BackPACK, receives the gradients of all outputs.
+        cases: Layers and inputs for the contract tests: a function that builds the layer, and the shape of its input or a
+            function that draws its inputs.
+        later_dims: Batch dimensions of the outputs after the first. Further outputs use that of the first output.
+        prepare: Converts the arguments of a call to the rule's inputs, for layers that accept several forms.
     """
 
     contributions: Contributions
@@ -77,7 +77,7 @@ class LayerRule:
     by_hooks: bool
     cases: Sequence[Case]
     later_dims: tuple[int, ...] = ()
-    prepare: Callable[[Any, Inputs], Inputs] = _as_they_are
+    prepare: Callable[[Any, Inputs], Inputs] = _unchanged
     _fast_sums: Callable[..., Sums] | None = None
     _saved: Callable[[Any, Any], Any] | None = None
 
@@ -87,18 +87,18 @@ class LayerRule:
         return function
 
     def saved_from_forward(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Register the decorated ``(layer, output)``; `fast_sums` gets its result as ``saved`` unless it is None."""
+        """Register the decorated ``(layer, output)``, whose result `fast_sums` gets as a last argument unless it is None."""
         self._saved = function
         return function
 
     def __call__(self, layer: nn.Module, inputs: Inputs, grad_output: Any) -> PerExample:
-        """Every example's contribution to the gradient of every parameter of `layer`."""
+        """The contribution of each example to the gradient of each parameter of `layer`."""
         if not self.num_examples(layer, inputs):
             return {name: p.new_zeros(0, *p.shape) for name, p in layer.named_parameters()}
         return self.contributions(layer, inputs, grad_output)
 
     def sums(self, layer: nn.Module, inputs: Inputs, grad_output: Any, workspace: Workspace, saved: Any = None) -> Sums:
-        """Σ_i c_i and Σ_i c_i² of every parameter of `layer`."""
+        """Σ_i c_i and Σ_i c_i² for each parameter of `layer`."""
         if not self.num_examples(layer, inputs):
             return {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in layer.named_parameters()}
         if self._fast_sums is None:
@@ -107,21 +107,21 @@ class LayerRule:
         return self._fast_sums(layer, inputs, grad_output, workspace, *extra)
 
     def sums_in_parts(self, layer: nn.Module, inputs: Inputs, grad_output: Any, workspace: Workspace) -> Sums:
-        """Σ_i c_i and Σ_i c_i² from contributions, of as many examples at a time as fit the workspace."""
+        """Σ_i c_i and Σ_i c_i² from the contributions of as many examples at a time as fit the workspace."""
         size = workspace.examples_at_once(sum(p.numel() for p in layer.parameters()))
         total: Sums = {}
         for start in range(0, self.num_examples(layer, inputs), size):
-            some, gradient = self.select(layer, inputs, grad_output, start, size)
-            for name, part in self.contributions(layer, some, gradient).items():
+            part_inputs, part_grad = self.select(layer, inputs, grad_output, start, size)
+            for name, part in self.contributions(layer, part_inputs, part_grad).items():
                 add_sums(total, name, part)
         return total
 
     def saved(self, layer: nn.Module, output: Any) -> Any:
-        """The part of a forward that `fast_sums` reuses; None for nothing."""
+        """The forward results that `fast_sums` reuses, or None."""
         return None if self._saved is None else self._saved(layer, output)
 
     def bind(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """The arguments of a call in the order of the forward's signature, with defaults filled in."""
+        """The arguments of a call in the order of the forward's signature, including defaults."""
         signature, defaults = _signature(type(layer).forward)
         if not kwargs and inspect.Parameter.empty not in defaults[len(args) :]:
             return (*args, *defaults[len(args) :])
@@ -130,9 +130,10 @@ class LayerRule:
         return tuple(bound.arguments.values())[1:]
 
     def dims(self, layer: nn.Module, inputs: Inputs) -> ExampleDims:
-        """The dimension of each input that holds the examples, None for an input that all examples share."""
-        known = self.example_dims if isinstance(self.example_dims, tuple) else self.example_dims(layer, inputs)
-        return (*known[: len(inputs)], *(None for _ in inputs[len(known) :]))
+        """The batch dimension of each input, None for an input that all examples share."""
+        dims = self.example_dims if isinstance(self.example_dims, tuple) else self.example_dims(layer, inputs)
+        num_shared = max(0, len(inputs) - len(dims))
+        return (*dims[: len(inputs)], *[None] * num_shared)
 
     def num_examples(self, layer: nn.Module, inputs: Inputs) -> int:
         """Number of examples, read from the first input."""
@@ -140,16 +141,14 @@ class LayerRule:
         return size
 
     def least_dims(self, layer: nn.Module) -> int:
-        """Least number of dimensions of a first input that holds examples; with fewer it is one example alone."""
+        """Minimum number of dimensions of a batched first input; one with fewer dimensions is a single unbatched example."""
         return self.input_dims if isinstance(self.input_dims, int) else self.input_dims(layer)
 
     def select(self, layer: nn.Module, inputs: Inputs, grad_output: Any, start: int, count: int) -> tuple[Inputs, Any]:
-        """Inputs and output gradients of `count` examples from `start` on; outputs hold them as the first input does."""
+        """Inputs and output gradients of `count` examples from index `start`; outputs are batched like the first input."""
         dims, stop = self.dims(layer, inputs), start + count
-        some = (_narrowed(value, dim, start, stop) for value, dim in zip(inputs, dims, strict=True))
-        if isinstance(grad_output, tuple):
-            return tuple(some), tuple(_narrowed(grad, dims[0], start, stop) for grad in grad_output)
-        return tuple(some), _narrowed(grad_output, dims[0], start, stop)
+        selected = tuple(_narrowed(value, dim, start, stop) for value, dim in zip(inputs, dims, strict=True))
+        return selected, _narrowed(grad_output, dims[0], start, stop)
 
 
 _RULES: dict[type[nn.Module] | str, LayerRule] = {}
@@ -165,31 +164,25 @@ def layer_rule(
     takes_positions: bool = False,
     by_hooks: bool = True,
     later_dims: tuple[int, ...] = (),
-    prepare: Callable[[Any, Inputs], Inputs] = _as_they_are,
+    prepare: Callable[[Any, Inputs], Inputs] = _unchanged,
     cases: Sequence[Case] = (),
 ) -> Callable[[Contributions], LayerRule]:
-    """Register the decorated function as the rule of `layers`.
-
-    Args:
-        layers: Layer types, or their qualified names, for libraries that need not be installed.
-        parameters: Names of all parameters that such a layer may hold; see `LayerRule` for this and the rest.
-        input_dims: Least number of dimensions of an input that holds examples.
-        example_dims: The dimensions that hold the examples.
-        applies: Whether the rule holds for a layer.
-        repeats_noise: Whether the rule draws the forward's noise again.
-        takes_positions: Whether all dimensions before the features are alike.
-        by_hooks: Whether a backward hook sees all gradients.
-        later_dims: The dimensions that hold the examples in outputs after the first.
-        prepare: Turns the arguments of a call into the rule's inputs.
-        cases: Examples for the contract tests.
-
-    Returns:
-        The decorator, which returns the rule.
-    """
+    """Register the decorated function as the rule for layer types or qualified names; arguments as in `LayerRule`."""
 
     def register(function: Contributions) -> LayerRule:
-        about = (applies, repeats_noise, takes_positions, by_hooks)
-        rule = LayerRule(function, parameters, input_dims, example_dims, *about, cases, later_dims, prepare)
+        rule = LayerRule(
+            function,
+            parameters,
+            input_dims=input_dims,
+            example_dims=example_dims,
+            applies=applies,
+            repeats_noise=repeats_noise,
+            takes_positions=takes_positions,
+            by_hooks=by_hooks,
+            cases=cases,
+            later_dims=later_dims,
+            prepare=prepare,
+        )
         rule.__doc__ = function.__doc__
         _RULES.update(dict.fromkeys(layers, rule))
         return rule
@@ -198,39 +191,30 @@ def layer_rule(
 
 
 def registered_rules() -> dict[type[nn.Module] | str, LayerRule]:
-    """Every rule by its layer type or the type's qualified name."""
+    """All rules, by layer type or qualified name."""
     return dict(_RULES)
 
 
 def rule_for(layer: nn.Module) -> LayerRule | None:
-    """The rule that holds for `layer`, or None if only the generic rule does.
-
-    A subclass inherits a rule only if it computes what its parent computes: same forward, same parameters (a parametrised
-    layer has others).
-
-    Args:
-        layer: Any module.
-
-    Returns:
-        The rule, or None.
-    """
+    """The rule for `layer`, or None if only the generic rule applies."""
     ancestor: Any
     for ancestor in type(layer).__mro__:
         rule = _RULES.get(ancestor) or _RULES.get(f"{ancestor.__module__}.{ancestor.__qualname__}")
         if rule is not None:
-            same = computes(layer, ancestor.forward) and _holds(layer, rule.parameters)
-            return rule if same and rule.applies(layer) else None
+            # A subclass has the parent's rule only with the same forward and parameters; parametrised layers have others.
+            inherits = computes(layer, ancestor.forward) and _has_only(layer, rule.parameters)
+            return rule if inherits and rule.applies(layer) else None
     return None
 
 
 def computes(layer: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether a call of `layer` is a call of `forward`; a copy of a layer may hold it as an attribute of its own."""
+    """Whether calling `layer` calls `forward`, bound to this layer; an instance attribute may override the method."""
     method: Any = layer.forward
     return getattr(method, "__func__", None) is forward and method.__self__ is layer
 
 
 def draws(*shapes: tuple[int, ...]) -> Callable[[Generator], Inputs]:
-    """Inputs for `cases`: normal numbers in float64, one tensor for each shape."""
+    """Inputs for `cases`: normal random numbers in float64, one tensor per shape."""
     return lambda generator: tuple(torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
 
 
@@ -243,8 +227,8 @@ def add_sums(total: Sums, name: str, part: Tensor) -> None:
     total[name] = (grad, square)
 
 
-def _holds(layer: nn.Module, parameters: tuple[str, ...]) -> bool:
-    """Whether all parameters of `layer` and of its children are among `parameters`, and the first of them is its own."""
+def _has_only(layer: nn.Module, parameters: tuple[str, ...]) -> bool:
+    """Whether `layer` has the first of `parameters` itself, and neither it nor its children have any others."""
     if parameters[0] not in own_parameters(layer):
         return False
     if not has_children(layer):
@@ -254,14 +238,14 @@ def _holds(layer: nn.Module, parameters: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=256)
 def _signature(forward: Callable[..., Any]) -> tuple[inspect.Signature, tuple[Any, ...]]:
-    """The forward's signature, and the default of each argument behind ``self``."""
+    """The forward's signature, and the default of each argument after ``self``."""
     signature = inspect.signature(forward)
     return signature, tuple(parameter.default for parameter in list(signature.parameters.values())[1:])
 
 
 def _narrowed(value: Any, dim: int | None, start: int, stop: int) -> Any:
     if isinstance(value, tuple):
-        return tuple(_narrowed(each, dim, start, stop) for each in value)
+        return tuple(_narrowed(element, dim, start, stop) for element in value)
     if dim is None or not isinstance(value, Tensor):
         return value
     stop = min(stop, value.shape[dim])

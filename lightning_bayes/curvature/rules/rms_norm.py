@@ -1,4 +1,4 @@
-"""nn.RMSNorm: y = γ x̂, x̂ = x / √(mean(x²) + eps) over the last dimensions of each position t.
+"""nn.RMSNorm: y = γ x̂, x̂ = x / √(mean(x²) + eps) over the last dimensions at each position t.
 
 c_i(γ) = Σ_t δ_it x̂_it
 """

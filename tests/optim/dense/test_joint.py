@@ -268,7 +268,7 @@ def test_a_hessian_without_a_posterior_is_refused(data):
     opt = FullVON(model, num_data=40, prior_precision=1e-6)
     with opt.sampled_params():
         (-loss_of(model, *data)).backward()
-    with pytest.raises(NotPositiveDefiniteError, match=r"eigenvalues reach from -.*larger damping or prior_precision"):
+    with pytest.raises(NotPositiveDefiniteError, match=r"eigenvalues range from -.*larger damping or prior_precision"):
         opt.step()
 
 

@@ -189,5 +189,5 @@ def test_bad_hyperparameters_are_named():
         HyperparameterError, match=r"betas=\(0\.9, 1\.0\) must be two numbers of at least 0 and below 1"
     ):
         Vadam(network(), betas=(0.9, 1.0))
-    with pytest.raises(HyperparameterError, match=r"init_precision=1 is below 2, the precision that prior_precision=2"):
+    with pytest.raises(HyperparameterError, match=r"init_precision=1 is below 2, the precision of prior_precision=2"):
         Vadam(network(), num_data=10, prior_precision=2.0, init_precision=1.0).posterior()

@@ -531,7 +531,7 @@ def test_bad_hyperparameters_are_all_named():
     with pytest.raises(HyperparameterError, match=r"mc_samples=0 must be a whole number"):
         VOGN(linear(), mc_samples=0)
     with pytest.raises(
-        HyperparameterError, match=r"init_precision=0\.5 is below 2, the precision that prior_precision=2"
+        HyperparameterError, match=r"init_precision=0\.5 is below 2, the precision of prior_precision=2"
     ):
         VOGN(linear(), num_data=10, prior_precision=2.0, init_precision=0.5).posterior()
 

@@ -1,14 +1,14 @@
 """nn.Conv1d/2d/3d with stride, padding (all modes), dilation and groups.
 
-With x̃_it the input patch that output position t of example i sees,
+With x̃_it the input patch at output position t of example i,
 
     c_i(W) = Σ_t δ_it x̃_itᵀ        c_i(b) = Σ_t δ_it
 
-`plan` chooses how the sums are computed. With few positions they come from products over pairs of positions, without a c_i
-(`conv.pairs`). Otherwise every c_i is computed, with as many operations as the batch's own gradient takes; memory traffic is
-the cost. Small c_i are computed for many examples at once (`conv.patches`), large ones example by example: block by block
-(`conv.blocks`), or by torch's own gradient where an example has very many positions (`conv.examples`).
-`python -m benchmarks.speed.conv_paths` measures what each of them buys.
+`plan` selects the strategy for the sums. With few positions, they are products over pairs of positions, without any c_i
+(`conv.pairs`). Otherwise every c_i is computed. This takes as many operations as the batch gradient, and memory traffic
+dominates the cost. Small c_i are computed for many examples at once (`conv.patches`). Large c_i are computed example by
+example: block by block (`conv.blocks`), or by torch's weight gradient for examples with very many positions
+(`conv.examples`). `python -m benchmarks.speed.conv_paths` measures the speed-up of each strategy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HELPERS = {conv_helper(kind) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)}
         (lambda: nn.Conv2d(2, 6, 5), (5, 2, 8, 8)),  # ten columns, padded to sixteen
         (lambda: nn.Conv2d(6, 4, (3, 4), groups=2), (5, 6, 7, 8)),
         (lambda: nn.Conv2d(3, 6, 3, stride=2), (5, 3, 9, 9)),
-        (lambda: nn.Conv2d(2, 16, 3, padding=1), (5, 2, 5, 6)),  # sixteen rows, so products are transposed
+        (lambda: nn.Conv2d(2, 16, 3, padding=1), (5, 2, 5, 6)),  # sixteen rows: transposed products
         (lambda: nn.Conv2d(4, 32, 3, groups=2, stride=2), (5, 4, 7, 7)),
         (lambda: nn.Conv2d(4, 6, 3, padding=1), (5, 4, 1, 1)),  # one position
         (lambda: nn.Conv3d(4, 6, (1, 2, 3), padding=(0, 1, 2), groups=2), (5, 4, 3, 4, 5)),
@@ -62,9 +62,8 @@ def conv(layer: Conv, inputs: Inputs, grad_output: Tensor) -> PerExample:
     (x,) = inputs
     delta = torch.unflatten(grad_output.flatten(2), 1, (layer.groups, -1))  # [B, groups, Cout / groups, T]
     patches = input_patches(layer, padded(layer, x), grad_output.shape[2:])
-    patches = patches.reshape(
-        len(x), layer.groups, layer.weight[0].numel(), -1
-    )  # [B, groups, Cin / groups · |kernel|, T]
+    # [B, groups, Cin / groups · |kernel|, T]
+    patches = patches.reshape(len(x), layer.groups, layer.weight[0].numel(), -1)
     weight = delta @ patches.transpose(2, 3)
     return {"weight": weight.reshape(len(x), *layer.weight.shape), "bias": grad_output.flatten(2).sum(2)}
 

@@ -1,4 +1,4 @@
-"""A convolution with many weights: its sums from every c_i(W) = Σ_t δ_it x̃_itᵀ, by `rules.products`."""
+"""Sums for convolutions with many weights: every c_i(W) = Σ_t δ_it x̃_itᵀ, block by block; see `rules.products`."""
 
 from __future__ import annotations
 
@@ -21,43 +21,31 @@ MIN_ELEMENTS = 2**13  # of one c_i(W)
 
 
 def suits(shape: ConvShape, device: torch.device) -> bool:
-    """Whether c_i(W) is large; an accelerator would wait for one small kernel after the other."""
+    """Whether c_i(W) is large. On an accelerator, launching many small kernels would dominate."""
     return shape.groups == 1 and device.type == "cpu" and shape.weights > MIN_ELEMENTS
 
 
 def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i(W) and Σ_i c_i(W)², for one group.
-
-    Args:
-        layer: The convolution.
-        x: Its input, ``[B, Cin, *in]``.
-        grad_output: Gradient of its output, ``[B, Cout, *out]``.
-        workspace: Holds patches, products and sums.
-
-    Returns:
-        Both, shaped like the weight.
-    """
+    """Σ_i c_i(W) and Σ_i c_i(W)² for one group; see `plan.WeightSums`."""
     by_rows = goes_by_rows(layer, grad_output.shape[2:])
     rows, lanes = block_of(layer.out_channels, layer.weight[0].numel())
     elements = patch_elements(layer, x, grad_output, by_rows)
-    # Patches that a single block reads stay in the cache too.
-    few = max(1, BLOCK_ELEMENTS // elements) if rows == layer.out_channels else len(x)
+    is_single_block = rows == layer.out_channels
+    # A single block reads the patches once, so few of them at a time stay in the cache.
+    chunk = max(1, BLOCK_ELEMENTS // elements) if is_single_block else len(x)
+    num_parts = layer.kernel_size[0] if by_rows else 1
+    parts = num_parts, layer.weight[0].numel() // num_parts
     totals = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
-    for i, (some, grads) in enumerate(workspace.split(x[:1].numel() + elements, x, grad_output)):
-        pixels = torch.split(padded_pixels(layer, some, workspace), few)
-        parts = (pixel_parts(layer, p, grads.shape[2:], by_rows, workspace) for p in pixels)
-        each = (one.unsqueeze(1).expand(-1, lanes, -1, -1).unbind() for those in parts for one in those)
-        patches = each if rows == layer.out_channels else list(each)
+    for i, (x_part, grad_part) in enumerate(workspace.split(x[:1].numel() + elements, x, grad_output)):
+        chunks = torch.split(padded_pixels(layer, x_part, workspace), chunk)
+        chunk_patches = (pixel_parts(layer, pixels, grad_part.shape[2:], by_rows, workspace) for pixels in chunks)
+        by_example = (
+            example.unsqueeze(1).expand(-1, lanes, -1, -1).unbind() for patches in chunk_patches for example in patches
+        )
+        values = by_example if is_single_block else list(by_example)
         for first in range(0, layer.out_channels, rows):
-            delta = torch.unflatten(grads[:, first : first + rows].flatten(2), 1, (lanes, -1))
-            found = sums_of_block(delta, patches, _parts(layer, by_rows), workspace)
-            for total, part in zip(totals, found, strict=True):
-                result, values = total[first : first + rows], channels_first(layer, part)
-                result.copy_(values) if i == 0 else result.add_(values)
+            delta = torch.unflatten(grad_part[:, first : first + rows].flatten(2), 1, (lanes, -1))
+            for total, block in zip(totals, sums_of_block(delta, values, parts, workspace), strict=True):
+                target, result = total[first : first + rows], channels_first(layer, block)
+                target.copy_(result) if i == 0 else target.add_(result)
     return totals
-
-
-def _parts(layer: Conv, by_rows: bool) -> tuple[int, int]:
-    """How many parts patches have, and elements of each."""
-    parts = layer.kernel_size[0] if by_rows else 1
-    return parts, layer.weight[0].numel() // parts

@@ -1,7 +1,7 @@
-"""A convolution with many output positions: its sums from every c_i(W), each the weight gradient of a batch of one.
+"""Sums for convolutions with many output positions: each c_i(W) is torch's weight gradient of a batch of one.
 
-Where one example alone is work enough for torch's own kernel, c_i(W) takes hardly more than its share of the batch's
-gradient, and no patches are copied.
+If a single example is enough work for torch's kernel, c_i(W) costs hardly more than 1/B of the batch gradient, and no
+patches are copied.
 """
 
 from __future__ import annotations
@@ -17,40 +17,28 @@ from lightning_bayes.curvature.rules.conv.shape import ConvShape
 from lightning_bayes.curvature.rules.conv.windows import Conv, padded, padding
 from lightning_bayes.curvature.workspace import Workspace
 
-_GRADIENTS: tuple[Callable[..., Any], ...] = (conv1d_weight, conv2d_weight, conv3d_weight)
-
-
-MIN_OPERATIONS = 2**23  # of one c_i(W),
-MIN_POSITIONS = 512  # and positions
+WEIGHT_GRADIENTS: tuple[Callable[..., Any], ...] = (conv1d_weight, conv2d_weight, conv3d_weight)
+MIN_OPERATIONS = 2**23  # multiplications of one c_i(W)
+MIN_POSITIONS = 512  # output positions of one example
 
 
 def suits(shape: ConvShape, device: torch.device) -> bool:
-    """Whether one example is work enough for torch's own kernel on a processor."""
+    """Whether one example is enough work for torch's CPU kernel."""
     is_large = shape.operations >= MIN_OPERATIONS and shape.positions >= MIN_POSITIONS
     return shape.groups == 1 and device.type == "cpu" and is_large
 
 
 def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i(W) and Σ_i c_i(W)².
-
-    Args:
-        layer: The convolution.
-        x: Its input, ``[B, Cin, *in]``.
-        grad_output: Gradient of its output, ``[B, Cout, *out]``.
-        workspace: Holds the sums.
-
-    Returns:
-        Both, shaped like the weight.
-    """
-    shape, border = layer.weight.shape, [padding(layer, axis) for axis in range(x.dim() - 2)]
-    amounts = tuple(before for before, _ in border)
-    if layer.padding_mode != "zeros" or any(before != after for before, after in border):
-        x, amounts = padded(layer, x), (0,) * len(border)
-    weight_gradient = _GRADIENTS[x.dim() - 3]
+    """Σ_i c_i(W) and Σ_i c_i(W)²; see `plan.WeightSums`."""
+    shape, borders = layer.weight.shape, [padding(layer, axis) for axis in range(x.dim() - 2)]
+    amounts = tuple(before for before, _ in borders)
+    if layer.padding_mode != "zeros" or any(before != after for before, after in borders):
+        x, amounts = padded(layer, x), (0,) * len(borders)
+    weight_gradient = WEIGHT_GRADIENTS[x.dim() - 3]
     grad, square = workspace.result(shape, x).zero_(), workspace.result(shape, x).zero_()
-    # One example at a time, with its dimension kept. In another memory format the gradients would come in it too.
+    # Contiguous inputs make contiguous gradients.
     for pixels, delta in zip(*(torch.split(t.contiguous(), 1) for t in (x, grad_output)), strict=True):
-        each = weight_gradient(pixels, shape, delta, layer.stride, amounts, layer.dilation, layer.groups)
-        grad += each
-        square.addcmul_(each, each)
+        contribution = weight_gradient(pixels, shape, delta, layer.stride, amounts, layer.dilation, layer.groups)
+        grad += contribution
+        square.addcmul_(contribution, contribution)
     return grad, square

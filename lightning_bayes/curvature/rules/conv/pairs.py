@@ -1,15 +1,15 @@
-"""A convolution with few output positions: its sums from pairs of positions, without any c_i.
+"""Sums for convolutions with few output positions: products over pairs of positions, without any c_i.
 
-With x̃_it the patch of the input that position t sees, and squares and products taken element-wise,
+With x̃_it the input patch at position t, and element-wise squares and products,
 
     c_i(W)  = Σ_t δ_it x̃_itᵀ
     c_i(W)² = Σ_t (δ_it²)(x̃_it²)ᵀ + 2 Σ_{t<u} (δ_it δ_iu)(x̃_it x̃_iu)ᵀ
 
-so both sums over i are matrix products over examples and positions, or pairs of them.
+so both sums over i are matrix products over examples and positions, or over examples and pairs of positions.
 
-Where positions are few the border is near: a kernel of 3 × 3 with a border of one lies 16 times on 2 × 2 pixels, not 36
-times. There each offset k of the kernel, such as its upper left corner, has its own products, over the positions t ∈ V_k at
-which it lies on a pixel p_k(t), and with this pixel in the place of the patch.
+If positions are few, much of the kernel covers padding: a 3 × 3 kernel with padding 1 on 2 × 2 pixels covers 16 pixels, not
+36. Then each kernel offset k, such as the upper left corner, has separate products over the positions t ∈ V_k at which it
+covers a pixel p_k(t), and this pixel replaces the patch.
 """
 
 from __future__ import annotations
@@ -23,50 +23,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.rules.conv.shape import Axis, ConvShape, conv_shape, counts_of_offsets, seen_along
+from lightning_bayes.curvature.rules.conv.shape import Axis, ConvShape, conv_shape, counts_of_offsets, covered_along
 from lightning_bayes.curvature.rules.conv.windows import Conv, input_patches, padded
 from lightning_bayes.curvature.workspace import Workspace
 
-MAX_PAIRS = 10  # for each offset of the kernel
+MAX_PAIRS = 10  # per kernel offset
 
 
 class Offsets(NamedTuple):
-    """Offsets of a kernel that see equally many pixels; or the whole kernel, as one offset that sees patches."""
+    """Kernel offsets that cover equally many pixels; or the whole kernel, as a single offset that covers patches."""
 
-    numbers: list[int]  # of the offsets, as in the flattened kernel
-    positions: Tensor  # V_k, numbers of output positions, [offsets, |V_k|]
-    pixels: Tensor  # p_k(t), numbers of input pixels, [offsets, |V_k|]
+    indices: list[int]  # in the flattened kernel
+    positions: Tensor  # V_k, indices of output positions, [offsets, |V_k|]
+    pixels: Tensor  # p_k(t), indices of input pixels, [offsets, |V_k|]
 
 
 def suits(shape: ConvShape, device: torch.device) -> bool:
-    """Whether an offset of the kernel has few pairs of positions, each position's pair with itself included."""
+    """Whether kernel offsets have few pairs of positions, including pairs of a position with itself."""
     return shape.groups == 1 and shape.pairs_per_offset <= MAX_PAIRS
 
 
 def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i(W) and Σ_i c_i(W)², for one group.
-
-    Args:
-        layer: The convolution.
-        x: Its input, ``[B, Cin, *in]``.
-        grad_output: Gradient of its output, ``[B, Cout, *out]``.
-        workspace: Holds the sums of each offset and says how many examples are taken at once.
-
-    Returns:
-        Both, shaped like the weight.
-    """
+    """Σ_i c_i(W) and Σ_i c_i(W)² for one group; see `plan.WeightSums`."""
     axes, positions = conv_shape(layer, x, grad_output).axes, grad_output.shape[2:]
     results = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
-    if min(counts_of_offsets(axes)) == positions.numel():  # no offset ever lies on the border
+    if min(counts_of_offsets(axes)) == positions.numel():  # no offset covers padding
         totals = [result.view(1, len(result), -1) for result in results]
         _add_examples([_whole(positions.numel())], partial(_patches_first, layer), x, grad_output, totals, workspace)
     else:
         shape = math.prod(layer.kernel_size), layer.out_channels, layer.in_channels
-        totals = [workspace.empty(f"{of} of offsets", shape, x) for of in ("sums", "squares")]
+        totals = [workspace.empty(f"{kind} of offsets", shape, x) for kind in ("sums", "squares")]
         _add_examples(_offsets(axes), _pixels_first, x, grad_output, totals, workspace)
         for result, total in zip(results, totals, strict=True):
             result.flatten(2).copy_(total.permute(1, 2, 0))
-    return results[0], results[1].clamp_min_(0)  # rounding may end below zero
+    return results[0], results[1].clamp_min_(0)  # rounding can make squares negative
 
 
 def _pixels_first(x: Tensor, _: torch.Size | None = None) -> Tensor:
@@ -89,34 +79,32 @@ def _add_examples(
     totals: Sequence[Tensor],
     workspace: Workspace,
 ) -> None:
-    """Put Σ_i c_i and Σ_i c_i² into `totals`, each ``[offsets, Cout, channels]``.
+    """Write Σ_i c_i and Σ_i c_i² to `totals`, each ``[offsets, Cout, channels]``.
 
-    Args:
-        groups: The offsets.
-        values_first: Makes of the input what they see, ``[pixels, B, channels]``.
-        x: Input.
-        grad_output: Gradient of the output.
-        totals: Overwritten.
-        workspace: Says how many examples are taken at once.
+    `values_first` converts the input to the values that the offsets cover, ``[pixels, B, channels]``.
     """
-    # For each example: the values of the largest group, two factors of their pairs, and their products.
-    most = max(len(group.numbers) * (n + 3 * n * (n + 1) // 2) for group in groups for n in [group.positions.shape[1]])
-    for i, (some, grads) in enumerate(workspace.split(most * sum(totals[0].shape[1:]), x, grad_output)):
-        delta, values = _pixels_first(grads), values_first(some, grads.shape[2:])
+    # Per example: the values of a group, both factors of their pairs, and the products of the pairs.
+    elements = []
+    for group in groups:
+        num_values = group.positions.shape[1]
+        elements.append(len(group.indices) * (num_values + 3 * num_values * (num_values + 1) // 2))
+    elements_per_example = max(elements) * sum(totals[0].shape[1:])
+    for i, (x_part, grad_part) in enumerate(workspace.split(elements_per_example, x, grad_output)):
+        delta, values = _pixels_first(grad_part), values_first(x_part, grad_part.shape[2:])
         for group in groups:
-            _add_offsets(group, delta, values, totals, keep=i > 0)
+            _add_offsets(group, delta, values, totals, accumulate=i > 0)
 
 
-def _add_offsets(group: Offsets, delta: Tensor, values: Tensor, totals: Sequence[Tensor], keep: bool) -> None:
-    """Put both sums of the group's offsets into `totals`, or add them if their content is to be kept."""
+def _add_offsets(group: Offsets, delta: Tensor, values: Tensor, totals: Sequence[Tensor], accumulate: bool) -> None:
+    """Write both sums of the group's offsets to `totals`, or add them with `accumulate`."""
     delta = delta[group.positions.to(delta.device)]  # [offsets, V, B, Cout]
     values = values[group.pixels.to(delta.device)]
     first, second = torch.triu_indices(delta.shape[1], delta.shape[1], device=delta.device)
     factors = 2 - (first == second).to(delta.dtype).view(-1, 1, 1)
     products = (delta[:, first] * delta[:, second]).mul_(factors), values[:, first] * values[:, second]
     for total, (left, right) in zip(totals, ((delta, values), products), strict=True):
-        for number, rows, columns in zip(group.numbers, left.flatten(1, 2), right.flatten(1, 2), strict=True):
-            total[number].addmm_(rows.T, columns, beta=int(keep))
+        for index, rows, columns in zip(group.indices, left.flatten(1, 2), right.flatten(1, 2), strict=True):
+            total[index].addmm_(rows.T, columns, beta=int(accumulate))
 
 
 def _whole(positions: int) -> Offsets:
@@ -125,21 +113,24 @@ def _whole(positions: int) -> Offsets:
 
 @lru_cache(maxsize=256)
 def _offsets(axes: tuple[Axis, ...]) -> list[Offsets]:
-    """The kernel's offsets and what they see, grouped by how much that is."""
+    """The kernel offsets and the pixels that they cover, grouped by the number of pixels."""
     groups: dict[int, list[tuple[int, list[int], list[int]]]] = {}
-    for number, along in enumerate(product(*map(seen_along, axes))):
-        seen = list(product(*along))  # for each position its (position, pixel) along each axis
-        positions = [_flat([t for t, _ in pairs], [axis[1] for axis in axes]) for pairs in seen]
-        pixels = [_flat([p for _, p in pairs], [axis[0] for axis in axes]) for pairs in seen]
-        groups.setdefault(len(seen), []).append((number, positions, pixels))
-    return [
-        Offsets(
-            [number for number, _, _ in group],
-            torch.tensor([positions for _, positions, _ in group], dtype=torch.long),
-            torch.tensor([pixels for _, _, pixels in group], dtype=torch.long),
+    for index, pairs_by_axis in enumerate(product(*map(covered_along, axes))):
+        covered = list(product(*pairs_by_axis))  # for each position: (position, pixel) along each axis
+        positions = [_flat([t for t, _ in pairs], [axis[1] for axis in axes]) for pairs in covered]
+        pixels = [_flat([p for _, p in pairs], [axis[0] for axis in axes]) for pairs in covered]
+        groups.setdefault(len(covered), []).append((index, positions, pixels))
+    offsets = []
+    for group in groups.values():
+        indices, positions_of, pixels_of = zip(*group, strict=True)
+        offsets.append(
+            Offsets(
+                list(indices),
+                torch.tensor(positions_of, dtype=torch.long),
+                torch.tensor(pixels_of, dtype=torch.long),
+            )
         )
-        for group in groups.values()
-    ]
+    return offsets
 
 
 def _flat(index: Sequence[int], shape: Sequence[int]) -> int:

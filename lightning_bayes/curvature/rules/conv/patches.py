@@ -1,4 +1,4 @@
-"""A small or grouped convolution: c_i(W) = Σ_t δ_it x̃_itᵀ of many examples at once, by batched products of patches."""
+"""Sums for small or grouped convolutions: c_i(W) = Σ_t δ_it x̃_itᵀ of many examples at once, by batched products."""
 
 from __future__ import annotations
 
@@ -18,22 +18,12 @@ from lightning_bayes.curvature.workspace import Workspace
 
 
 def suits(shape: ConvShape, device: torch.device) -> bool:
-    """Always: it takes any convolution on any device."""
+    """Always: this strategy supports every convolution on every device."""
     return True
 
 
 def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i(W) and Σ_i c_i(W)².
-
-    Args:
-        layer: The convolution.
-        x: Its input, ``[B, Cin, *in]``.
-        grad_output: Gradient of its output, ``[B, Cout, *out]``.
-        workspace: Holds patches and products, and says how many examples are taken at once.
-
-    Returns:
-        Both, shaped like the weight.
-    """
+    """Σ_i c_i(W) and Σ_i c_i(W)²; see `plan.WeightSums`."""
     by_rows = goes_by_rows(layer, grad_output.shape[2:])
     elements = max(patch_elements(layer, x, grad_output, by_rows), layer.weight.numel())
     totals: tuple[Tensor, Tensor] | None = None

@@ -1,4 +1,4 @@
-"""The strategy for the sums of a convolution, by its sizes and device. Measured on two cores with AVX-512."""
+"""Selection of the strategy for the sums of a convolution, tuned on two cores with AVX-512."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import Tensor
 from lightning_bayes.curvature.rules.conv import blocks, examples, pairs, patches
 from lightning_bayes.curvature.rules.conv.shape import ConvShape
 
-WeightSums: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # (layer, x, grad_output, workspace) → both sums
+# Σ_i c_i(W) and Σ_i c_i(W)², shaped like the weight, from (layer, x [B, Cin, *in], grad_output [B, Cout, *out], workspace).
+WeightSums: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Strategy(NamedTuple):
-    """A way to Σ_i c_i(W) and Σ_i c_i(W)².
+    """One way to compute Σ_i c_i(W) and Σ_i c_i(W)².
 
     Attributes:
-        name: Its name.
-        suits: Whether it is the fastest for a shape, if none before it is.
-        sums: Computes both.
+        name: Name for benchmarks.
+        suits: Whether the strategy is the fastest for a shape and device, given that no earlier strategy suits.
+        sums: Computes both sums.
     """
 
     name: str
@@ -37,14 +38,5 @@ STRATEGIES = (
 
 
 def plan(shape: ConvShape, device: torch.device, without: Collection[str] = ()) -> Strategy:
-    """The strategy for a convolution.
-
-    Args:
-        shape: Its sizes.
-        device: Where it is computed.
-        without: Names of strategies to leave out, for measurements; all but ``"patches"``.
-
-    Returns:
-        The first strategy that suits.
-    """
-    return next(each for each in STRATEGIES if each.name not in without and each.suits(shape, device))
+    """The first strategy that suits a convolution; `without` skips strategies by name, except ``"patches"``."""
+    return next(s for s in STRATEGIES if s.name not in without and s.suits(shape, device))

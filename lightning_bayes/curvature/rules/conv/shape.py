@@ -1,4 +1,4 @@
-"""The sizes that decide how a convolution's sums are computed."""
+"""The sizes of a convolution that determine its strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature.rules.conv.windows import Conv, padding
 
-Axis: TypeAlias = tuple[int, int, int, int, int, int]  # input, output and kernel size, stride, dilation, border before
+Axis: TypeAlias = tuple[int, int, int, int, int, int]  # input, output and kernel size, stride, dilation, padding before
 
 
 class ConvShape(NamedTuple):
@@ -35,40 +35,31 @@ class ConvShape(NamedTuple):
 
     @property
     def pairs_per_offset(self) -> float:
-        """Mean of |V_k| (|V_k| + 1) / 2: the pairs of positions that an offset of the kernel has."""
+        """Mean of |V_k| (|V_k| + 1) / 2: the number of position pairs per kernel offset."""
         counts = counts_of_offsets(self.axes)
         return sum(n * (n + 1) / 2 for n in counts) / len(counts)
 
 
 def conv_shape(layer: Conv, x: Tensor, grad_output: Tensor) -> ConvShape:
-    """The sizes of a call.
-
-    Args:
-        layer: The convolution.
-        x: Its input, ``[B, Cin, *in]``.
-        grad_output: Shaped like its output, ``[B, Cout, *out]``.
-
-    Returns:
-        The sizes.
-    """
+    """The sizes of a call with input ``[B, Cin, *in]`` and output ``[B, Cout, *out]``."""
     borders = [padding(layer, axis) for axis in range(x.dim() - 2)]
     sizes = list(x.shape[2:])
-    if layer.padding_mode != "zeros":  # borders are pixels too
+    if layer.padding_mode != "zeros":  # non-zero padding counts as pixels
         sizes = [size + sum(border) for size, border in zip(sizes, borders, strict=True)]
         borders = [(0, 0)] * len(borders)
-    before = [border[0] for border in borders]
-    axes = zip(sizes, grad_output.shape[2:], layer.kernel_size, layer.stride, layer.dilation, before, strict=True)
+    paddings = [before for before, _ in borders]
+    axes = zip(sizes, grad_output.shape[2:], layer.kernel_size, layer.stride, layer.dilation, paddings, strict=True)
     return ConvShape(tuple(axes), layer.weight.numel(), layer.groups, x.dtype)
 
 
 @lru_cache(maxsize=256)
 def counts_of_offsets(axes: tuple[Axis, ...]) -> list[int]:
-    """|V_k| of every offset k of the kernel: the output positions at which it lies on a pixel."""
-    return [math.prod(map(len, along)) for along in product(*map(seen_along, axes))]
+    """|V_k| of each kernel offset k: the number of output positions at which the offset covers a pixel."""
+    return [math.prod(map(len, pairs_by_axis)) for pairs_by_axis in product(*map(covered_along, axes))]
 
 
-def seen_along(axis: Axis) -> list[list[tuple[int, int]]]:
-    """For each offset along one axis the output positions at which it lies on a pixel, and the pixel."""
+def covered_along(axis: Axis) -> list[list[tuple[int, int]]]:
+    """For each kernel offset along one axis: the pairs of an output position and the pixel that the offset covers there."""
     size, positions, kernel, stride, dilation, before = axis
-    pixels = [[(t, t * stride + k * dilation - before) for t in range(positions)] for k in range(kernel)]
-    return [[(t, p) for t, p in of_offset if 0 <= p < size] for of_offset in pixels]
+    pairs = [[(t, t * stride + k * dilation - before) for t in range(positions)] for k in range(kernel)]
+    return [[(t, pixel) for t, pixel in offset_pairs if 0 <= pixel < size] for offset_pairs in pairs]
