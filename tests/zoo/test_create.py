@@ -104,7 +104,7 @@ def test_a_model_knows_how_to_build_it_again():
 
 
 def test_a_model_from_elsewhere_does_not_know_it():
-    with pytest.raises(HyperparameterError, match=r"This Linear does not know how it was built\. Build it with zoo\."):
+    with pytest.raises(HyperparameterError, match=r"This Linear was not built by create_model\. Build it with zoo\."):
         architecture(torch.nn.Linear(2, 2))
 
 
