@@ -82,12 +82,16 @@ def test_a_pattern_selects_names():
         (
             "resnet19",
             {},
-            r"There is no model 'resnet19'; there are alexnet, .*vgg16_imagenet, timm/NAME and torch",
+            r"There is no model 'resnet19'\. Available models: alexnet, .*vgg16_imagenet, timm/NAME and torch",
         ),
-        ("lenet5", {"stem": "cifar", "width": 2}, r"lenet5 takes no argument stem, width; it takes image_size, norm"),
+        (
+            "lenet5",
+            {"stem": "cifar", "width": 2},
+            r"lenet5 does not accept stem, width\. Its arguments are image_size, norm",
+        ),
         ("timm/resnet19", {}, r"timm has no model 'resnet19'"),
         ("torchvision/resnet19", {}, r"torchvision has no classifier 'resnet19'"),
-        ("torchvision/resnet18", {"in_channels": 1}, r"torchvision/resnet18 takes images with 3 channels"),
+        ("torchvision/resnet18", {"in_channels": 1}, r"torchvision/resnet18 requires in_channels=3"),
     ],
 )
 def test_unknown_names_and_arguments_are_refused(name, arguments, message):
@@ -156,7 +160,7 @@ def test_weights_of_another_architecture_are_refused_with_all_names(saved):
     with torch.device("meta"):
         small, large = create_model("resnet18").state_dict(), create_model("resnet18_imagenet").state_dict()
     shapes = {name: (list(large[name].shape), list(small[name].shape)) for name in small}
-    wrong = "; ".join(["of another shape: conv1.weight [64, 3, 7, 7] instead of [64, 3, 3, 3]"])
+    wrong = "; ".join(["wrong shape: conv1.weight [64, 3, 7, 7] instead of [64, 3, 3, 3]"])
     assert [name for name, (theirs, ours) in shapes.items() if theirs != ours] == ["conv1.weight"]
     with pytest.raises(WeightsError, match=re.escape(f"{saved} does not fit ResNet18 ({wrong}). Build")):
         create_model("resnet18", num_classes=7, pretrained=saved)

@@ -460,7 +460,8 @@ def test_a_file_here_comes_before_one_of_the_folder(saved, tmp_path, monkeypatch
 
 def test_an_unknown_name_is_told_those_that_there_are(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(saved[0].parent))
-    message = rf"no posterior file dogs .*or in {re.escape(str(saved[0].parent))}, which contains cats\. .*LIGHTNING_BAYES_HOME"
+    folder = re.escape(str(saved[0].parent))
+    message = rf"no posterior file dogs .*or in {folder}, which contains cats\. .*LIGHTNING_BAYES_HOME"
     with pytest.raises(FileNotFoundError, match=message):
         zoo.load("dogs")
 

@@ -73,7 +73,7 @@ def test_16_bits_are_rounded_to_8(order):
 
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_pixels_without_a_range_are_refused(mode):
-    with pytest.raises(DataError, match=rf"pixels of mode {mode} are 32-bit numbers.* Convert the image to 8 bits"):
+    with pytest.raises(DataError, match=rf"image of mode {mode} has 32-bit pixels.* Convert the image to 8 bits"):
         ImageTransform(5)(Image.new(mode, (5, 5)))
 
 
@@ -94,7 +94,7 @@ def test_grey_and_colour_turn_into_each_other():
 
 @pytest.mark.parametrize(("shape", "channels"), [((4, 8, 8), 3), ((2, 8, 8), 1), ((8, 8), 3), ((3, 8, 8), 2)])
 def test_other_numbers_of_channels_are_refused(shape, channels):
-    with pytest.raises(ShapeError, match=rf"cannot be brought to {channels} channels; only grey"):
+    with pytest.raises(ShapeError, match=rf"cannot be converted to {channels} channels\. Only greyscale"):
         with_channels(torch.zeros(shape), channels)
 
 
@@ -115,15 +115,15 @@ def test_the_interpolation_is_the_stated_one():
     ("arguments", "message"),
     [
         ({"image_size": 8, "interpolation": "cubic"}, r"interpolation='cubic' is unknown; use one of nearest,"),
-        ({"image_size": 8, "resize": 7}, r"resize=7 and image_size=8 do not fit"),
-        ({"image_size": 0}, r"resize=None and image_size=0 do not fit"),
+        ({"image_size": 8, "resize": 7}, r"resize=7 and image_size=8 are inconsistent"),
+        ({"image_size": 0}, r"resize=None and image_size=0 are inconsistent"),
         (
             {"image_size": 8, "mean": (0.5, 0.5), "std": (1.0, 1.0)},
-            r"mean=\(0\.5, 0\.5\) and std=.* must have one entry",
+            r"mean=\(0\.5, 0\.5\) and std=.* must each have one entry",
         ),
         (
             {"image_size": 8, "mean": (0.5,)},
-            r"mean=\(0\.5,\) and std=\(0\.229, .* must have one entry for grey or three",
+            r"mean=\(0\.5,\) and std=\(0\.229, .* must each have one entry for greyscale or three",
         ),
         ({"image_size": 8, "mean": (0.5,), "std": (0.0,)}, r"each std must be positive"),
     ],

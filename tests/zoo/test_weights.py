@@ -55,7 +55,7 @@ def test_a_flipped_bit_is_found(tmp_path):
     position = content.index(network().state_dict()["1.running_var"].numpy().tobytes())
     content[position] ^= 1
     (tmp_path / "weights.pt").write_bytes(content)
-    with pytest.raises(WeightsError, match=r"weights\.pt is damaged: .* has another checksum\. Fetch it again"):
+    with pytest.raises(WeightsError, match=r"weights\.pt is damaged: .* has another checksum\. Download it again"):
         read_weights(tmp_path / "weights.pt")
 
 
@@ -105,12 +105,15 @@ def test_a_truncated_file_is_named(tmp_path, name, share):
     [
         (
             {"weight": torch.ones(1), "epoch": 3, "name": "a"},
-            r"weights\.pt holds no state dict: epoch, name are not tensors",
+            r"weights\.pt is not a state dict of tensors by name; other entries: epoch, name\.",
         ),
-        ({0: torch.ones(1), "weight": torch.ones(1)}, r"weights\.pt holds no state dict: 0 are not tensors by name"),
-        ([torch.ones(1)], r"weights\.pt holds a list instead of a state dict"),
-        ({}, r"weights\.pt holds a dict instead of a state dict with tensors"),
-        ({"state_dict": {}}, r"holds a dict instead of a state dict with tensors"),
+        (
+            {0: torch.ones(1), "weight": torch.ones(1)},
+            r"weights\.pt is not a state dict of tensors by name; other entries: 0\.",
+        ),
+        ([torch.ones(1)], r"weights\.pt is a list, not a state dict"),
+        ({}, r"weights\.pt is a dict, not a state dict of tensors"),
+        ({"state_dict": {}}, r"is a dict, not a state dict of tensors"),
     ],
 )
 def test_a_file_without_a_state_dict_is_refused(tmp_path, content, message):
@@ -120,7 +123,7 @@ def test_a_file_without_a_state_dict_is_refused(tmp_path, content, message):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(WeightsError, match=rf"There is no file of weights at {tmp_path}/nowhere\.pt"):
+    with pytest.raises(WeightsError, match=rf"There is no weights file at {tmp_path}/nowhere\.pt"):
         read_weights(tmp_path / "nowhere.pt")
 
 
@@ -136,7 +139,7 @@ def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded():
     state["1.running_mean"] = torch.full((4,), torch.nan)
     state["9.weight"] = torch.ones(1)
     expected = (
-        "weights.pt does not fit Sequential (missing: 0.bias; unexpected: 9.weight; of another shape: 0.weight [4, 7] "
+        "weights.pt does not fit Sequential (missing: 0.bias; unexpected: 9.weight; wrong shape: 0.weight [4, 7] "
         "instead of [4, 2]; not finite: 1.running_mean). Build the model with"
     )
     with pytest.raises(WeightsError, match=re.escape(expected)):
@@ -151,9 +154,7 @@ def test_tensors_of_other_types_are_listed():
     state["1.weight"] = state["1.weight"].to_sparse()
     state["1.bias"] = state["1.bias"].to("meta")
     state["3.bias"] = state["3.bias"].half()  # the number of bits does not matter
-    expected = (
-        "(of another type: 0.weight complex64, 0.bias int32, 1.weight float32 sparse_coo, 1.bias float32 meta). Build"
-    )
+    expected = "(wrong type: 0.weight complex64, 0.bias int32, 1.weight float32 sparse_coo, 1.bias float32 meta). Build"
     with pytest.raises(WeightsError, match=re.escape(expected)):
         load_weights(network(), state)
 
@@ -164,7 +165,7 @@ def test_a_head_of_other_classes_is_left_out_and_said(said):
     load_weights(model, theirs)
     assert torch.equal(model[3].weight, head)
     assert same(model[:3].state_dict(), {name: v for name, v in theirs.items() if not name.startswith("3.")})
-    assert "the head (3.bias, 3.weight) is not taken over" in said.text
+    assert "the head (3.bias, 3.weight) is not loaded" in said.text
 
 
 def test_a_head_of_the_same_classes_is_loaded_unless_it_shall_be_replaced():
@@ -178,7 +179,7 @@ def test_a_head_of_the_same_classes_is_loaded_unless_it_shall_be_replaced():
 
 
 def test_a_head_that_must_stay_must_fit():
-    with pytest.raises(WeightsError, match=r"of another shape: 3\.weight \[5, 4\] instead of \[3, 4\], 3\.bias \[5\]"):
+    with pytest.raises(WeightsError, match=r"wrong shape: 3\.weight \[5, 4\] instead of \[3, 4\], 3\.bias \[5\]"):
         load_weights(network(classes=3), network(classes=5).state_dict(), replace_head=False)
 
 
@@ -209,7 +210,7 @@ def test_timm_says_which_layer_is_the_head():
 
 
 def test_a_model_without_a_linear_layer_has_no_head():
-    with pytest.raises(WeightsError, match="Sequential has no linear layer that could be its head"):
+    with pytest.raises(WeightsError, match="Sequential has no linear layer to use as its head"):
         head_name(nn.Sequential(nn.ReLU()))
 
 
@@ -238,9 +239,7 @@ URLS = {
 
 @pytest.mark.parametrize("name", URLS)
 def test_without_network_the_file_to_put_in_place_is_named(hub, name):
-    where = re.escape(
-        f"put it in place as {hub / URLS[name]}, or pass the path of the file: pretrained='.../{URLS[name]}'"
-    )
+    where = re.escape(f"copy it to {hub / URLS[name]}, or pass the path of the file: pretrained='.../{URLS[name]}'")
     with pytest.raises(WeightsError, match=rf"https://download\.pytorch\.org/models/{URLS[name]} could not.*{where}"):
         create_model(name, num_classes=1000, pretrained=True)
 
@@ -323,18 +322,22 @@ def test_without_network_the_file_of_timm_is_named(monkeypatch):
 
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", no_network)
     expected = (
-        r"timm's weights of resnet18\.a1_in1k could .*huggingface\.co/timm/resnet18\.a1_in1k/resolve/main/model\.safe"
+        r"timm's weights resnet18\.a1_in1k could .*huggingface\.co/timm/resnet18\.a1_in1k/resolve/main/model\.safe"
     )
     with pytest.raises(WeightsError, match=expected):
         create_model("timm/resnet18", pretrained="a1_in1k")
 
 
 def test_an_unknown_timm_model_is_refused_with_near_ones():
-    with pytest.raises(HyperparameterError, match=r"timm has no model 'resnet19'\. It has .*resnet.*zoo\.list_models"):
+    with pytest.raises(
+        HyperparameterError, match=r"timm has no model 'resnet19'\. Similar names: .*resnet.*zoo\.list_models"
+    ):
         create_model("timm/resnet19")
 
 
 @pytest.mark.parametrize(("name", "pretrained"), [("resnet18.nope", None), ("resnet18", "nope")])
 def test_an_unknown_tag_of_a_timm_model_is_refused_with_those_that_there_are(name, pretrained):
-    with pytest.raises(HyperparameterError, match=r"timm has no weights 'resnet18\.nope'; .* are resnet18\.a1_in1k, "):
+    with pytest.raises(
+        HyperparameterError, match=r"timm has no weights 'resnet18\.nope'\. Available weights: resnet18\.a1_in1k, "
+    ):
         create_model(f"timm/{name}", pretrained=pretrained)
