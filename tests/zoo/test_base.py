@@ -52,7 +52,9 @@ def test_forward_drops_the_targets_of_a_whole_batch():
     ids=["tensor", "triple", "dict"],
 )
 def test_a_batch_that_is_not_a_pair_is_refused(batch, what):
-    with pytest.raises(ShapeError, match=rf"must be a pair \(inputs, targets\) but is {what}\. Let the dataset"):
+    with pytest.raises(
+        ShapeError, match=rf"must be a pair \(inputs, targets\), but got {what}\. Return \(input, target\)"
+    ):
         split_batch(batch)
 
 

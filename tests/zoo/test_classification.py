@@ -163,7 +163,7 @@ def test_names_that_do_not_fit_the_sets_are_refused(task, toy, quiet_trainer):
             return [loader(*toy), loader(toy[0]), loader(toy[0])]
 
     with pytest.raises(
-        HyperparameterError, match=r"Misnamed\.ood_names is \['only'\], but test_dataloader gives 2 sets"
+        HyperparameterError, match=r"Misnamed\.ood_names is \['only'\], but test_dataloader returns 2 sets"
     ):
         quiet_trainer().test(task, datamodule=Misnamed(), verbose=False)
 
@@ -206,7 +206,7 @@ def test_names_of_shifts_that_do_not_fit_the_loaders_are_refused(task, toy, quie
     data.shift_names = data.shift_names[:2]
     with pytest.raises(
         HyperparameterError,
-        match=r"ood_names is \['noise'\] and shift_names is \[\('fog', 1\), \('fog', 3\)\], but .* gives 4 sets",
+        match=r"ood_names is \['noise'\] and shift_names is \[\('fog', 1\), \('fog', 3\)\], but .* returns 4 sets",
     ):
         quiet_trainer().test(task, datamodule=data, verbose=False)
 
@@ -280,7 +280,9 @@ def test_fewer_than_two_classes_are_refused():
 
 def test_a_network_of_another_width_is_refused(toy):
     task = BayesClassifier(MLP(4, 5), num_classes=3)
-    with pytest.raises(ShapeError, match=r"MLP returned \[30, 5\] for 30 inputs, but num_classes=3 needs \[30, 3\]"):
+    with pytest.raises(
+        ShapeError, match=r"MLP returned shape \[30, 5\] for 30 inputs, but num_classes=3 requires \[30, 3\]"
+    ):
         task.training_step(toy, 0)
 
 

@@ -104,12 +104,12 @@ def test_noise_that_is_no_standard_deviation_is_refused(noise_std):
 
 def test_outputs_of_several_columns_are_refused(toy):
     task = BayesRegressor(MLP(4, 2))
-    with pytest.raises(ShapeError, match=r"output of MLP has shape \[30, 2\].*needs \[30\] or \[30, 1\]"):
+    with pytest.raises(ShapeError, match=r"output of MLP has shape \[30, 2\].*requires \[30\] or \[30, 1\]"):
         task.training_step(toy, 0)
 
 
 def test_targets_that_would_broadcast_are_refused(toy):
-    with pytest.raises(ShapeError, match=r"The target has shape \[1, 30\].*needs \[30\] or \[30, 1\]"):
+    with pytest.raises(ShapeError, match=r"The target has shape \[1, 30\].*requires \[30\] or \[30, 1\]"):
         make().training_step((toy[0], toy[1][None]), 0)
 
 
