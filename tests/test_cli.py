@@ -409,7 +409,7 @@ def test_a_data_set_that_is_not_there_is_named(tmp_path):
     [
         ("--trainer.callbacks.mc_samples=0", "HyperparameterError: mc_samples=0 must be a whole number of at least 1."),
         ("--model.num_classes=1", "HyperparameterError: BayesClassifier got num_classes=1, but needs at least 2"),
-        ("--model.model.image_size=9", "HyperparameterError: LeNet5 got image_size=9, but is laid out for 8, 28, 32"),
+        ("--model.model.image_size=9", "HyperparameterError: LeNet5 got image_size=9, but supports 8, 28, 32"),
     ],
 )
 def test_a_value_out_of_range_is_refused_in_the_words_of_its_class(option, message):

@@ -183,9 +183,9 @@ def test_group_norm_has_at_most_32_groups_of_two_channels_or_more():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: AlexNet(image_size=64), r"AlexNet got image_size=64, but is laid out for 32, 224\. Resize"),
-        (lambda: VGG16(image_size=28), r"VGG16 got image_size=28, but is laid out for 32, 224\. Resize"),
-        (lambda: VGG16(width=0.0), r"VGG16 got width=0\.0, which leaves no filter\. Use 1\.0 or 0\.5"),
+        (lambda: AlexNet(image_size=64), r"AlexNet got image_size=64, but supports 32, 224\. Resize"),
+        (lambda: VGG16(image_size=28), r"VGG16 got image_size=28, but supports 32, 224\. Resize"),
+        (lambda: VGG16(width=0.0), r"VGG16 got width=0\.0, which leaves no filters\. Use 1\.0 or 0\.5"),
         (lambda: VGG16(init="he"), r"VGG16 got init='he'; use 'kaiming' or 'xavier'"),
         (lambda: VGG16(norm="layer"), r"norm='layer' is unknown; use one of none, batch, group, filter_response"),
         (lambda: ResNet18(stem="mnist"), r"ResNet18 got stem='mnist'; use 'cifar' or 'imagenet'"),
@@ -202,10 +202,18 @@ def test_an_unknown_form_is_refused_in_words(build, message):
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
-        (AlexNet(), (2, 3, 28, 28), "AlexNet was built for images [batch, 3, 32, 32] but got [2, 3, 28, 28]. Set"),
-        (VGG16(width=0.5), (2, 1, 32, 32), "VGG16 was built for images [batch, 3, 32, 32] but got [2, 1, 32, 32]. Set"),
-        (ResNet18(), (2, 1, 9, 9), "ResNet18 was built for images [batch, 3, height, width] but got [2, 1, 9, 9]. Set"),
-        (ResNet18(), (3, 32, 32), "ResNet18 was built for images [batch, 3, height, width] but got [3, 32, 32]. Set"),
+        (AlexNet(), (2, 3, 28, 28), "AlexNet was built for images [batch, 3, 32, 32], but got [2, 3, 28, 28]. Set"),
+        (
+            VGG16(width=0.5),
+            (2, 1, 32, 32),
+            "VGG16 was built for images [batch, 3, 32, 32], but got [2, 1, 32, 32]. Set",
+        ),
+        (
+            ResNet18(),
+            (2, 1, 9, 9),
+            "ResNet18 was built for images [batch, 3, height, width], but got [2, 1, 9, 9]. Set",
+        ),
+        (ResNet18(), (3, 32, 32), "ResNet18 was built for images [batch, 3, height, width], but got [3, 32, 32]. Set"),
     ],
 )
 def test_images_of_another_shape_are_refused(model, shape, message):

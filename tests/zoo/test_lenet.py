@@ -75,7 +75,7 @@ def test_an_unknown_norm_is_refused_with_the_names():
 
 
 def test_another_image_size_is_refused_with_the_allowed_ones():
-    with pytest.raises(HyperparameterError, match=r"image_size=16, but is laid out for 8, 28, 32\. Resize"):
+    with pytest.raises(HyperparameterError, match=r"image_size=16, but supports 8, 28, 32\. Resize"):
         LeNet5(image_size=16)
 
 
@@ -87,5 +87,5 @@ def test_a_count_of_zero_is_refused(counts):
 
 @pytest.mark.parametrize("shape", [(2, 1, 28, 28), (2, 3, 32, 32), (1, 32, 32)])
 def test_images_of_another_shape_are_refused(shape):
-    with pytest.raises(ShapeError, match=re.escape(f"built for images [batch, 1, 32, 32] but got {list(shape)}")):
+    with pytest.raises(ShapeError, match=re.escape(f"built for images [batch, 1, 32, 32], but got {list(shape)}")):
         LeNet5(image_size=32)(torch.zeros(shape))
