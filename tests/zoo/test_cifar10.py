@@ -61,7 +61,8 @@ def test_without_augmentation_every_epoch_has_the_same_images(cifar_root):
 
 def test_a_missing_root_is_named(tmp_path):
     with pytest.raises(
-        DatasetError, match=rf"CIFAR10 is not below {tmp_path}/no.*download=True.*cifar-10-batches-py with"
+        DatasetError,
+        match=rf"CIFAR10 is missing or incomplete in {tmp_path}/no.*download=True.*cifar-10-batches-py with",
     ):
         CIFAR10DataModule(root=str(tmp_path / "no")).setup("fit")
 
@@ -69,7 +70,7 @@ def test_a_missing_root_is_named(tmp_path):
 def test_a_damaged_file_is_refused(cifar_root):
     with (cifar_root / "cifar-10-batches-py" / "data_batch_3").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(DatasetError, match="or not complete"):
+    with pytest.raises(DatasetError, match="missing or incomplete"):
         CIFAR10DataModule(root=str(cifar_root)).setup("fit")
 
 

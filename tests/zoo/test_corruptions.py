@@ -162,6 +162,6 @@ def test_fog_brightens_the_dark_and_keeps_the_range(photo):
 @pytest.mark.parametrize(("kind", "severity"), [("rain", 1), ("fog", 0), ("fog", 6)])
 def test_unknown_kinds_and_severities_are_refused_with_the_known_ones(kind, severity):
     with pytest.raises(
-        HyperparameterError, match=rf"no corruption '{kind}' of severity {severity}; there are gaussian_noise, "
+        HyperparameterError, match=rf"no corruption '{kind}' of severity {severity}\. Kinds are gaussian_noise, "
     ):
         Corruption(kind, severity)

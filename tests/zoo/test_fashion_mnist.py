@@ -35,7 +35,8 @@ def test_images_keep_their_targets(idx_root):
 
 def test_a_missing_root_is_named(tmp_path):
     with pytest.raises(
-        DatasetError, match=rf"FashionMNIST is not below {tmp_path}/nowhere.*download=True.*FashionMNIST/raw/.*idx3"
+        DatasetError,
+        match=rf"FashionMNIST is missing or incomplete in {tmp_path}/nowhere.*download=True.*FashionMNIST/raw/.*idx3",
     ):
         FashionMNISTDataModule(root=str(tmp_path / "nowhere")).setup("fit")
 

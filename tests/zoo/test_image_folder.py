@@ -61,7 +61,7 @@ def test_unlabelled_images_are_predicted_without_the_training_folder(tmp_path):
 def test_a_folder_without_images_is_named(tmp_path):
     (tmp_path / "new").mkdir()
     data = make(tmp_path, "predict", predict_dir=str(tmp_path / "new"))
-    with pytest.raises(DatasetError, match=r"predict_dir: there is no image below .*new\. Images end in \.jpg"):
+    with pytest.raises(DatasetError, match=r"predict_dir: found no images below .*new\. Supported suffixes: \.jpg"):
         data.predict_dataloader()
 
 
@@ -112,7 +112,7 @@ def test_few_shots_are_balanced(picture_root):
 
 def test_sizes_are_logged(picture_root, said):
     make(picture_root, val_size=4, test_size=6)
-    assert f"{picture_root}: 2 classes, 10 images for training, 4 for validation, 6 for the test." in said.text
+    assert f"{picture_root}: 2 classes, 10 training images, 4 validation images, 6 test images." in said.text
 
 
 # -- images -----------------------------------------------------------------------------------------------------------
@@ -185,13 +185,13 @@ def test_a_damaged_file_is_named(picture_root, damage, workers):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(DatasetError, match=rf"{tmp_path}/no does not hold one folder of images for each class"):
+    with pytest.raises(DatasetError, match=rf"{tmp_path}/no does not contain one folder of images per class"):
         make(tmp_path / "no")
 
 
 def test_a_folder_without_class_folders_is_named(tmp_path):
     with pytest.raises(
-        DatasetError, match=rf"{tmp_path} does not hold one folder .*ROOT/CLASS, or into ROOT/train/CLASS"
+        DatasetError, match=rf"{tmp_path} does not contain one folder .*ROOT/CLASS, or into ROOT/train/CLASS"
     ):
         make(tmp_path)
 
@@ -206,7 +206,7 @@ def test_empty_class_folders_are_named(picture_root):
 def test_class_folders_that_the_test_lacks_or_adds_are_listed(tmp_path):
     write_image_folder(tmp_path / "train", classes=("ant", "bee", "cat"), count=3)
     write_image_folder(tmp_path / "val", classes=("bee", "dog"), count=3)
-    with pytest.raises(DataError, match=rf"{tmp_path}/val must have the class .*missing: ant, cat; unknown: dog"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/val must have the same class .*missing: ant, cat; unknown: dog"):
         make(tmp_path)
 
 
@@ -225,13 +225,13 @@ def test_a_setup_that_has_failed_can_be_tried_again(tmp_path):
 def test_folders_of_sets_without_one_for_training_are_refused(tmp_path):
     write_image_folder(tmp_path / "val", count=3)
     write_image_folder(tmp_path / "test", count=3)
-    with pytest.raises(DatasetError, match=r"has a folder val or test, but no folder train beside it"):
+    with pytest.raises(DatasetError, match=r"has a folder val or test, but no folder train\."):
         make(tmp_path)
 
 
 def test_training_without_a_test_folder_is_refused(tmp_path):
     write_image_folder(tmp_path / "train", count=3)
-    with pytest.raises(DatasetError, match=rf"{tmp_path}/val does not hold one folder of images for each class"):
+    with pytest.raises(DatasetError, match=rf"{tmp_path}/val does not contain one folder of images per class"):
         make(tmp_path)
 
 

@@ -135,10 +135,10 @@ def test_generated_text_carries_the_uncertainty_of_each_character(which):
 
 
 def test_unknown_characters_are_listed():
-    with pytest.raises(DataError, match=r"not seen: 'β', '✓'\. Remove or replace them"):
+    with pytest.raises(DataError, match=r"outside the alphabet: 'β', '✓'\. Remove or replace them"):
         Alphabet.of(TEXT).encode("aβ✓a")
     model = networks()[0]
-    with pytest.raises(DataError, match="not seen: 'Z'"):
+    with pytest.raises(DataError, match="outside the alphabet: 'Z'"):
         generate(model, mean_field(model), Alphabet.of(TEXT), "a Z")
 
 
@@ -146,7 +146,7 @@ def test_bad_text(tmp_path):
     with pytest.raises(DatasetError, match=r"no text file .*nothing\.txt\. Set data\.path"):
         TextDataModule(str(tmp_path / "nothing.txt")).setup("fit")
     (tmp_path / "short.txt").write_text("too short", "utf-8")
-    with pytest.raises(DataError, match=r"has 9 characters; .* Give a text of more than 510 characters"):
+    with pytest.raises(DataError, match=r"has 9 characters; .* Use a text of more than 510 characters"):
         TextDataModule(str(tmp_path / "short.txt")).setup("fit")
     (tmp_path / "latin.txt").write_bytes(b"\xe9t\xe9" * 300)
     with pytest.raises(DataError, match="not UTF-8 text"):

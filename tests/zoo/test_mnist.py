@@ -36,7 +36,9 @@ def test_images_keep_their_targets(idx_root):
 
 
 def test_a_missing_root_is_named(tmp_path):
-    with pytest.raises(DatasetError, match=rf"MNIST is not below {tmp_path}/nowhere.*download=True.*MNIST/raw/.*idx3"):
+    with pytest.raises(
+        DatasetError, match=rf"MNIST is missing or incomplete in {tmp_path}/nowhere.*download=True.*MNIST/raw/.*idx3"
+    ):
         MNISTDataModule(root=str(tmp_path / "nowhere")).setup("fit")
 
 
@@ -45,7 +47,7 @@ def test_a_missing_root_is_named(tmp_path):
 def test_a_truncated_file_is_named(idx_root, part, size):
     file = idx_root / "MNIST" / "raw" / f"t10k-{part}-ubyte"
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(DatasetError, match=rf"MNIST is not below {idx_root}, or not complete \(.*download=True"):
+    with pytest.raises(DatasetError, match=rf"MNIST is missing or incomplete in {idx_root} \(.*download=True"):
         MNISTDataModule(root=str(idx_root)).setup("test")
 
 
@@ -54,8 +56,8 @@ def test_all_that_does_not_fit_is_listed(idx_root):
     write_idx(raw / "t10k-images-idx3-ubyte", np.zeros((10, 28, 14), dtype=np.uint8))
     write_idx(raw / "t10k-labels-idx1-ubyte", np.array([0, 1, 77], dtype=np.uint8))
     expected = (
-        r"has images of shape \[1, 28, 14\], but they should have \[1, 28, 28\]; 3 labels for 10 images; "
-        r"the labels \[77\], but its classes are 0 to 9\. The files are damaged"
+        r"has images of shape \[1, 28, 14\] instead of \[1, 28, 28\]; 3 labels for 10 images; "
+        r"labels \[77\] outside 0 to 9\. The files are damaged"
     )
     with pytest.raises(DataError, match=expected):
         MNISTDataModule(root=str(idx_root)).setup("test")

@@ -63,7 +63,7 @@ def test_svhn_reads_its_digits_with_zero_as_zero(svhn_root):
 
 def test_svhn_without_scipy_says_so(svhn_root, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(DatasetError, match=r"SVHN is not below .*scipy.*pip install scipy"):
+    with pytest.raises(DatasetError, match=r"SVHN is missing or incomplete in .*scipy.*pip install scipy"):
         make(SVHNDataModule, svhn_root)
 
 
@@ -77,7 +77,8 @@ def test_kmnist_is_read_like_mnist(idx_root):
 def test_a_missing_root_is_named(module, tmp_path):
     name = module.dataset_class.__name__
     with pytest.raises(
-        DatasetError, match=rf"{name} is not below {tmp_path}/no.*download=True.*point root to the folder"
+        DatasetError,
+        match=rf"{name} is missing or incomplete in {tmp_path}/no.*download=True.*point root to the folder",
     ):
         make(module, tmp_path / "no")
 
@@ -110,7 +111,7 @@ def test_another_set_goes_through_the_transform_of_this_one(idx_root):
 def test_a_set_of_another_shape_is_resized_and_this_is_said(idx_root, cifar_root, said):
     data = make(CIFAR10DataModule, cifar_root, ood=("mnist",))
     _, mnist = data.test_dataloader()
-    assert "The images of mnist ([1, 28, 28] the first) are resized" in said.text
+    assert "The images of mnist (the first is [1, 28, 28]) are resized" in said.text
     assert "[3, 32, 32]" in said.text
     assert torch.equal(as_bytes(data, mnist), torch.arange(100, 110).int()[:, None, None, None].expand(-1, 3, 32, 32))
 
@@ -147,8 +148,8 @@ def test_the_sets_may_lie_below_another_root(idx_root, cifar_root, tmp_path):
 @pytest.mark.parametrize(
     ("ood", "message"),
     [
-        (("mnist",), r"ood=\['mnist'\] must name sets other than mnist, each of another name"),
-        (("svhn", "else/svhn"), r"ood=\['svhn', 'else/svhn'\] must name sets other than mnist"),
+        (("mnist",), r"ood=\['mnist'\] must contain sets other than mnist, with unique names"),
+        (("svhn", "else/svhn"), r"ood=\['svhn', 'else/svhn'\] must contain sets other than mnist"),
     ],
 )
 def test_the_set_itself_and_equal_names_are_refused(ood, message):
@@ -159,7 +160,7 @@ def test_the_set_itself_and_equal_names_are_refused(ood, message):
 def test_an_unknown_set_is_refused_with_the_known_ones(idx_root, tmp_path):
     data = make(MNISTDataModule, idx_root, ood=("notmnist",))
     with pytest.raises(
-        DatasetError, match=r"ood: notmnist is neither a known set \(cifar10, cifar100, .*svhn\) nor a folder"
+        DatasetError, match=r"ood: notmnist is neither a registered set \(cifar10, cifar100, .*svhn\) nor a folder"
     ):
         data.test_dataloader()
 

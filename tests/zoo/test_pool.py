@@ -134,7 +134,7 @@ def test_initial_rows_that_are_not_there(initial):
 
 @pytest.mark.parametrize("positions", [[10], [-1], [2, 2]])
 def test_positions_that_are_not_there(positions):
-    with pytest.raises(HyperparameterError, match="the pool has 10 rows, each once"):
+    with pytest.raises(HyperparameterError, match=r"Cannot label the positions .* of a pool of 10 rows\. Pass unique"):
         pool_of([0, 1]).label(positions)
     with pytest.raises(HyperparameterError, match="batch_size=0"):
         PoolDataModule(Rows(), batch_size=0)

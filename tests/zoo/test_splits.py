@@ -42,10 +42,10 @@ def test_impossible_sizes_are_refused(val_size, train_size):
 
 def test_the_same_share_of_each_class_is_set_aside():
     targets = [0] * 40 + [1] * 20 + [2] * 10
-    stay, aside = stratified_split(targets, share=0.1)
+    stay, aside = stratified_split(targets, fraction=0.1)
     assert sorted(stay + aside) == list(range(70))
     assert Counter(targets[i] for i in aside) == {0: 4, 1: 2, 2: 1}
-    assert (stay, aside) == stratified_split(torch.tensor(targets), share=0.1)
+    assert (stay, aside) == stratified_split(torch.tensor(targets), fraction=0.1)
     assert aside != sorted(aside)
 
 
@@ -58,10 +58,10 @@ def test_a_small_class_gives_at_least_one_and_no_share_none():
 @pytest.mark.parametrize(
     ("targets", "share", "message"),
     [
-        ([0, 0], 1.0, r"A share of 1 cannot be set aside of every class"),
-        ([0, 0], -0.1, r"A share of -0\.1 cannot be set aside"),
-        ([0, 0, 7], 0.1, r"Class 7 has 1 examples, so setting 1 aside leaves none for training"),
-        ([0, 0], 0.9, r"Class 0 has 2 examples, so setting 2 aside"),
+        ([0, 0], 1.0, r"held-out fraction 1 of each class must be in \[0, 1\)"),
+        ([0, 0], -0.1, r"held-out fraction -0\.1 of each class"),
+        ([0, 0, 7], 0.1, r"Holding out 1 of 1 examples of class 7 leaves none for training"),
+        ([0, 0], 0.9, r"Holding out 2 of 2 examples of class 0"),
     ],
 )
 def test_impossible_shares_are_refused(targets, share, message):
@@ -78,8 +78,8 @@ def test_few_shots_are_the_first_of_each_class_among_the_given():
 @pytest.mark.parametrize(
     ("shots", "message"),
     [
-        (0, r"shots=0 examples of each class cannot be had"),
-        (3, r"too few are of class 1 \(2\), 4 \(0\)\. Choose shots"),
+        (0, r"shots=0 must be between 1 and the size"),
+        (3, r"too few examples: 1 \(2\), 4 \(0\)\."),
     ],
 )
 def test_too_many_shots_are_refused_with_all_small_classes(shots, message):

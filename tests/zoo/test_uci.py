@@ -63,9 +63,7 @@ def test_reads_the_original_text_tree(text_root, raw):
 
 
 def test_a_missing_set_names_the_places_and_the_known_sets(tmp_path):
-    message = (
-        rf"set 'wine' is not below {tmp_path}: none of .*wine-quality-red\.npz, .*data\.txt is there.*boston, conc"
-    )
+    message = rf"set 'wine' is missing: found none of {tmp_path}/wine-quality-red\.npz, .*data\.txt\. .*boston, conc"
     with pytest.raises(DatasetError, match=message):
         read_uci(tmp_path, "wine")
 
