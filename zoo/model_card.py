@@ -14,16 +14,7 @@ _MAX_LISTED = 3  # more prior precisions than this are shown as a range
 
 
 def model_card(file_name: str, content: dict[str, Any], posterior: AbstractPosterior) -> str:
-    """Write the model card of a posterior file.
-
-    Args:
-        file_name: The file name.
-        content: The contents of the file, without the posterior.
-        posterior: The posterior.
-
-    Returns:
-        The page in Markdown.
-    """
+    """The Markdown model card of a posterior file; `content` is the contents of the file without the posterior."""
     return "\n".join(_lines(file_name, content, posterior)) + "\n"
 
 

@@ -57,10 +57,10 @@ def _constructor_arguments(model: nn.Module) -> dict[str, Any] | None:
 
 
 def rebuilt(origin: Mapping[str, Any], model: nn.Module | None, allow: str | Sequence[str], source: str) -> nn.Module:
-    """Build the model of a posterior file.
+    """Build the model of a posterior file from the description of `origin_of`, or return `model` if it is given.
 
     Args:
-        origin: The description from `origin_of`.
+        origin: The description.
         model: A model to use instead of building one.
         allow: Packages whose functions may be called.
         source: The file name, for error messages.

@@ -118,7 +118,7 @@ def save_posterior(
     origin = origin_of(model, factory, arguments)
     transform = transform or input_transform(model)
     class_names = known_class_names(model) if class_names is None else class_names
-    _check_fits(origin["arguments"] if "name" in origin else {}, class_names, temperature)
+    _check_values(origin, class_names, temperature)
     card = card_of(Path(path))
     content: dict[str, Any] = {
         "architecture": origin,
@@ -203,15 +203,16 @@ def _decoded(
     transform = ImageTransform(**content["transform"]) if content["transform"] is not None else None
     class_names, temperature = tuple(map(str, content["class_names"])), float(content["temperature"])
     vars(model).update(zoo_transform=transform, zoo_class_names=class_names)
-    _check_fits(origin["arguments"] if "name" in origin else {}, class_names, temperature)
+    _check_values(origin, class_names, temperature)
     metrics = {str(name): float(value) for name, value in content["metrics"].items()}
     link = content.get("link", "softmax")  # older files have no link
     check_link(link)
     return SavedPosterior(model, posterior, transform, class_names, metrics, dict(content["config"]), temperature, link)
 
 
-def _check_fits(arguments: Mapping[str, Any], class_names: Sequence[str], temperature: float) -> None:
-    num_classes = arguments.get("num_classes", len(class_names))  # unknown unless create_model built the model
+def _check_values(origin: Mapping[str, Any], class_names: Sequence[str], temperature: float) -> None:
+    is_zoo_model = "name" in origin  # the number of classes of other models is unknown
+    num_classes = origin["arguments"]["num_classes"] if is_zoo_model else len(class_names)
     if class_names and len(class_names) != num_classes:
         raise HyperparameterError(f"Got {len(class_names)} class_names for a model with {num_classes} classes.")
     if not 0 < temperature < math.inf:

@@ -36,10 +36,7 @@ _TENSOR, _TUPLE = "$tensor", "$tuple"
 
 
 def to_bytes(content: Mapping[str, Any]) -> bytes:
-    """Serialise nested dictionaries, lists and tuples of tensors and plain values.
-
-    Args:
-        content: The contents of the file; keys become strings.
+    """Serialise nested dictionaries, lists and tuples of tensors and plain values. Keys become strings.
 
     Returns:
         The bytes of the file.

@@ -80,14 +80,7 @@ class ImageTransform:
         return self.normalize(self.crop(image))
 
     def crop(self, image: Any) -> Tensor:
-        """Resize and crop an image, without normalisation.
-
-        Args:
-            image: As in ``__call__``.
-
-        Returns:
-            ``[..., len(mean), image_size, image_size]``, in the dtype of the image.
-        """
+        """Resize and crop to ``[..., len(mean), image_size, image_size]`` without normalisation, in the image's dtype."""
         pixels = with_channels(as_tensor(image), len(self.mean))
         if pixels.shape[-2:] == (self.image_size, self.image_size) and self.resize in {None, self.image_size}:
             return pixels
@@ -97,14 +90,7 @@ class ImageTransform:
         return cropped
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """(x - mean) / std per channel.
-
-        Args:
-            pixels: ``[..., len(mean), height, width]``, uint8, or floats in [0, 1].
-
-        Returns:
-            Floats of the same shape.
-        """
+        """(x - mean) / std per channel, of uint8 or of floats in [0, 1], ``[..., len(mean), height, width]``."""
         scaled = pixels if pixels.is_floating_point() else pixels / 255
         mean, std = scaled.new_tensor(self.mean), scaled.new_tensor(self.std)
         return (scaled - mean[:, None, None]) / std[:, None, None]
@@ -117,11 +103,8 @@ class ImageTransform:
 def as_tensor(image: Any) -> Tensor:
     """Convert a PIL image to uint8 ``[channels, height, width]``, greyscale or RGB. Tensors are returned unchanged.
 
-    Args:
-        image: The image; 16-bit greyscale is rounded to 8 bits.
-
     Returns:
-        The tensor.
+        The tensor; 16-bit greyscale is rounded to 8 bits.
 
     Raises:
         DataError: If the pixels are 32-bit numbers, whose range is undefined.

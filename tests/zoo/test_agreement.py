@@ -31,7 +31,7 @@ def test_another_transform_than_that_of_the_weights_is_said(picture_root, quiet_
     assert "were trained with" not in said.text
     quiet_trainer(**once, log_every_n_steps=1).fit(task, datamodule=pictures(picture_root, mean=0.4))
     assert "weights of MLP were trained with ImageTransform(image_size=8, mean=(0.5, 0.5, 0.5)" in said.text
-    assert "trains through ImageTransform(image_size=8, mean=(0.4, 0.4, 0.4)" in said.text
+    assert "fit uses ImageTransform(image_size=8, mean=(0.4, 0.4, 0.4)" in said.text
     assert input_transform(model).mean == (0.4,) * 3
 
 

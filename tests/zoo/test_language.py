@@ -146,7 +146,7 @@ def test_bad_text(tmp_path):
     with pytest.raises(DatasetError, match=r"no text file .*nothing\.txt\. Set data\.path"):
         TextDataModule(str(tmp_path / "nothing.txt")).setup("fit")
     (tmp_path / "short.txt").write_text("too short", "utf-8")
-    with pytest.raises(DataError, match=r"has 9 characters; .* Use a text of more than 510 characters"):
+    with pytest.raises(DataError, match=r"has 9 characters, .* Use a text of more than 510 characters"):
         TextDataModule(str(tmp_path / "short.txt")).setup("fit")
     (tmp_path / "latin.txt").write_bytes(b"\xe9t\xe9" * 300)
     with pytest.raises(DataError, match="not UTF-8 text"):

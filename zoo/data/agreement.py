@@ -13,17 +13,7 @@ from lightning_bayes.zoo.transforms import ImageTransform
 
 
 def check_classes(trainer: Any, num_classes: int, class_names: Sequence[str], source: str) -> None:
-    """Check that the model has the same number of classes as the data.
-
-    Args:
-        trainer: The data module's trainer. The check passes without a trainer, or if the module has no ``num_classes``.
-        num_classes: Number of classes of the data.
-        class_names: Class names of the data, for the message.
-        source: Name of the data in the message.
-
-    Raises:
-        DataError: If the module's ``num_classes`` differs.
-    """
+    """Raise DataError if the trainer's module has a ``num_classes`` that differs from the number of classes of the data."""
     model_classes = getattr(getattr(trainer, "lightning_module", None), "num_classes", num_classes)
     if model_classes != num_classes:
         raise DataError(
@@ -35,12 +25,8 @@ def check_classes(trainer: Any, num_classes: int, class_names: Sequence[str], so
 def attach_to_models(trainer: Any, transform: ImageTransform, class_names: Sequence[str]) -> None:
     """Attach the input transform and the class names of the data to the `create_model` models of a fit.
 
-    `save_posterior` stores them. A message says if the model's pretrained weights had a different transform.
-
-    Args:
-        trainer: The data module's trainer; without one, nothing happens.
-        transform: Input transform of the data.
-        class_names: Class names of the data.
+    `save_posterior` stores them. A message says if the model's pretrained weights had a different transform. Without a
+    trainer, nothing happens.
     """
     module = getattr(trainer, "lightning_module", None)
     for model in module.modules() if module is not None else ():

@@ -56,8 +56,7 @@ class ImageLoading(ShiftedSets, total=False):
 class ImageDataModule(LightningDataModule, ABC):
     """Base class of the image data modules.
 
-    A subclass sets ``train_set``, ``val_set`` (empty without validation) and ``test_set`` in `setup`, and defines the
-    ``transform`` of its images.
+    A subclass sets the input ``transform`` of all images, including out-of-distribution images, in its constructor.
 
     Args:
         name: Name of the data set.
@@ -75,6 +74,7 @@ class ImageDataModule(LightningDataModule, ABC):
     """
 
     published_augmentation_factor: ClassVar[float] = 1.0  # ρ published for this data set's augmentation
+    transform: ImageTransform
     train_set: Dataset[Any]
     val_set: Dataset[Any]
     test_set: NormalizedImages | TransformedImages
@@ -101,15 +101,9 @@ class ImageDataModule(LightningDataModule, ABC):
         self.shifts = [Corruption(kind, severity) for kind in corruptions for severity in severities]
         self.shift_names = tuple((shift.kind, shift.severity) for shift in self.shifts)
 
-    @property
     @abstractmethod
-    def transform(self) -> ImageTransform:
-        """The input transform of all images, including out-of-distribution images."""
-
-    def corrupted_set(self, corruption: Corruption) -> TransformedImages:
-        """The test images with a corruption, applied after the crop and before normalisation."""
-        self.setup("test")
-        return TransformedImages(self.test_set.images, self.test_set.targets, self.transform, corruption=corruption)
+    def setup(self, stage: str) -> None:
+        """Set ``train_set``, ``val_set`` (empty without validation) and ``test_set``, as far as the stage needs them."""
 
     @property
     def data_augmentation_factor(self) -> float:
@@ -130,7 +124,7 @@ class ImageDataModule(LightningDataModule, ABC):
         Returns:
             One loader of ``(images, targets)``, or a list if there are more sets. Out-of-distribution targets are -1.
         """
-        shifted = [self._loader(self.corrupted_set(shift)) for shift in self.shifts]
+        shifted = [self._corrupted_loader(shift) for shift in self.shifts]
         loaders = [self._loader(self.test_set), *self._ood_loaders(), *shifted]
         return loaders if len(loaders) > 1 else loaders[0]
 
@@ -150,7 +144,12 @@ class ImageDataModule(LightningDataModule, ABC):
 
     def corrupted_dataloader(self, kind: str, severity: int) -> DataLoader[Any]:
         """The test images with one of `corruption_kinds` at a severity from 1 to 5, identical in every run."""
-        return self._loader(self.corrupted_set(Corruption(kind, severity)))
+        return self._corrupted_loader(Corruption(kind, severity))
+
+    def _corrupted_loader(self, corruption: Corruption) -> DataLoader[Any]:
+        self.setup("test")
+        test = self.test_set
+        return self._loader(TransformedImages(test.images, test.targets, self.transform, corruption=corruption))
 
     def _loader(self, dataset: Dataset[Any], shuffle: bool = False) -> DataLoader[Any]:
         return DataLoader(

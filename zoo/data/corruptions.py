@@ -64,15 +64,7 @@ class Corruption:
             )
 
     def __call__(self, image: Tensor, index: int) -> Tensor:
-        """Corrupt one image.
-
-        Args:
-            image: uint8 ``[channels, height, width]`` with one or three channels.
-            index: Index of the image in its data set, used as the random seed.
-
-        Returns:
-            uint8 of the same shape.
-        """
+        """Corrupt a uint8 image ``[1 or 3, height, width]``. Its `index` in the data set seeds the randomness."""
         function, strengths = _KINDS[self.kind]
         # The seed does not depend on the severity, so that the same noise pattern gets stronger.
         seed = (zlib.crc32(self.kind.encode()) + 0x9E3779B1 * index) % 2**32

@@ -80,20 +80,16 @@ class ImageFolderDataModule(ImageDataModule):
         augment: bool = False,
         **loading: Unpack[ImageLoading],
     ) -> None:
-        self._transform = ImageTransform(image_size, tuple(mean), tuple(std), resize)
+        transform = ImageTransform(image_size, tuple(mean), tuple(std), resize)
         augmentation = _crop_and_mirror(image_size, len(mean)) if augment else None
         super().__init__(Path(root).name, augmentation, **loading)
+        self.transform = transform
         self.root = Path(root)
         self.val_size, self.test_size = val_size, test_size
         self.shots = shots
-        self.mean, self.std = self._transform.mean, self._transform.std
+        self.mean, self.std = transform.mean, transform.std
         self.image_size, self.in_channels = image_size, len(mean)
         self.class_names: tuple[str, ...] = ()
-
-    @property
-    def transform(self) -> ImageTransform:
-        """The input transform of the model."""
-        return self._transform
 
     @property
     def num_classes(self) -> int:

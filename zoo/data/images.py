@@ -109,17 +109,7 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
 
 
 def read_image(path: str | Path) -> Tensor:
-    """Read an image file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        uint8, ``[1, height, width]`` for a greyscale image, ``[3, height, width]`` otherwise.
-
-    Raises:
-        DataError: If the file is damaged or not an image.
-    """
+    """Read an image file as uint8, ``[1 or 3, height, width]``; raises DataError if it is damaged or not an image."""
     try:
         with Image.open(path) as image:
             return as_tensor(image)
@@ -130,18 +120,7 @@ def read_image(path: str | Path) -> Tensor:
 
 
 def unlabelled_images(folder: str | Path, transform: ImageTransform) -> TransformedImages:
-    """All images below a folder, for prediction.
-
-    Args:
-        folder: The folder, with images at any depth.
-        transform: The model's input transform.
-
-    Returns:
-        The data set, with targets -1.
-
-    Raises:
-        DatasetError: If the folder has no images.
-    """
+    """All images below a folder, for prediction, with targets -1; raises DatasetError if there are none."""
     files = image_files(folder)
     if not files:
         raise DatasetError(

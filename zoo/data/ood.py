@@ -26,15 +26,11 @@ def _plain(name: str) -> str:
 def ood_names(entries: Iterable[str], own: str) -> tuple[str, ...]:
     """Names of the out-of-distribution sets in metric keys.
 
-    Args:
-        entries: Names of sets, or folders.
-        own: Name of the in-distribution set.
-
     Returns:
         The name of each set, or the last component of its folder.
 
     Raises:
-        HyperparameterError: If names are not unique, or the in-distribution set is among them.
+        HyperparameterError: If names are not unique, or `own`, the in-distribution set, is among them.
 
     Example:
         >>> ood_names(["svhn", "pictures/letters"], own="cifar10")
@@ -49,7 +45,7 @@ def ood_names(entries: Iterable[str], own: str) -> tuple[str, ...]:
 
 
 def ood_set(entry: str, root: str, transform: ImageTransform) -> TransformedImages:
-    """The images of an out-of-distribution set, with the in-distribution transform and targets -1.
+    """The images of an out-of-distribution set, with targets -1.
 
     Args:
         entry: Name of a registered set, whose test images are used, or a folder with images at any depth.

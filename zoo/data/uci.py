@@ -82,18 +82,7 @@ class Standardiser(NamedTuple):
 
 
 def read_uci(root: str | Path, name: str) -> UCISet:
-    """Read a UCI data set.
-
-    Args:
-        root: Folder with the text tree or with npz files.
-        name: Key of `UCI_SETS`, or a file name.
-
-    Returns:
-        Inputs, targets and splits.
-
-    Raises:
-        DatasetError: If the files are missing.
-    """
+    """Read a key of `UCI_SETS`, or a file name, below `root`; raises DatasetError if the files are missing."""
     file_name = UCI_SETS.get(name, name)
     archive = Path(root) / f"{file_name}.npz"
     if archive.is_file():

@@ -85,16 +85,12 @@ class VisionDataModule(ImageDataModule):
         shifts["ood_root"] = shifts.get("ood_root") or root
         name = type(self).__name__.removesuffix("DataModule").lower()
         super().__init__(name, augmentation, batch_size, num_workers, **shifts)
+        self.transform = ImageTransform(self.image_size, self.mean, self.std)
         self.root = root
         self.download = download
         self.val_size = val_size
         self.train_size = train_size
         self.shots = shots
-
-    @property
-    def transform(self) -> ImageTransform:
-        """Normalisation; out-of-distribution images are also resized to the size of this data set."""
-        return ImageTransform(self.image_size, self.mean, self.std)
 
     def prepare_data(self) -> None:
         """Download missing files if `download` is set; Lightning calls this in one process only."""
@@ -195,21 +191,12 @@ def _channels_first(images: Tensor) -> Tensor:
 
 
 def crop_and_mirror(images: Tensor, padding: int = 4, mirrors: bool = True) -> Tensor:
-    """Pad each image with black, crop it at random, and mirror it with probability ½, by torch's global generator.
-
-    Args:
-        images: ``[batch, channels, height, width]``.
-        padding: Padding in pixels.
-        mirrors: Whether to mirror.
-
-    Returns:
-        Images of the same shape.
-    """
+    """Pad images ``[batch, channels, height, width]`` with black, crop to the old size, and mirror, at random."""
     height, width = images.shape[-2:]
     corners = torch.randint(2 * padding + 1, (len(images), 2)).tolist()
     padded = F.pad(images, [padding] * 4)
     crops = torch.stack(
         [image[:, top : top + height, left : left + width] for image, (top, left) in zip(padded, corners, strict=True)]
     )
-    mirrored = torch.rand(len(images), 1, 1, 1) < 0.5
-    return torch.where(mirrored, crops.flip(3), crops) if mirrors else crops
+    is_mirrored = torch.rand(len(images), 1, 1, 1) < 0.5
+    return torch.where(is_mirrored, crops.flip(3), crops) if mirrors else crops

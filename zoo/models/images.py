@@ -28,17 +28,7 @@ def require_size(model: str, image_size: int, sizes: Iterable[int]) -> None:
 
 
 def require_images(images: Tensor, model: str, in_channels: int, image_size: int | None = None) -> None:
-    """Require images ``[batch, in_channels, image_size, image_size]``, of any size if `image_size` is None.
-
-    Args:
-        images: The model's input.
-        model: Name of the model in the error message.
-        in_channels: Expected number of channels.
-        image_size: Expected height and width in pixels.
-
-    Raises:
-        ShapeError: If the images have a different shape.
-    """
+    """Raise ShapeError unless images are ``[batch, in_channels, image_size, image_size]``; None allows any size."""
     size = images.shape[2:] if image_size is None else (image_size, image_size)
     if images.ndim != 4 or images.shape[1] != in_channels or images.shape[2:] != size:
         height_width = "height, width" if image_size is None else f"{image_size}, {image_size}"

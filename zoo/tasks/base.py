@@ -54,31 +54,14 @@ class SupervisedTask(LightningModule, abc.ABC):
         """The loss: the mean negative log-likelihood per example, in nats."""
 
     def forward(self, batch: Any) -> Tensor:
-        """Apply the network.
-
-        Lightning's ``predict_step`` passes whole batches, including targets. ``forward`` ignores the targets, so that
-        ``trainer.predict`` accepts training and test loaders.
-
-        Args:
-            batch: The inputs, or a tuple or list whose first element is the inputs.
-
-        Returns:
-            The network's output.
-        """
+        """Apply the network to the inputs, or to a batch: a tuple or list whose first element is the inputs."""
+        # Lightning's predict_step passes whole batches, so trainer.predict accepts training and test loaders.
         outputs: Tensor = self.model(batch[0] if isinstance(batch, (tuple, list)) else batch)
         return outputs
 
     def sampled_forward(self, batch: Any) -> Tensor:
-        """Apply the network under each posterior sample, for steps that need more than the average over samples.
-
-        A point estimate has one sample. While an evaluation callback is active, it replaces this method and ``forward``.
-
-        Args:
-            batch: As in ``forward``.
-
-        Returns:
-            Outputs, ``[samples, batch, ...]``.
-        """
+        """Outputs ``[samples, batch, ...]`` under each posterior sample; a point estimate has one sample."""
+        # While an evaluation callback is active, it replaces this method and forward.
         outputs: Tensor = self(batch)
         return outputs.unsqueeze(0)
 

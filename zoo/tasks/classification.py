@@ -142,11 +142,6 @@ class BayesClassifier(SupervisedTask):
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """Update the test metrics.
 
-        Args:
-            batch: Inputs and class indices ``[batch]``.
-            batch_idx: Batch index in the loader.
-            dataloader_idx: 0 for the test set, larger for the sets after it.
-
         Returns:
             ``outputs``, the logits ``[samples, batch, classes]``; ``targets``; ``set``, the name of the loader's data set;
             and ``mean_outputs``, the logits at the posterior mean ``[batch, classes]``, under a posterior.

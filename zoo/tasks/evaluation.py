@@ -36,7 +36,7 @@ def named_sets(datamodule: Any, num_loaders: int) -> EvaluationSets:
     """Read the names of the test loaders from a data module.
 
     Args:
-        datamodule: Its ``ood_names`` and ``shift_names`` are read. Without ``ood_names``, sets are ``set1``, ``set2``, …
+        datamodule: Has ``ood_names``, by default ``set1``, ``set2``, …, and ``shift_names``, by default empty.
         num_loaders: Number of test loaders.
 
     Returns:
@@ -89,13 +89,7 @@ class ClassifierEvaluation:
         self.shift = ShiftMetrics(sets.shifts, f"shift{suffix}/").to(device) if sets.shifts else None
 
     def update(self, outputs: Tensor, targets: Tensor, dataloader_idx: int) -> None:
-        """Add a batch.
-
-        Args:
-            outputs: Logits, ``[samples, batch, classes]``.
-            targets: Class indices, ``[batch]``.
-            dataloader_idx: Index of the loader.
-        """
+        """Add a batch of logits ``[samples, batch, classes]`` and class indices ``[batch]``."""
         outputs = outputs / self.temperature
         first_shift = 1 + len(self.sets.ood)
         if self.detection is not None and dataloader_idx < first_shift:

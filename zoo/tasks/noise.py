@@ -49,15 +49,7 @@ class Noise(nn.Module, ABC):
         return 0.5 * squared + 0.5 * (math.log(2 * math.pi) - log_precision)
 
     def log_density(self, mean: Tensor, targets: Tensor) -> Tensor:
-        """Log ∫ p(y | f, τ) q(τ) dτ for each target.
-
-        Args:
-            mean: f, any shape.
-            targets: y, broadcastable to the shape of `mean`.
-
-        Returns:
-            Log-densities in nats, with the shape of `mean`.
-        """
+        """Log ∫ p(y | f, τ) q(τ) dτ in nats, for f of any shape and y broadcastable to it."""
         precision = self.moments()[0].to(mean.dtype)
         return 0.5 * (precision.log() - math.log(2 * math.pi) - precision * (targets - mean).square())
 
@@ -149,35 +141,14 @@ def gamma_posterior(num_data: Tensor, mean_square: Tensor, prior: tuple[float, f
 
 
 def student_t_log_density(residuals: Tensor, shape: float, rate: Tensor) -> Tensor:
-    """Log ∫ N(r | 0, 1/τ) Gamma(τ | α, β) dτ, a Student-t with 2α degrees of freedom and scale √(β/α).
-
-    Args:
-        residuals: r, any shape.
-        shape: α.
-        rate: β, broadcastable to the shape of `residuals`.
-
-    Returns:
-        Log-densities in nats, with the shape of `residuals`.
-    """
+    """Log ∫ N(r | 0, 1/τ) Gamma(τ | α, β) dτ in nats: a Student-t with 2α degrees of freedom and scale √(β/α)."""
     # The difference of log-gammas needs float64, the precision of Python floats.
     normaliser = math.lgamma(shape + 0.5) - math.lgamma(shape) - 0.5 * torch.log(2 * math.pi * rate)
     return normaliser - (shape + 0.5) * torch.log1p(residuals.square() / (2 * rate))
 
 
 def make_noise(name: NoiseName, std: float, prior: tuple[float, float]) -> Noise:
-    """Build the noise by name.
-
-    Args:
-        name: ``"fixed"``, ``"learned"`` or ``"gamma"``.
-        std: Fixed or initial σ.
-        prior: Shape a₀ and rate b₀ of the Gamma.
-
-    Returns:
-        The noise.
-
-    Raises:
-        HyperparameterError: If an argument is out of range; lists every such argument.
-    """
+    """Build the noise by name; raises HyperparameterError that lists every argument out of range."""
     errors = []
     if name not in {"fixed", "learned", "gamma"}:
         errors.append(f"noise={name!r}, but it must be 'fixed', 'learned' or 'gamma'")

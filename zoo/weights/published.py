@@ -29,22 +29,12 @@ class PublishedWeights(NamedTuple):
 
 
 def fetch(url: str) -> Path:
-    """Download a file into the cache of torch.hub, unless it is there already.
-
-    Args:
-        url: The URL. A hash in the file name (``-f37072fd.pth``) is checked after the download.
-
-    Returns:
-        The cached file.
-
-    Raises:
-        WeightsError: If the download fails; names the URL and the cache path.
-    """
+    """The path of a URL in torch.hub's cache. Downloads the file if needed; raises WeightsError if that fails."""
     name = os.path.basename(url)
     path = Path(torch.hub.get_dir()) / "checkpoints" / name
     if path.is_file():
         return path
-    digest = re.search(r"-([0-9a-f]{8,})\.", name)
+    digest = re.search(r"-([0-9a-f]{8,})\.", name)  # such as f37072fd in resnet18-f37072fd.pth
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), hash_prefix=digest and digest[1])
