@@ -1,4 +1,4 @@
-"""Models by name, with random and with pretrained weights; peers are torchvision's and timm's own models."""
+"""Models by name, with random or pretrained weights, against torchvision's and timm's own models."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_a_pattern_selects_names():
         ("torchvision/resnet18", {"in_channels": 1}, r"torchvision/resnet18 requires in_channels=3"),
     ],
 )
-def test_unknown_names_and_arguments_are_refused(name, arguments, message):
+def test_unknown_names_and_arguments_are_rejected(name, arguments, message):
     with pytest.raises(HyperparameterError, match=message):
         create_model(name, **arguments)
 
 
-def test_a_model_knows_how_to_build_it_again():
+def test_a_model_stores_its_architecture():
     model = create_model("resnet18", num_classes=4, in_channels=1, norm="group")
     for same in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         name, arguments = architecture(same)
@@ -107,7 +107,7 @@ def test_a_model_knows_how_to_build_it_again():
     create_model(name, **arguments).load_state_dict(model.state_dict())
 
 
-def test_a_model_from_elsewhere_does_not_know_it():
+def test_a_model_not_built_by_create_model_has_no_architecture():
     with pytest.raises(HyperparameterError, match=r"This Linear was not built by create_model\. Build it with zoo\."):
         architecture(torch.nn.Linear(2, 2))
 
@@ -145,7 +145,7 @@ def test_a_state_dict_of_torchvision_makes_the_round_trip(theirs, saved, generat
 
 
 @pytest.mark.parametrize("form", [str, lambda path: path, lambda path: torch.load(path, weights_only=True)])
-def test_path_text_and_dictionary_are_the_same(saved, theirs, form):
+def test_path_string_and_state_dict_are_equivalent(saved, theirs, form):
     model = create_model("resnet18_imagenet", num_classes=7, pretrained=form(saved))
     assert torch.equal(model.fc.weight, theirs.fc.weight)
 
@@ -181,8 +181,8 @@ def test_published_weights_come_with_their_transform(saved, theirs, tmp_path, mo
 
 @pytest.fixture
 def timm_hub(monkeypatch):
-    """timm's hub with random weights of a ResNet-18 for 1000 classes in it."""
-    if not timm.models._hub.has_hf_hub():  # which timm asks first
+    """A stub of timm's hub with random weights of a ResNet-18 for 1000 classes."""
+    if not timm.models._hub.has_hf_hub():  # timm checks this first
         pytest.skip("timm finds no huggingface_hub that it can use")
     state = timm.create_model("resnet18").state_dict()
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *args, **kwargs: dict(state))
@@ -206,7 +206,7 @@ def test_timms_weights_are_loaded_without_their_head(timm_hub, name, pretrained)
     assert input_transform(model).interpolation == "bicubic"
 
 
-def test_timm_sums_the_channels_for_grey_images(timm_hub):
+def test_timm_sums_the_channels_for_greyscale_images(timm_hub):
     model = create_model("timm/resnet18", num_classes=3, in_channels=1, pretrained=True)
     torch.testing.assert_close(model.conv1.weight, timm_hub["conv1.weight"].sum(1, keepdim=True))
 
@@ -223,7 +223,7 @@ def test_a_timm_model_reads_a_file_strictly(saved):
 
 @pytest.fixture
 def task_of(tmp_path, monkeypatch):
-    """What a config and the command line make of `create_model`; Lightning's variables are put back."""
+    """The model that a config and the command line build; restores Lightning's environment variables."""
     for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(variable, "0")
 

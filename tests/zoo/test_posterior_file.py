@@ -1,4 +1,4 @@
-"""Posterior files: what goes in comes out, the card says it, and other files are refused."""
+"""Posterior files: round trip, model card, and rejected files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_posterior_makes_the_round_trip(saved, generator):
     assert torch.equal(ours.sample_probs, theirs.sample_probs)
 
 
-def test_the_model_is_at_the_mean_and_ready(saved):
+def test_the_model_is_at_the_mean_in_evaluation_mode(saved):
     path, _, _, posterior = saved
     loaded = zoo.load(str(path))
     assert same({name: p.detach() for name, p in loaded.model.named_parameters()}, posterior.mean)
@@ -103,7 +103,7 @@ def test_the_folder_of_a_file_is_created(tmp_path):
     assert sorted(loaded.posterior.mean) == sorted(posterior_like(model).mean)
 
 
-def test_on_a_full_disk_the_old_file_stays(saved, monkeypatch):
+def test_on_a_full_disk_the_old_file_is_kept(saved, monkeypatch):
     path, model = saved[0], network()
     before = path.read_bytes()
 
@@ -137,8 +137,8 @@ def test_other_families_make_the_round_trip(tmp_path, generator):
         assert torch.equal(ours.sample_probs, theirs.sample_probs)
 
 
-def test_a_prior_of_each_weight_makes_the_round_trip(tmp_path, generator):
-    """As after continual learning: the KL is that of the file's prior, whose range the card names."""
+def test_a_per_weight_prior_makes_the_round_trip(tmp_path, generator):
+    """A prior from continual learning: the loaded KL uses it, and the card states its range."""
     model = create_model("lenet5", num_classes=3, in_channels=1)
     mean = {name: p.detach().clone() for name, p in model.named_parameters()}
     delta = {name: 2 + 6 * torch.rand(p.shape, generator=generator) for name, p in mean.items()}
@@ -162,7 +162,7 @@ def test_the_transform_of_pretrained_weights_is_stored(tmp_path):
     assert zoo.load(tmp_path / "a.safetensors").transform == ImageTransform(224, resize=256)
 
 
-def test_what_a_callback_has_trained_can_be_kept(tmp_path, quiet_trainer, generator):
+def test_a_posterior_trained_by_a_callback_can_be_saved(tmp_path, quiet_trainer, generator):
     x, y = torch.randn(24, 1, 2, 2, generator=generator), torch.arange(24) % 3
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
     task = BayesClassifier(model, num_classes=3)
@@ -178,7 +178,7 @@ def test_what_a_callback_has_trained_can_be_kept(tmp_path, quiet_trainer, genera
     )
 
 
-def test_what_the_optimizer_has_trained_can_be_kept(tmp_path, generator):
+def test_a_posterior_trained_by_an_optimizer_can_be_saved(tmp_path, generator):
     x, y = torch.randn(24, 1, 2, 2, generator=generator), torch.arange(24) % 3
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
     opt = VOGN(model, lr=0.1, num_data=24)
@@ -193,7 +193,7 @@ def test_what_the_optimizer_has_trained_can_be_kept(tmp_path, generator):
 
 
 @pytest.mark.parametrize("scale", [0.0, 2.5])
-def test_a_file_keeps_the_width_and_the_predictive_that_it_was_chosen_for(tmp_path, scale):
+def test_a_file_stores_the_scale_and_its_predictive(tmp_path, scale):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
     posterior, images = ScaledPosterior(posterior_like(model), scale, linearized=True), torch.randn(5, 1, 2, 2)
     card = save_posterior(tmp_path / "wide.safetensors", model, posterior)
@@ -203,7 +203,7 @@ def test_a_file_keeps_the_width_and_the_predictive_that_it_was_chosen_for(tmp_pa
     assert f"| Width | {scale:g} × the MeanField width, for the linearised predictive |" in card.read_text("utf-8")
 
 
-def test_the_card_says_what_the_file_holds(saved):
+def test_the_card_describes_the_file(saved):
     _, card, model, _ = saved
     text = card.read_text("utf-8")
     assert card.name == "cats.md"
@@ -232,13 +232,13 @@ def test_the_card_says_what_the_file_holds(saved):
         ("v1.1", "v1.1.md"),
     ],
 )
-def test_the_card_has_the_name_of_its_file_alone(tmp_path, name, card):
+def test_the_card_is_named_after_its_file(tmp_path, name, card):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     assert save_posterior(tmp_path / name, model, posterior_like(model)) == tmp_path / card
     assert zoo.load(tmp_path / name).posterior.num_data == 123
 
 
-def test_a_posterior_is_not_written_where_its_card_belongs(tmp_path):
+def test_a_posterior_file_cannot_end_in_md(tmp_path):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     with pytest.raises(
         HyperparameterError, match=r"q\.md would be overwritten by its own model card\. .* as \.safetensors"
@@ -273,7 +273,7 @@ def test_the_code_on_the_card_scales_by_the_temperature(saved, monkeypatch, gene
 
 
 def rewritten(path, drop=(), **changes):
-    """Write a file again with other contents and the right checksum."""
+    """Rewrite a file with different contents and the right checksum."""
     content = {name: value for name, value in {**read_content(path, "cpu"), **changes}.items() if name not in drop}
     path.write_bytes(to_bytes(content))
 
@@ -285,7 +285,7 @@ def with_metadata(path, **changes):
 
 
 @pytest.mark.parametrize(("version", "shown"), [(str(VERSION + 1), str(VERSION + 1)), ("two", "'two'"), ("", "''")])
-def test_another_format_is_refused(saved, version, shown):
+def test_an_unsupported_version_is_rejected(saved, version, shown):
     path, *_ = saved
     with_metadata(path, version=version)
     with pytest.raises(
@@ -296,7 +296,7 @@ def test_another_format_is_refused(saved, version, shown):
 
 
 @pytest.mark.parametrize("family", ["NormalisingFlow", None])
-def test_another_family_is_refused(saved, family):
+def test_an_unknown_family_is_rejected(saved, family):
     path, *_ = saved
     rewritten(path, family=family)
     with pytest.raises(PosteriorError, match=rf"cats\.safetensors .* family {family}, but .* MeanField, .*Upgrade"):
@@ -330,7 +330,7 @@ def test_a_file_of_version_1_is_read(tmp_path, temperature):
         zoo.load(tmp_path / "newer.pt")
 
 
-def test_any_reader_of_safetensors_finds_the_tensors(saved):
+def test_any_safetensors_reader_finds_the_tensors(saved):
     path, _, _, posterior = saved
     tensors = load_file(path)
     assert torch.equal(tensors["posterior.precision.classifier.bias"], posterior.precision["classifier.bias"])
@@ -363,7 +363,7 @@ def test_tuples_lists_and_shared_tensors_make_the_round_trip(tmp_path):
         ({"class_names": ["cat"]}, "HyperparameterError: Got 1 class_names for a model with 3 classes"),
     ],
 )
-def test_damaged_content_is_refused_with_the_name_of_the_file(saved, changes, reason):
+def test_damaged_content_names_the_file(saved, changes, reason):
     path, *_ = saved
     rewritten(path, **changes)
     with pytest.raises(
@@ -373,7 +373,7 @@ def test_damaged_content_is_refused_with_the_name_of_the_file(saved, changes, re
 
 
 @pytest.mark.parametrize("name", ["architecture", "transform", "class_names", "metrics", "config", "temperature"])
-def test_what_a_file_lacks_is_named(saved, name):
+def test_missing_content_is_named(saved, name):
     path, *_ = saved
     rewritten(path, drop=[name])
     with pytest.raises(PosteriorError, match=rf"cats\.safetensors cannot be read as .*'{name}'"):
@@ -386,7 +386,7 @@ class Harmful:
 
 
 @pytest.mark.parametrize("write", [lambda x, p: torch.save(x, p), lambda x, p: p.write_bytes(pickle.dumps(x))])
-def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, write):
+def test_a_pickle_is_rejected_and_not_run(tmp_path, monkeypatch, write):
     monkeypatch.chdir(tmp_path)
     write({"format": "lightning_bayes.posterior", "config": Harmful()}, tmp_path / "model.pt")
     with pytest.raises(
@@ -414,7 +414,7 @@ def test_a_flipped_bit_is_found(saved, name):
         zoo.load(path)
 
 
-def test_a_flipped_bit_in_the_numbers_beside_the_tensors_is_found(saved):
+def test_a_flipped_bit_in_the_metadata_is_found(saved):
     path, *_ = saved
     content = path.read_bytes()
     assert content.count(b'\\"num_data\\": 123') == 1
@@ -424,7 +424,7 @@ def test_a_flipped_bit_in_the_numbers_beside_the_tensors_is_found(saved):
 
 
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1], {"weight": torch.ones(1)}], ids=str)
-def test_another_file_is_told_where_it_belongs(tmp_path, content):
+def test_other_files_get_a_hint(tmp_path, content):
     torch.save(content, tmp_path / "other.pt")
     with pytest.raises(
         PosteriorError, match=r"other\.pt is not a posterior file\. .*with load_posterior, .*create_model"
@@ -432,7 +432,7 @@ def test_another_file_is_told_where_it_belongs(tmp_path, content):
         zoo.load(tmp_path / "other.pt")
 
 
-def test_a_file_that_is_not_there_is_an_ordinary_file_error(tmp_path):
+def test_a_missing_file_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.pt"):
         zoo.load(tmp_path / "nowhere.pt")
 
@@ -441,7 +441,7 @@ def test_a_file_that_is_not_there_is_an_ordinary_file_error(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cats", "cats.safetensors", "animals/cats"])
-def test_a_file_of_the_folder_is_found_by_its_name(saved, tmp_path, monkeypatch, name):
+def test_a_file_in_the_folder_is_found_by_name(saved, tmp_path, monkeypatch, name):
     monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(tmp_path / "home"))
     file = (zoo.posterior_folder() / name).with_suffix(".safetensors")
     file.parent.mkdir(parents=True)
@@ -449,7 +449,7 @@ def test_a_file_of_the_folder_is_found_by_its_name(saved, tmp_path, monkeypatch,
     assert zoo.load(name).class_names == ("cat", "dog", "eel")
 
 
-def test_a_file_here_comes_before_one_of_the_folder(saved, tmp_path, monkeypatch):
+def test_the_working_directory_comes_before_the_folder(saved, tmp_path, monkeypatch):
     path, _, model, posterior = saved
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(tmp_path / "home"))
@@ -458,7 +458,7 @@ def test_a_file_here_comes_before_one_of_the_folder(saved, tmp_path, monkeypatch
     assert zoo.load("cats").class_names == ("cat", "dog", "eel")
 
 
-def test_an_unknown_name_is_told_those_that_there_are(saved, tmp_path, monkeypatch):
+def test_an_unknown_name_lists_the_names_in_the_folder(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(saved[0].parent))
     folder = re.escape(str(saved[0].parent))
     message = rf"no posterior file dogs .*or in {folder}, which contains cats\. .*LIGHTNING_BAYES_HOME"
@@ -474,7 +474,7 @@ def test_without_a_variable_the_folder_is_in_the_cache(monkeypatch, tmp_path):
         zoo.load("dogs")
 
 
-def test_a_posterior_of_another_model_is_not_saved(tmp_path):
+def test_a_posterior_of_a_different_model_is_rejected(tmp_path):
     model = network()
     with pytest.raises(
         PosteriorError, match=r"The posterior is not one of this VGG16 .*posterior\.select\('model\.'\)"
@@ -492,14 +492,14 @@ def test_values_that_are_not_plain_are_listed(tmp_path):
         save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), config=config)
 
 
-def test_names_for_another_number_of_classes_are_refused(tmp_path):
+def test_a_wrong_number_of_class_names_is_rejected(tmp_path):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     with pytest.raises(HyperparameterError, match=r"Got 2 class_names for a model with 3 classes"):
         save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), class_names=["a", "b"])
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_impossible_temperature_is_refused(tmp_path, temperature):
+def test_an_impossible_temperature_is_rejected(tmp_path, temperature):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     with pytest.raises(HyperparameterError, match=rf"temperature={temperature} must be positive and finite"):
         save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), temperature=temperature)
