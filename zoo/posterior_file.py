@@ -86,7 +86,7 @@ def save_posterior(
             task.
         transform: The transform of input images; by default the model's `input_transform`.
         class_names: Class names in order; by default the class names of the data that the model was fitted on.
-        metrics: Metric values, such as ``trainer.callback_metrics``.
+        metrics: Metric values by name, such as ``trainer.callback_metrics``.
         config: The training configuration, such as the YAML of the run; plain values only.
         temperature: Temperature that divides the logits, for example from `lightning_bayes.predictive.fit_temperature`.
         link: How outputs become predictions, see `lightning_bayes.mc_predict`; ``"identity"`` for regression.

@@ -96,7 +96,7 @@ class ImageDataModule(LightningDataModule, ABC):
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.ood, self.ood_root = tuple(ood), ood_root or "data"
-        self.ood_names = ood_names(self.ood, own=name)
+        self.ood_names = ood_names(self.ood, in_distribution=name)
         self.augmentation = augmentation
         self.shifts = [Corruption(kind, severity) for kind in corruptions for severity in severities]
         self.shift_names = tuple((shift.kind, shift.severity) for shift in self.shifts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from lightning_utilities.core.rank_zero import rank_zero_info
@@ -14,32 +14,28 @@ from lightning_bayes.zoo.registry import DATA
 from lightning_bayes.zoo.transforms import ImageTransform
 
 
-def named_sets() -> dict[str, Callable[[str], Tensor]]:
-    """The registered sets usable as out-of-distribution sets: a function from root to test images, by plain name."""
-    return {_plain(name): module.test_images for name, module in sorted(DATA.items()) if hasattr(module, "test_images")}
-
-
 def _plain(name: str) -> str:
     return name.replace("_", "")
 
 
-def ood_names(entries: Iterable[str], own: str) -> tuple[str, ...]:
+def ood_names(entries: Iterable[str], in_distribution: str) -> tuple[str, ...]:
     """Names of the out-of-distribution sets in metric keys.
 
     Returns:
         The name of each set, or the last component of its folder.
 
     Raises:
-        HyperparameterError: If names are not unique, or `own`, the in-distribution set, is among them.
+        HyperparameterError: If names are not unique, or the `in_distribution` set is among them.
 
     Example:
-        >>> ood_names(["svhn", "pictures/letters"], own="cifar10")
+        >>> ood_names(["svhn", "pictures/letters"], in_distribution="cifar10")
         ('svhn', 'letters')
     """
     names = tuple(Path(entry).name for entry in entries)
-    if len(set(names)) < len(names) or _plain(own) in map(_plain, names):
+    if len(set(names)) < len(names) or _plain(in_distribution) in map(_plain, names):
         raise HyperparameterError(
-            f"ood={list(entries)} must contain sets other than {own}, with unique names. Rename a folder, or remove a set."
+            f"ood={list(entries)} must contain sets other than {in_distribution}, with unique names. Rename a folder, or "
+            "remove a set."
         )
     return names
 
@@ -58,9 +54,9 @@ def ood_set(entry: str, root: str, transform: ImageTransform) -> TransformedImag
     Raises:
         DatasetError: If `entry` is neither a registered set nor a folder with images.
     """
-    registered = named_sets()
+    registered = {_plain(name): module for name, module in sorted(DATA.items()) if hasattr(module, "test_images")}
     if _plain(entry) in registered:
-        images: Tensor | list[Path] = registered[_plain(entry)](root)
+        images: Tensor | list[Path] = registered[_plain(entry)].test_images(root)
     else:
         images = image_files(entry)
     if len(images) == 0:
