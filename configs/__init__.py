@@ -1,7 +1,7 @@
-"""Configs of `LightningCLI`: parts that compose, ``data/`` × ``models/`` × ``methods/``, and whole published ``recipes/``.
+"""Configs for `LightningCLI`: composable parts, ``data/`` × ``models/`` × ``methods/``, and complete ``recipes/``.
 
-There is no code here; `lightning_bayes.composition` reads the files. This file makes the directory a package, so that
-`importlib.resources` finds them in a wheel, in an editable install, and in a clone whose file system has no symbolic links.
+`lightning_bayes.composition` reads the files. This file makes the directory a package, so that `importlib.resources` finds
+them in a wheel, in an editable install, and in a clone on a file system without symbolic links.
 
 Example:
     >>> from importlib import resources

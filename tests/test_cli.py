@@ -253,7 +253,7 @@ def test_the_class_folders_are_counted_and_the_config_says_the_number(tmp_path):
     assert (saved["num_classes"], saved["model"]["init_args"]["num_classes"]) == (3, 3)
     run = instantiate("image_folder+timm/resnet18+vogn", *small, "--model.num_classes=5")
     assert (run.model.num_classes, run.model.model.num_classes) == (5, 5)
-    with pytest.raises(DatasetError, match="does not hold one folder of images for each class"):
+    with pytest.raises(DatasetError, match="does not contain one folder of images per class"):
         instantiate("image_folder+timm/resnet18+vogn", *small, "--data.root=nowhere")
 
 
@@ -399,7 +399,7 @@ def test_instantiate_builds_and_ignores_the_arguments_of_the_process(monkeypatch
 
 
 def test_a_data_set_that_is_not_there_is_named(tmp_path):
-    message = rf"^lightning-bayes: DatasetError: MNIST is not below {tmp_path}/nowhere.*download=True"
+    message = rf"^lightning-bayes: DatasetError: MNIST is missing or incomplete in {tmp_path}/nowhere.*download=True"
     with pytest.raises(SystemExit, match=message):
         command("fit", "--config", "mnist_lenet_vogn", *QUIET, "--data.root=nowhere")
 
@@ -409,7 +409,7 @@ def test_a_data_set_that_is_not_there_is_named(tmp_path):
     [
         ("--trainer.callbacks.mc_samples=0", "HyperparameterError: mc_samples=0 must be a whole number of at least 1."),
         ("--model.num_classes=1", "HyperparameterError: BayesClassifier got num_classes=1, but needs at least 2"),
-        ("--model.model.image_size=9", "HyperparameterError: LeNet5 got image_size=9, but is laid out for 8, 28, 32"),
+        ("--model.model.image_size=9", "HyperparameterError: LeNet5 got image_size=9, but supports 8, 28, 32"),
     ],
 )
 def test_a_value_out_of_range_is_refused_in_the_words_of_its_class(option, message):

@@ -231,9 +231,11 @@ def test_models_by_name_need_no_file(name):
 
 
 def test_a_name_is_given_to_one_object(stranger):
-    with pytest.raises(HyperparameterError, match=r"is registered as 'lenet5', which is the name of .*lenet\.LeNet5"):
+    with pytest.raises(HyperparameterError, match=r"cannot be registered as 'lenet5', because .*lenet\.LeNet5 already"):
         register_model("lenet5")(torch.nn.Linear)
-    with pytest.raises(HyperparameterError, match=r"is registered as 'mnist', which is the name of .*MNISTDataModule"):
+    with pytest.raises(
+        HyperparameterError, match=r"cannot be registered as 'mnist', because .*MNISTDataModule already"
+    ):
         register_data("mnist")(DATA["digits"])
     register_data("mnist")(DATA["mnist"])  # as when a module is imported again
 

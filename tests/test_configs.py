@@ -36,7 +36,7 @@ PAIRS = [  # data and models whose shapes fit
     *product(("imagenet",), ("alexnet", "resnet18")),
 ]
 BY_BACKPACK = {"von", "cvi", "momentum_von", "noisy_adam_fisher", "kfac_backpack", "noisy_kfac_backpack"}
-PLAIN = {"lenet", "mlp", "alexnet"}  # without BatchNorm, for which in training mode BackPACK has nothing
+PLAIN = {"lenet", "mlp", "alexnet"}  # without BatchNorm, which BackPACK does not support in training mode
 EVERY = [
     f"{data}+{model}+{method}"
     for (data, model), method in product(PAIRS, parts("methods"))
@@ -60,7 +60,7 @@ def documented():
 
 
 def callback_of(name):
-    """The callback by the end of a config's name: of ``ogn`` and ``vogn`` the longer one that fits."""
+    """The callback by the longest matching suffix of a config's name, such as ``vogn`` rather than ``ogn``."""
     words = re.sub(r"[_+]|\.yaml$", "", name)
     return METHODS[max((method for method in METHODS if words.endswith(method)), key=len)]
 
@@ -71,14 +71,14 @@ def read(name):
 
 
 def class_paths(node):
-    """All classes that a part of a config names."""
+    """All class paths in a part of a config."""
     inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
     own = {node["class_path"]} if isinstance(node, dict) and "class_path" in node else set()
     return own.union(*map(class_paths, inner))
 
 
 def enough():
-    """Configs that name all classes between them."""
+    """Configs that together cover all class paths."""
     seen, names = set(), []
     for name in covering():
         names += [] if class_paths(read(name)) <= seen else [name]
@@ -88,21 +88,21 @@ def enough():
 
 @pytest.fixture(autouse=True)
 def _seed_variables(monkeypatch):
-    """Lightning's variables are put back; processes that later tests start would read them."""
+    """Restore Lightning's environment variables, which child processes of later tests would read."""
     for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(variable, "0")
 
 
 @pytest.fixture(autouse=True)
 def _collected():
-    """A trainer and its module hold each other; the networks of all tests would fill the memory."""
+    """Break reference cycles of trainers and modules, which would keep the networks of all tests in memory."""
     yield
     gc.collect()
 
 
 @pytest.fixture
 def data_options(name, tmp_path, monkeypatch):
-    """Options that put a tiny set in the place of one that is not on this disk."""
+    """Options that replace a data set that is not on this disk with a tiny one."""
     if name.startswith("digits"):
         return small_options(name) if "resnet18" in name else []
     if name.startswith("finetune_imagefolder"):
@@ -131,7 +131,7 @@ def data_options(name, tmp_path, monkeypatch):
 
 
 def small_options(name):
-    """Few samples, small factors, and one process without groups of noise: other tests have these."""
+    """Few samples, small factors, and one process without noise groups; other tests cover these settings."""
     callback = read(name)["trainer"]["callbacks"][-1]
     preset = callback["class_path"].endswith("from_preset")
     where = "--trainer.callbacks.dict_kwargs" if preset else "--trainer.callbacks"
@@ -146,13 +146,13 @@ def small_options(name):
 
 
 def checkpoints_that_it_reads(name):
-    """Paths that a `WarmStart` or `DeepEnsembleCallback` names."""
+    """Checkpoint paths of a `WarmStart` or `DeepEnsembleCallback`."""
     arguments = [entry.get("init_args", {}) for entry in read(name)["trainer"]["callbacks"]]
     return [path for given in arguments for path in (given.get("path"), *given.get("members", ())) if path]
 
 
 def train_what_it_reads(name, data_options):
-    """One batch of the configs whose checkpoints it names, written where it looks for them."""
+    """Write the checkpoints that a config expects, by running their configs for one batch."""
     for path in checkpoints_that_it_reads(name):
         other = Path(path).parts[1]  # runs/{name of the config}/…
         one = [f"--trainer.{option}=1" for option in ("max_epochs", "limit_train_batches", "log_every_n_steps")]
@@ -176,7 +176,7 @@ def run_for_one_batch(name, *options):
 
 
 def light(names):
-    """Leaves the large networks to the slow tests, except for one recipe."""
+    """Large networks are slow tests, except for one recipe."""
     heavy = re.compile(r"resnet18|imagenet|alexnet\+|\+vgg16|alexnet_k|alexnet_n")
     slow = [name for name in names if heavy.search(name) and name != "osawa2019_cifar10_resnet18_vogn"]
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
@@ -213,8 +213,8 @@ def test_documented_overrides_run_for_one_batch(name, overrides, data_options, t
     run_for_one_batch(name, *overrides, *data_options)
 
 
-def test_every_figure_of_zhang_et_al_has_a_config_with_the_papers_numbers_for_its_column():
-    """Their Table 2 has none for BBB and Noisy Adam with BatchNorm. λ, η and c₀ are those of their appendix C.2."""
+def test_every_column_of_zhang_et_al_has_a_config_with_the_papers_numbers():
+    """Their Table 2 has no entries for BBB and Noisy Adam with BatchNorm. λ, η and c₀ are from their appendix C.2."""
     found = set()
     for name, overrides in [*((name, ()) for name in recipes()), *documented()]:
         if not name.startswith("zhang2018"):
@@ -235,11 +235,11 @@ def test_every_figure_of_zhang_et_al_has_a_config_with_the_papers_numbers_for_it
 
 
 @pytest.mark.parametrize("name", enough())
-def test_another_lightning_cli_reads_it(name, monkeypatch):
+def test_a_plain_lightning_cli_reads_it(name, monkeypatch):
     monkeypatch.setattr("sys.argv", ["theirs"])
     counted = (
         ["--model.model.num_classes=2"] if name.startswith("finetune") else []
-    )  # only this package's counts folders
+    )  # only this package's CLI counts folders
     cli = LightningCLI(
         LightningModule,
         LightningDataModule,
@@ -253,7 +253,7 @@ def test_another_lightning_cli_reads_it(name, monkeypatch):
     assert cli.trainer.max_epochs == read(name)["trainer"]["max_epochs"]
 
 
-def test_each_is_what_its_name_says():
+def test_each_config_matches_its_name():
     for name in (*recipes(), *EVERY):
         config, callback = read(name), callback_of(name)
         callbacks = [entry["class_path"] for entry in config["trainer"]["callbacks"]]

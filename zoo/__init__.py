@@ -1,4 +1,4 @@
-"""Models, data and tasks to start from; nothing in here is Bayesian until a callback of this package joins the trainer.
+"""Models, data modules and tasks to start from. A callback of this package makes them Bayesian.
 
 Example:
     >>> from lightning_bayes.zoo import BayesClassifier, LeNet5

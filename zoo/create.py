@@ -1,6 +1,6 @@
-"""Models by name: those that are registered, any of timm as ``timm/NAME``, any of torchvision as ``torchvision/NAME``.
+"""Models by name: registered models, timm models as ``timm/NAME``, and torchvision models as ``torchvision/NAME``.
 
-Names that end in ``_imagenet`` are architectures for 224 × 224 images, which load torchvision's published weights.
+Names that end in ``_imagenet`` are architectures for 224 × 224 images that can load torchvision's published weights.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import nn
 
 import lightning_bayes.zoo.models  # noqa: F401  (its files register themselves)
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.zoo.sources import ModelSource, source_of
+from lightning_bayes.zoo.sources import source_of
 from lightning_bayes.zoo.sources.registered import known_names
 from lightning_bayes.zoo.transforms import ImageTransform
 from lightning_bayes.zoo.weights import PublishedWeights, load_weights, read_weights, unwrapped
 
-_FILES: Final = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".safetensors")
+_WEIGHTS_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".safetensors")
 
 
 class Architecture(NamedTuple):
-    """The arguments of a `create_model` call without its weights: enough to build the model again.
+    """The arguments of a `create_model` call, without the weights: enough to rebuild the model.
 
     Attributes:
-        name: The model's name.
-        arguments: All others, ``num_classes`` and ``in_channels`` included.
+        name: The model name.
+        arguments: All other arguments, including ``num_classes`` and ``in_channels``.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Architecture(NamedTuple):
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names that `create_model` takes.
+    """List the names that `create_model` accepts.
 
     Args:
         pattern: Shell pattern, such as ``"*imagenet"``, ``"timm/resnet*"`` or ``"torchvision/*"``.
 
     Returns:
-        The names, in alphabetical order. Those of timm and torchvision are listed only if the pattern has their prefix.
+        The names in alphabetical order. timm and torchvision models are listed only if the pattern has their prefix.
 
     Example:
         >>> list_models("resnet*")
@@ -60,25 +60,26 @@ def create_model(
     replace_head: bool | None = None,
     **arguments: Any,
 ) -> nn.Module:
-    """Build a model by name, with random or with pretrained weights.
+    """Build a model by name, with random or pretrained weights.
 
-    Pretrained weights of another number of classes are loaded without their last layer, and a message says so. Nothing else
-    may differ: a `WeightsError` lists every name that is missing, unexpected or of another shape. `input_transform` of the
-    model is the transform of the weights.
+    If the pretrained weights have a different number of classes, they are loaded without the last layer, and a message says
+    so. Nothing else may differ: a `WeightsError` lists every missing, unexpected or misshapen tensor. Afterwards,
+    `input_transform` returns the transform that the weights were trained with.
 
     Args:
-        name: One of `list_models`, ``timm/NAME`` or ``torchvision/NAME``.
-        num_classes: Number of classes C; the output is ``[batch, C]``. None is for configs of the command line, which puts
-            in the number that the data have.
-        in_channels: Channels of the images.
-        pretrained: True for the weights that torchvision or timm publish; the name of published weights
-            (``"IMAGENET1K_V1"``, ``"timm/resnet18.a1_in1k"``, for a timm model also the tag alone); the path of a file with
-            a state dict; a state dict; or None for random weights.
-        replace_head: Whether the last layer starts from random values. None: only if the number of classes differs.
-        **arguments: Further arguments of the model's class.
+        name: A name from `list_models`, ``timm/NAME`` or ``torchvision/NAME``.
+        num_classes: Number of classes C; the output is ``[batch, C]``. None is allowed only in command-line configs, which
+            fill in the number of classes of the data.
+        in_channels: Number of image channels.
+        pretrained: True for the default weights that torchvision or timm publish; the name of published weights
+            (``"IMAGENET1K_V1"``, ``"timm/resnet18.a1_in1k"``, or only the tag for a timm model); the path of a state dict
+            file; a state dict; or None for random weights.
+        replace_head: Whether to keep the randomly initialised last layer. None does so only if the number of classes
+            differs.
+        **arguments: Extra arguments of the model class.
 
     Returns:
-        The model, an ordinary module.
+        The model, an ordinary ``nn.Module``.
 
     Raises:
         HyperparameterError: If `num_classes` is None.
@@ -90,82 +91,73 @@ def create_model(
     """
     if num_classes is None:
         raise HyperparameterError(f"create_model({name!r}) got num_classes=None. Pass the number of classes.")
-    source, short = source_of(name)
-    model = source.build(short, num_classes, in_channels, arguments)
+    source, short_name = source_of(name)
+    model = source.build(short_name, num_classes, in_channels, arguments)
     transform = None
     if pretrained is not None and pretrained is not False:
-        if pretrained is True or _names_published_weights(pretrained):
-            weights = source.published(short, None if pretrained is True else str(pretrained), in_channels, arguments)
+        if pretrained is True:
+            weights = source.published(short_name, None, in_channels, arguments)
+        elif _names_published_weights(pretrained):
+            weights = source.published(short_name, str(pretrained), in_channels, arguments)
+        elif isinstance(pretrained, Mapping):
+            weights = PublishedWeights(unwrapped(pretrained), source.transform(short_name, model), "The state dict")
         else:
-            weights = _given_weights(pretrained, source, short, model)
+            state = read_weights(pretrained)
+            weights = PublishedWeights(state, source.transform(short_name, model), os.fspath(pretrained))
         transform = weights.transform
         load_weights(model, weights.state, weights.source, replace_head)
-    called = {"num_classes": num_classes, "in_channels": in_channels, **arguments}
-    vars(model).update(zoo_architecture=Architecture(name, called), zoo_transform=transform)
+    all_arguments = {"num_classes": num_classes, "in_channels": in_channels, **arguments}
+    vars(model).update(zoo_architecture=Architecture(name, all_arguments), zoo_transform=transform)
     return model
 
 
 def architecture(model: nn.Module) -> Architecture:
-    """The arguments that `create_model` was called with.
+    """The arguments of the `create_model` call that built a model.
 
     Args:
-        model: A model that it built.
+        model: A model from `create_model`.
 
     Returns:
         Name and arguments.
 
     Raises:
-        HyperparameterError: If something else built the model.
+        HyperparameterError: If `create_model` did not build the model.
     """
-    found = known_architecture(model)
-    if found is None:
+    built = known_architecture(model)
+    if built is None:
         raise HyperparameterError(
-            f"This {type(model).__name__} does not know how it was built. Build it with zoo.create_model(name, ...), where "
+            f"This {type(model).__name__} was not built by create_model. Build it with zoo.create_model(name, ...), where "
             f"name is one of {known_names()}."
         )
-    return found
+    return built
 
 
 def known_architecture(model: nn.Module) -> Architecture | None:
-    """The arguments that `create_model` was called with, or None if something else built the model."""
-    found = vars(model).get("zoo_architecture")
-    return found if isinstance(found, Architecture) else None
+    """The arguments of the `create_model` call that built a model, or None if `create_model` did not build it."""
+    built = vars(model).get("zoo_architecture")
+    return built if isinstance(built, Architecture) else None
 
 
 def input_transform(model: nn.Module) -> ImageTransform | None:
     """The input transform of a model's weights.
 
     Args:
-        model: A model that `create_model` built.
+        model: A model from `create_model`.
 
     Returns:
-        That of the image data module that the model was last fitted to; else that of its pretrained weights; None if
-        neither is known.
+        The transform of the image data module that the model was last fitted on, or else of its pretrained weights; None if
+        both are unknown.
     """
-    found = vars(model).get("zoo_transform")
-    return found if isinstance(found, ImageTransform) else None
+    transform = vars(model).get("zoo_transform")
+    return transform if isinstance(transform, ImageTransform) else None
 
 
 def class_names(model: nn.Module) -> tuple[str, ...]:
-    """The names of a model's classes.
-
-    Args:
-        model: A model that `create_model` built.
-
-    Returns:
-        Those of the data module that the model was last fitted to; empty if not known.
-    """
+    """The class names of the data module that a `create_model` model was last fitted on; empty if unknown."""
     return tuple(vars(model).get("zoo_class_names", ()))
 
 
-def _given_weights(pretrained: Any, source: ModelSource, name: str, model: nn.Module) -> PublishedWeights:
-    """A state dict, or the file that holds one."""
-    if isinstance(pretrained, Mapping):
-        return PublishedWeights(unwrapped(pretrained), source.transform(name, model), "The state dict")
-    return PublishedWeights(read_weights(pretrained), source.transform(name, model), os.fspath(pretrained))
-
-
 def _names_published_weights(pretrained: Any) -> bool:
-    if not isinstance(pretrained, str) or pretrained.endswith(_FILES) or Path(pretrained).is_file():
+    if not isinstance(pretrained, str) or pretrained.endswith(_WEIGHTS_SUFFIXES) or Path(pretrained).is_file():
         return False
     return pretrained.startswith("timm/") or os.sep not in pretrained

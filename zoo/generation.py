@@ -1,4 +1,4 @@
-"""Text written character by character under posterior samples, with the uncertainty of each character."""
+"""Character-level text generation under posterior samples, with the uncertainty of each character."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lightning_bayes.zoo.data.text import Alphabet
 
 
 class Generated(NamedTuple):
-    """A text and how sure the model was of each character.
+    """A generated text with the uncertainty of each character.
 
     Attributes:
         text: The generated text, without the prompt.
-        entropy: Total uncertainty of every character, in nats, ``[len(text)]``.
-        mutual_information: The part that is due to the weights, in nats, ``[len(text)]``.
-        prob: Probability of the character that was drawn, ``[len(text)]``.
+        entropy: Total uncertainty of each character in nats, ``[len(text)]``.
+        mutual_information: Epistemic uncertainty of each character in nats, ``[len(text)]``.
+        prob: Probability of each generated character, ``[len(text)]``.
     """
 
     text: str
@@ -41,23 +41,23 @@ def generate(
     window: int = 50,
     seed: int = 0,
 ) -> Generated:
-    """Write on after a prompt, each character drawn from the probabilities averaged over posterior samples.
+    """Continue a prompt. Each character is drawn from the probabilities averaged over posterior samples.
 
     Args:
-        model: A model from characters ``[1, L]`` to logits ``[1, V, T]``; its own weights do not matter.
-        posterior: The posterior of its weights.
-        alphabet: The data module's.
-        prompt: At least one character more than the model's ``context``.
-        length: Characters to write.
-        samples: S, weight samples; the same ones for all characters.
-        window: Characters that the model sees at most.
-        seed: The seed of weights and characters.
+        model: Network from characters ``[1, L]`` to logits ``[1, V, T]``. Its current weights are not used.
+        posterior: The posterior over its weights.
+        alphabet: The alphabet of the training data.
+        prompt: A text longer than the model's ``context``. A character outside the alphabet raises a `DataError`.
+        length: Number of characters to generate.
+        samples: Number of weight samples S, shared by all characters.
+        window: Maximum number of characters that the model sees at once.
+        seed: Seed of the weight samples and of the characters.
 
     Returns:
-        The text. A prompt with unknown characters is a `DataError`.
+        The text and its uncertainty.
 
     Raises:
-        HyperparameterError: If a size is out of range or the prompt too short.
+        HyperparameterError: If a size is out of range or the prompt is too short.
 
     Example:
         >>> from lightning_bayes.posteriors import MeanField
@@ -71,24 +71,26 @@ def generate(
     context = getattr(model, "context", 0)
     if length < 1 or samples < 1 or window <= context or len(prompt) <= context:
         raise HyperparameterError(
-            f"length={length}, samples={samples}, window={window} and a prompt of {len(prompt)} characters: the first two "
-            f"must be at least 1, the others larger than the model's context of {context}."
+            f"generate got length={length}, samples={samples}, window={window} and a prompt of {len(prompt)} characters. "
+            f"length and samples must be at least 1; window and prompt must exceed the model's context of {context}."
         )
-    numbers = alphabet.encode(prompt).tolist()
+    tokens = alphabet.encode(prompt).tolist()
     device = next(model.parameters()).device
-    draws = PosteriorSamples(posterior.to(device), samples, seed)
+    weight_samples = PosteriorSamples(posterior.to(device), samples, seed)
     generator = torch.Generator().manual_seed(seed)
-    steps: list[tuple[int, Prediction]] = []
+    predictions: list[Prediction] = []
     with at_posterior_mean(model, posterior):
         for _ in range(length):
-            seen = torch.tensor([numbers[-window:]], device=device)
-            found = summarise(draws.outputs(model, lambda seen=seen: model(seen)[..., -1]).cpu(), "softmax")  # type: ignore[misc]
-            assert isinstance(found, Prediction)
-            numbers.append(int(torch.multinomial(found.probs[0, : len(alphabet)], 1, generator=generator)))
-            steps.append((numbers[-1], found))
+            inputs = torch.tensor([tokens[-window:]], device=device)
+            logits = weight_samples.outputs(model, lambda inputs=inputs: model(inputs)[..., -1])  # type: ignore[misc]
+            prediction = summarise(logits.cpu(), "softmax")
+            assert isinstance(prediction, Prediction)
+            tokens.append(int(torch.multinomial(prediction.probs[0, : len(alphabet)], 1, generator=generator)))
+            predictions.append(prediction)
+    generated = tokens[-length:]
     return Generated(
-        alphabet.decode(numbers[-length:]),
-        torch.cat([found.entropy for _, found in steps]),
-        torch.cat([found.mutual_information for _, found in steps]),
-        torch.stack([found.probs[0, drawn] for drawn, found in steps]),
+        alphabet.decode(generated),
+        torch.cat([prediction.entropy for prediction in predictions]),
+        torch.cat([prediction.mutual_information for prediction in predictions]),
+        torch.stack([p.probs[0, token] for p, token in zip(predictions, generated, strict=True)]),
     )

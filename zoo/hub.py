@@ -1,6 +1,6 @@
-"""Posterior files on the Hugging Face Hub: one repository a file, whose page is the model card.
+"""Posterior files on the Hugging Face Hub: one repository per file, with the model card as its README.
 
-The Hub's own client does the work, so its log-in, cache and offline mode hold here too.
+The functions use the official ``huggingface_hub`` client, including its login, cache and offline mode.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lightning_bayes.zoo.posterior_file import card_of
 from lightning_bayes.zoo.posterior_folder import find_posterior
 
 HUB_FILE: Final = "posterior.safetensors"
-_HEAD: Final = """---
+_METADATA: Final = """---
 library_name: lightning-bayes
 tags:
 - bayesian
@@ -29,13 +29,13 @@ def push_to_hub(
     """Upload a posterior file and its model card.
 
     Args:
-        path: A file of `save_posterior`, or its name; its card lies beside it.
-        repo_id: ``"user/name"``; the repository is created if there is none.
+        path: A file written by `save_posterior`, or its name. The model card must be next to the file.
+        repo_id: ``"user/name"``; a missing repository is created.
         private: Whether a new repository is private.
-        revision: The branch; None takes the main one.
+        revision: The branch; None means the main branch.
 
     Returns:
-        The page of the repository.
+        The URL of the repository.
     """
     file = find_posterior(path)
     api = _client().HfApi()
@@ -46,27 +46,27 @@ def push_to_hub(
 
 
 def from_hub(repo_id: str, *, revision: str | None = None) -> Path:
-    """Download a posterior file into the cache of the Hub's client.
+    """Download a posterior file into the cache of the Hub client.
 
-    ``Predictor.load(from_hub("user/name"))`` predicts with it.
+    Predict with ``Predictor.load(from_hub("user/name"))``.
 
     Args:
         repo_id: ``"user/name"``.
-        revision: A branch, tag or commit; None takes the main branch. A commit keeps what was checked once.
+        revision: A branch, tag or commit; None means the main branch. Pin a commit to keep a file that you have checked.
 
     Returns:
-        The file, for `lightning_bayes.zoo.load`, which runs no code from it.
+        The path of the file, for `lightning_bayes.zoo.load`, which runs no code from the file.
     """
     return Path(_client().hf_hub_download(repo_id, HUB_FILE, revision=revision))
 
 
 def _card(file: Path, repo_id: str) -> bytes:
-    """The card with the Hub's metadata; its code loads the file from the repository's name."""
+    """The model card with the Hub's metadata; its example loads the file by the repository name."""
     card = card_of(file)
     text = card.read_text("utf-8") if card.is_file() else f"# {file.name}\n"
-    loaded = text.replace(f'Predictor.load("{file.name}"', f'Predictor.load(zoo.from_hub("{repo_id}")')
-    imported = loaded.replace("from lightning_bayes import Predictor\n", "from lightning_bayes import Predictor, zoo\n")
-    return (_HEAD + imported.replace(file.name, HUB_FILE)).encode()
+    text = text.replace(f'Predictor.load("{file.name}"', f'Predictor.load(zoo.from_hub("{repo_id}")')
+    text = text.replace("from lightning_bayes import Predictor\n", "from lightning_bayes import Predictor, zoo\n")
+    return (_METADATA + text.replace(file.name, HUB_FILE)).encode()
 
 
 def _client() -> Any:

@@ -1,6 +1,7 @@
-"""A posterior in one file: weights with their precision, and everything else that a prediction needs.
+"""A posterior in one file: means, precisions, and everything else that prediction needs.
 
-The file is a safetensors file (`posterior_format`), so reading it runs no code. A model card in Markdown lies beside it.
+The file is in safetensors format (`posterior_format`), so reading it runs no code. A Markdown model card is stored next to
+it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,7 @@ import torch
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import (
-    FAMILIES,
-    AbstractPosterior,
-    atomic_write,
-    named_if_unreadable,
-)
+from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, atomic_write, named_if_unreadable
 from lightning_bayes.predictive import Link, check_fits, check_link
 from lightning_bayes.zoo.create import class_names as known_class_names
 from lightning_bayes.zoo.create import input_transform
@@ -31,7 +27,7 @@ from lightning_bayes.zoo.posterior_folder import find_posterior
 from lightning_bayes.zoo.posterior_format import FORMAT, POSTERIOR_FILE, VERSION, read_content, to_bytes
 from lightning_bayes.zoo.transforms import ImageTransform
 
-_CARD_REPLACES: Final = {".safetensors", ".pt", ".pth"}
+_REPLACED_SUFFIXES: Final = {".safetensors", ".pt", ".pth"}
 
 
 @final
@@ -40,13 +36,13 @@ class SavedPosterior:
     """The contents of a posterior file.
 
     Attributes:
-        model: The architecture with the posterior mean as its weights, in evaluation mode.
-        posterior: The posterior of its weights.
-        transform: The transform of the model's input images; None if it is not known.
-        class_names: Names of the classes in their order; empty if not known.
-        metrics: Measured values by name.
+        model: The network at the posterior mean, in evaluation mode.
+        posterior: The posterior over its weights.
+        transform: The transform of input images; None if unknown.
+        class_names: Class names in order; empty if unknown.
+        metrics: Metric values by name.
         config: The training configuration.
-        temperature: The temperature that logits are divided by, 1 without scaling.
+        temperature: Temperature that divides the logits; 1 means no scaling.
         link: How outputs become predictions, see `mc_predict`.
     """
 
@@ -74,29 +70,31 @@ def save_posterior(
     factory: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a posterior into one file, and a model card beside it.
+    """Write a posterior file and a model card next to it.
 
-    The model may be any module. `load` builds it again if `create_model` built it, if it is a LightningModule that calls
-    ``save_hyperparameters``, or by `factory`; else `load` needs the model.
+    The model may be any module. `load` can rebuild it if it comes from `create_model`, if it is a LightningModule that calls
+    ``save_hyperparameters``, or if `factory` is given. Otherwise, pass the model to `load`.
 
-    If the file cannot be written, such as on a full disk, a `CheckpointError` says why, and a previous file stays intact.
+    If writing fails, for example because the disk is full, a `CheckpointError` gives the reason and an existing file stays
+    intact.
 
     Args:
-        path: The file, such as ``"digits.safetensors"``, whose card is ``digits.md``. The format is safetensors under any
-            ending. Its folders are created.
-        model: The model; its weights do not matter.
-        posterior: The posterior of this model's weights; ``posterior.select("model.")`` extracts it from that of a task.
-        transform: The transform of the model's input images; by default the model's `input_transform`.
-        class_names: Names of the classes in their order; by default those of the data that the model was fitted to.
-        metrics: Measured values, such as ``trainer.callback_metrics``.
+        path: The file, such as ``"digits.safetensors"`` with the card ``digits.md``. The format is safetensors, whatever the
+            suffix. Missing folders are created.
+        model: The model. Its current weights are not saved.
+        posterior: The posterior over the model's weights. ``posterior.select("model.")`` extracts it from the posterior of a
+            task.
+        transform: The transform of input images; by default the model's `input_transform`.
+        class_names: Class names in order; by default the class names of the data that the model was fitted on.
+        metrics: Metric values by name, such as ``trainer.callback_metrics``.
         config: The training configuration, such as the YAML of the run; plain values only.
-        temperature: The temperature that logits are divided by, such as from `lightning_bayes.predictive.fit_temperature`.
+        temperature: Temperature that divides the logits, for example from `lightning_bayes.predictive.fit_temperature`.
         link: How outputs become predictions, see `lightning_bayes.mc_predict`; ``"identity"`` for regression.
-        factory: ``"package.module:function"``, a function or class that returns such a model.
-        arguments: Keyword arguments of the factory, plain values; None keeps them out of the file.
+        factory: ``"package.module:function"``, a function or class that builds the model.
+        arguments: Keyword arguments of the factory, plain values. Without them, `load` needs the model.
 
     Returns:
-        The model card's path.
+        The path of the model card.
 
     Raises:
         HyperparameterError: If a value is not plain, the number of class names is wrong, the temperature is not positive, or
@@ -120,7 +118,7 @@ def save_posterior(
     origin = origin_of(model, factory, arguments)
     transform = transform or input_transform(model)
     class_names = known_class_names(model) if class_names is None else class_names
-    _check_fits(origin["arguments"] if "name" in origin else {}, class_names, temperature)
+    _check_values(origin, class_names, temperature)
     card = card_of(Path(path))
     content: dict[str, Any] = {
         "architecture": origin,
@@ -131,10 +129,10 @@ def save_posterior(
         "temperature": float(temperature),
         "link": link,
     }
-    strange = _not_plain(content, "")
-    if strange:
+    not_plain = _not_plain(content, "")
+    if not_plain:
         raise HyperparameterError(
-            f"A posterior file holds plain values only; these are not: {', '.join(strange)}. Turn them into text or numbers."
+            f"A posterior file can store plain values only, but got {', '.join(not_plain)}. Convert them to text or numbers."
         )
     family = type(posterior).__name__
     data = to_bytes({**content, "family": family, "posterior": posterior.state_dict()})
@@ -152,39 +150,39 @@ def load(
 ) -> SavedPosterior:
     """Read a posterior file without running code from it.
 
-    ``mc_predict(saved.model, saved.posterior, images, temperature=saved.temperature)`` predicts with it.
+    Predict with ``mc_predict(saved.model, saved.posterior, images, temperature=saved.temperature)``.
 
     Args:
-        path: A file that `save_posterior` wrote, or its name; see `find_posterior`.
+        path: A file written by `save_posterior`, or its name; see `find_posterior`.
         map_location: Device of the tensors and the model.
-        model: A network of the right architecture, which gets the posterior mean as its weights, in place; None builds one.
+        model: A network with the right architecture, whose weights are set to the posterior mean in place. None builds one.
         allow: Packages whose code may build the network, such as ``"my_package"``; ``"__main__"`` is the running script.
-            Models of the zoo need none.
+            Zoo models need none.
 
     Returns:
-        The posterior and the model that it belongs to.
+        The posterior and its model.
 
     Raises:
-        PosteriorError: If the file is of another kind, damaged, a pickle, or of a newer format, if nothing tells how to
-            build its network, or that would run code of a package that is not in `allow`.
+        PosteriorError: If the file is not a posterior file, is damaged, is a pickle or has a newer format; if it does not
+            describe how to build the network; or if building it would run code of a package that is not in `allow`.
     """
     path = find_posterior(path)
     content = read_content(path, map_location)
     if content.get("format") != FORMAT:
         raise PosteriorError(
-            f"{path} is not a posterior file. zoo.save_posterior writes one; load_posterior reads a Lightning checkpoint, "
-            "and create_model(..., pretrained=path) weights alone."
+            f"{path} is not a posterior file. zoo.save_posterior writes posterior files. Read a Lightning checkpoint with "
+            "load_posterior, and a state dict with create_model(..., pretrained=path)."
         )
     version, family = content.get("version"), str(content.get("family"))
     if version not in range(1, VERSION + 1):
         raise PosteriorError(
-            f"{path} has format {version!r}, but this package reads formats up to {VERSION}. Upgrade lightning-bayes if the "
-            "file is newer; otherwise it is damaged, write it again."
+            f"{path} has format version {version!r}, but this package reads versions 1 to {VERSION}. Upgrade "
+            "lightning-bayes if the file is newer; otherwise the file is damaged, so write it again."
         )
     if family not in FAMILIES:
         raise PosteriorError(
-            f"{path} holds a posterior of the family {family}, but this package knows {', '.join(FAMILIES)}. Upgrade "
-            "lightning-bayes if the file is newer; otherwise it is damaged, write it again."
+            f"{path} has a posterior of family {family}, but this package supports {', '.join(FAMILIES)}. Upgrade "
+            "lightning-bayes if the file is newer; otherwise the file is damaged, so write it again."
         )
     with named_if_unreadable(path, POSTERIOR_FILE):
         return _decoded(content, path, map_location, model, allow)
@@ -205,45 +203,39 @@ def _decoded(
     transform = ImageTransform(**content["transform"]) if content["transform"] is not None else None
     class_names, temperature = tuple(map(str, content["class_names"])), float(content["temperature"])
     vars(model).update(zoo_transform=transform, zoo_class_names=class_names)
-    _check_fits(origin["arguments"] if "name" in origin else {}, class_names, temperature)
+    _check_values(origin, class_names, temperature)
     metrics = {str(name): float(value) for name, value in content["metrics"].items()}
-    link = content.get("link", "softmax")  # of files that were written before there was one
+    link = content.get("link", "softmax")  # older files have no link
     check_link(link)
     return SavedPosterior(model, posterior, transform, class_names, metrics, dict(content["config"]), temperature, link)
 
 
-def _check_fits(arguments: Mapping[str, Any], class_names: Sequence[str], temperature: float) -> None:
-    num_classes = arguments.get("num_classes", len(class_names))  # of a model from elsewhere it is not known
+def _check_values(origin: Mapping[str, Any], class_names: Sequence[str], temperature: float) -> None:
+    is_zoo_model = "name" in origin  # the number of classes of other models is unknown
+    num_classes = origin["arguments"]["num_classes"] if is_zoo_model else len(class_names)
     if class_names and len(class_names) != num_classes:
-        raise HyperparameterError(f"There are {len(class_names)} class_names for a model of {num_classes} classes.")
+        raise HyperparameterError(f"Got {len(class_names)} class_names for a model with {num_classes} classes.")
     if not 0 < temperature < math.inf:
         raise HyperparameterError(f"temperature={temperature} must be positive and finite.")
 
 
 def card_of(path: Path) -> Path:
-    """The place of a file's model card.
-
-    Args:
-        path: The posterior file.
-
-    Returns:
-        The card, whether it is there or not.
-
-    Raises:
-        HyperparameterError: If the file itself ends in ``.md``.
-    """
+    """The path of a posterior file's model card; raises HyperparameterError if the file itself ends in ``.md``."""
     if path.suffix == ".md":
         raise HyperparameterError(
-            f"{path} would be overwritten by its own model card. Take another ending, such as .safetensors."
+            f"{path} would be overwritten by its own model card. Use another suffix, such as .safetensors."
         )
-    return path.with_suffix(".md") if path.suffix in _CARD_REPLACES else path.with_name(f"{path.name}.md")
+    return path.with_suffix(".md") if path.suffix in _REPLACED_SUFFIXES else path.with_name(f"{path.name}.md")
 
 
 def _not_plain(value: Any, name: str) -> list[str]:
-    """Names of the values that the file cannot hold."""
+    """Names and types of the values that a posterior file cannot store."""
     if isinstance(value, dict):
-        return [found for key, inner in value.items() for found in _not_plain(inner, f"{name}.{key}".lstrip("."))]
-    if isinstance(value, (list, tuple)):
-        return [found for i, inner in enumerate(value) for found in _not_plain(inner, f"{name}[{i}]")]
-    plain = value is None or type(value) in {bool, int, float, str}
-    return [] if plain else [f"{name} ({type(value).__name__})"]
+        items = {f"{name}.{key}".lstrip("."): item for key, item in value.items()}
+    elif isinstance(value, (list, tuple)):
+        items = {f"{name}[{index}]": item for index, item in enumerate(value)}
+    elif value is None or type(value) in {bool, int, float, str}:
+        return []
+    else:
+        return [f"{name} ({type(value).__name__})"]
+    return [bad for item_name, item in items.items() for bad in _not_plain(item, item_name)]

@@ -1,8 +1,8 @@
-"""Posterior files as bytes: safetensors with everything that is no tensor in the metadata, as JSON.
+"""The format of posterior files: safetensors, with all other values as JSON in the metadata.
 
-Reading such a file runs no code. Tensors are stored by their path, such as ``posterior.mean.conv.weight``, and the JSON
-refers to them. Safetensors has no checksum, so the metadata holds one of all tensors and the JSON. Version 1 was written by
-`torch.save`.
+Reading such a file runs no code. Tensors are stored by path, such as ``posterior.mean.conv.weight``, and the JSON refers to
+them. Safetensors has no checksum, so the metadata contains one over the tensors and the JSON. Version 1 files were written
+by `torch.save`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,22 @@ from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posteriors import FileKind, named_if_unreadable, verified_load
 
 FORMAT: Final = "lightning_bayes.posterior"
-VERSION: Final = 2  # raised whenever an older reader would misread the file
+VERSION: Final = 2  # increase it if older readers would misread the file
 
 POSTERIOR_FILE: Final = FileKind(
     "a posterior file",
     PosteriorError,
-    "A pickle is refused, because reading it could run code; otherwise check that the file is complete.",
-    "Copy it again from where it is intact, or write it again.",
+    "Pickles are rejected, because reading one could run code. Otherwise, check that the file is complete.",
+    "Restore it from an intact copy, or write it again.",
 )
 _TENSOR, _TUPLE = "$tensor", "$tuple"
 
 
 def to_bytes(content: Mapping[str, Any]) -> bytes:
-    """Serialise nested dictionaries, lists and tuples of tensors and plain values.
-
-    Args:
-        content: The content of the file; keys become text.
+    """Serialise nested dictionaries, lists and tuples of tensors and plain values. Keys become strings.
 
     Returns:
-        The file's bytes.
+        The bytes of the file.
 
     Example:
         >>> data = to_bytes({"mean": {"weight": torch.ones(2)}, "num_data": 10})
@@ -64,31 +61,32 @@ def read_content(path: str | os.PathLike[str], device: str | torch.device) -> di
         device: Device of the tensors.
 
     Returns:
-        What was given to `to_bytes`, with ``format`` and ``version``.
+        The argument of `to_bytes`, plus ``format`` and ``version``. Files of other formats or newer versions return only
+        these two.
 
     Raises:
-        PosteriorError: If the file is damaged, a pickle, of another kind or of a newer version.
+        PosteriorError: If the file is damaged or a pickle.
     """
     if zipfile.is_zipfile(path) or Path(path).stat().st_size == 0:
         content = verified_load(path, POSTERIOR_FILE, device)
         return content if isinstance(content, dict) else {}
     with named_if_unreadable(path, POSTERIOR_FILE), safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dictionary
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
     version = metadata.get("version", "")
     if metadata.get("format") != FORMAT or version != str(VERSION):
         return {"format": metadata.get("format"), "version": int(version) if version.isdigit() else version}
     with named_if_unreadable(path, POSTERIOR_FILE):
         text, expected = metadata["content"], metadata["sha256"]
     if _checksum(text, tensors) != expected:
-        raise PosteriorError(f"{path} is damaged: its contents have another checksum. {POSTERIOR_FILE.instead}")
+        raise PosteriorError(f"{path} is damaged: its checksum does not match. {POSTERIOR_FILE.instead}")
     with named_if_unreadable(path, POSTERIOR_FILE):
         content = _with_tensors(json.loads(text), {name: tensor.to(device) for name, tensor in tensors.items()})
         return {**content, "format": FORMAT, "version": VERSION}
 
 
 def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Replace every tensor by a reference, and put a copy of it into `tensors`."""
+    """Replace each tensor with a reference and copy the tensor into `tensors`."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().to("cpu", copy=True).contiguous()
         return {_TENSOR: path}

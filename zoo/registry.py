@@ -1,4 +1,4 @@
-"""Models and data sets by name. Each registers itself in its own file, inside this package or outside of it.
+"""Registry of models and data modules. Each registers itself in its own file, inside or outside this package.
 
 Example:
     >>> from torch import nn
@@ -32,13 +32,13 @@ StateMap = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 @final
 @dataclass(frozen=True)
 class ModelEntry:
-    """One name of `create_model`.
+    """A registered model name.
 
     Attributes:
-        builder: The class or function, called with ``num_classes`` and ``in_channels``.
-        arguments: Further arguments that this name stands for.
-        torchvision: The torchvision model whose published weights this one loads.
-        from_timm: Renames a state dict of the timm model with the same architecture.
+        builder: Class or function, called with ``num_classes`` and ``in_channels``.
+        arguments: Extra arguments that the name implies.
+        torchvision: The torchvision model whose published weights this model loads.
+        from_timm: Converts a state dict of timm's model with the same architecture.
     """
 
     builder: Callable[..., nn.Module]
@@ -48,54 +48,53 @@ class ModelEntry:
 
     @property
     def options(self) -> list[str]:
-        """The builder's arguments beside ``num_classes`` and ``in_channels``."""
-        return [name for name in inspect.signature(self.builder).parameters if name not in _ALWAYS]
+        """The builder's arguments other than ``num_classes`` and ``in_channels``."""
+        parameters = inspect.signature(self.builder).parameters
+        return [name for name in parameters if name not in {"num_classes", "in_channels"}]
 
     @property
     def class_path(self) -> str:
-        """Import path of the builder, as configs name it."""
+        """Import path of the builder, as written in configs."""
         return f"{self.builder.__module__}.{self.builder.__qualname__}"
 
 
 MODELS: Final[dict[str, ModelEntry]] = {}
 DATA: Final[dict[str, type[LightningDataModule]]] = {}
-_ALWAYS: Final = ("num_classes", "in_channels")
 
 
 def register_model(
     name: str, *, torchvision: str | None = None, from_timm: StateMap = dict, **arguments: Any
 ) -> Callable[[Builder], Builder]:
-    """Make a model known to `create_model` and, by its name, to the command line.
+    """Register a model for `create_model` and the command line.
 
     Args:
-        name: The name. A class may have several, each with its own `arguments`.
-        torchvision: The torchvision model whose published weights this one loads, under the same parameter names.
-        from_timm: Renames the parameters of timm's weights for the same architecture; by default nothing is renamed.
-        **arguments: Arguments of the class that this name stands for.
+        name: The model name. A class may have several names, each with its own `arguments`.
+        torchvision: The torchvision model whose published weights this model loads; parameter names must match.
+        from_timm: Converts timm's weights for the same architecture; by default they are loaded unchanged.
+        **arguments: Extra arguments that this name passes to the class.
 
     Returns:
-        A decorator for a class or a function that takes ``num_classes`` and ``in_channels`` and returns the model.
+        A decorator for a class or function that takes ``num_classes`` and ``in_channels`` and returns the model.
     """
 
     def register(builder: Builder) -> Builder:
-        entry = ModelEntry(builder, arguments, torchvision, from_timm)
         _require_free(name, MODELS[name].builder if name in MODELS else None, builder)
-        MODELS[name] = entry
+        MODELS[name] = ModelEntry(builder, arguments, torchvision, from_timm)
         return builder
 
     return register
 
 
 def register_data(name: str) -> Callable[[DataModule], DataModule]:
-    """Make a data module known to the command line.
+    """Register a data module for the command line.
 
-    A class with a classmethod ``test_images(root)``, which returns bytes ``[N, channels, height, width]``, can also be named
-    as a set out of distribution. The command line reads the input's shape from the class attributes ``num_classes``,
-    ``in_channels`` and ``image_size``, or from a dictionary ``composed_values`` of them. A classmethod
-    ``count_classes(root)`` tells the number of classes where that dictionary has None.
+    The command line reads the input shape from the class attributes ``num_classes``, ``in_channels`` and ``image_size``, or
+    from a dictionary ``composed_values`` with these keys. Where that dictionary has None for ``num_classes``, it calls the
+    classmethod ``count_classes(root)``. A class with a classmethod ``test_images(root)`` that returns uint8 images
+    ``[N, channels, height, width]`` can also serve as an out-of-distribution set.
 
     Args:
-        name: The name.
+        name: The name of the data set.
 
     Returns:
         A decorator for the class.
@@ -109,10 +108,14 @@ def register_data(name: str) -> Callable[[DataModule], DataModule]:
     return register
 
 
-def _require_free(name: str, known: Any, new: Any) -> None:
-    """Refuse a second object of the same name; a module that is imported again replaces its own."""
-    if known is not None and (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
+def _require_free(name: str, registered: Any, new: Any) -> None:
+    """Reject a name that another object uses. A module that is imported again may replace its own entry."""
+    if registered is None:
+        return
+    new_path = f"{new.__module__}.{new.__qualname__}"
+    registered_path = f"{registered.__module__}.{registered.__qualname__}"
+    if registered_path != new_path:
         raise HyperparameterError(
-            f"{new.__module__}.{new.__qualname__} is registered as {name!r}, which is the name of "
-            f"{known.__module__}.{known.__qualname__}. Choose another name."
+            f"{new_path} cannot be registered as {name!r}, because {registered_path} already uses this name. Choose another "
+            "name."
         )

@@ -1,4 +1,4 @@
-"""Tiny image sets, and a trainer that says nothing."""
+"""Tiny image data sets, and a trainer without output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def quiet_trainer():
 
 @pytest.fixture
 def said(caplog):
-    """What this package tells the user from here on; Lightning's loggers do not always hand it on to pytest's handler."""
+    """Captured messages of this package; Lightning's loggers do not always propagate them to pytest's handler."""
     handler, level = caplog.handler, rank_zero.log.level
     rank_zero.log.addHandler(handler)
     rank_zero.log.setLevel("INFO")

@@ -34,7 +34,7 @@ def test_a_scheduler_is_built_on_the_optimizer():
     assert scheduler.optimizer is optimizer
 
 
-def test_a_plateau_scheduler_brings_its_monitor():
+def test_a_plateau_scheduler_keeps_its_monitor():
     task = BayesRegressor(MLP(2, 1), lr_scheduler=lambda opt: ReduceLROnPlateau(opt, monitor="val/loss"))
     assert task.configure_optimizers()["lr_scheduler"]["monitor"] == "val/loss"
 
@@ -51,8 +51,10 @@ def test_forward_drops_the_targets_of_a_whole_batch():
     [(torch.zeros(2), "a Tensor"), ([1, 2, 3], "a list of length 3"), ({"x": 1}, "a dict")],
     ids=["tensor", "triple", "dict"],
 )
-def test_a_batch_that_is_not_a_pair_is_refused(batch, what):
-    with pytest.raises(ShapeError, match=rf"must be a pair \(inputs, targets\) but is {what}\. Let the dataset"):
+def test_a_batch_that_is_not_a_pair_is_rejected(batch, what):
+    with pytest.raises(
+        ShapeError, match=rf"must be a pair \(inputs, targets\), but got {what}\. Return \(input, target\)"
+    ):
         split_batch(batch)
 
 

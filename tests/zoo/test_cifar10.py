@@ -30,22 +30,22 @@ def test_reads_torchvisions_files_and_validates_on_training_images_only(cifar_ro
     assert as_bytes(data.test_dataloader())[:, 0, 9, 9].tolist() == list(range(100, 110))
 
 
-def test_channels_and_places_are_in_order(cifar_root):
+def test_channels_and_pixels_are_in_order(cifar_root):
     image = as_bytes(make(cifar_root).test_dataloader())[3]
     assert image.shape == (3, 32, 32)
     assert image[:, 5, 7].tolist() == [103, 153, 203]
     assert (image == 255).nonzero().tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
 
 
-def test_augmentation_moves_training_images_and_no_others(cifar_root):
+def test_augmentation_changes_only_training_images(cifar_root):
     torch.manual_seed(0)
     data = make(cifar_root, augment=True)
     train = torch.cat([as_bytes(data.train_dataloader()) for _ in range(20)])
     assert train.shape[1:] == (3, 32, 32)
-    # The frame is black; image 0 is black in its red channel too, so the blue one (i + 100) is looked at.
-    framed = (train[:, 2] == 0).flatten(1).any(dim=1)
-    assert 0.9 < framed.float().mean() < 1  # 1 - 1/81 of the crops reach the frame
-    # The bright corner is seen on the left if not mirrored and on the right if mirrored, unless it was cut off.
+    # The padding is black, and image 0 has a black red channel, so the test uses the blue channel (i + 100).
+    padded = (train[:, 2] == 0).flatten(1).any(dim=1)
+    assert 0.9 < padded.float().mean() < 1  # 1 - 1/81 of the crops include padding
+    # The bright corner is on the left if not mirrored and on the right if mirrored, unless it was cropped.
     left, right = (train[:, 2, :5, :5] == 255).any(-1).any(-1), (train[:, 2, :5, -5:] == 255).any(-1).any(-1)
     assert left.sum() > 20
     assert right.sum() > 20
@@ -61,15 +61,16 @@ def test_without_augmentation_every_epoch_has_the_same_images(cifar_root):
 
 def test_a_missing_root_is_named(tmp_path):
     with pytest.raises(
-        DatasetError, match=rf"CIFAR10 is not below {tmp_path}/no.*download=True.*cifar-10-batches-py with"
+        DatasetError,
+        match=rf"CIFAR10 is missing or incomplete in {tmp_path}/no.*download=True.*cifar-10-batches-py with",
     ):
         CIFAR10DataModule(root=str(tmp_path / "no")).setup("fit")
 
 
-def test_a_damaged_file_is_refused(cifar_root):
+def test_a_damaged_file_is_rejected(cifar_root):
     with (cifar_root / "cifar-10-batches-py" / "data_batch_3").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(DatasetError, match="or not complete"):
+    with pytest.raises(DatasetError, match="missing or incomplete"):
         CIFAR10DataModule(root=str(cifar_root)).setup("fit")
 
 

@@ -20,7 +20,7 @@ from lightning_bayes.zoo import MLP, BayesClassifier, DigitsDataModule, LeNet5
 pytestmark = [
     # Lightning up to at least 2.6.6 asks for a node type in a way that torch has deprecated since.
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
-    # These data are in memory: no worker makes them faster.
+    # The data are in memory, so workers do not make them faster.
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
     # The tests run on the CPU, wherever they run.
     pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
@@ -97,7 +97,7 @@ def test_scores_equal_scikit_learn_on_the_predicted_logits(quiet_trainer):
 def _assert_detection(results, prefix, inside, outside):
     scores, is_ood = np.concatenate([inside, outside]), np.repeat([0, 1], [len(inside), len(outside)])
     fpr, tpr, _ = roc_curve(is_ood, scores, drop_intermediate=False)
-    # Entropies of an untrained network lie close together: float32 may swap a few neighbours of the 160 000 pairs.
+    # Entropies of an untrained network are nearly equal, so float32 may swap a few of the 160 000 pairs.
     assert results[prefix + "AUROC"] == pytest.approx(roc_auc_score(is_ood, scores), abs=1e-3)
     assert results[prefix + "AUPR"] == pytest.approx(average_precision_score(is_ood, scores), abs=1e-3)
     assert results[prefix + "FPR95"] == pytest.approx(fpr[tpr >= 0.95].min(), abs=5e-3)
@@ -120,7 +120,7 @@ def test_validation_loss_weighs_every_example_equally(task, toy, quiet_trainer):
     assert results["val/cls/NLL"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_every_epoch_is_scored_by_itself(task, toy, quiet_trainer):
+def test_metrics_are_reset_every_epoch(task, toy, quiet_trainer):
     trainer, inputs = quiet_trainer(), toy[0]
     trainer.test(task, loader(inputs, (task(inputs).argmax(-1) + 1) % 3), verbose=False)
     (results,) = trainer.test(task, loader(inputs, task(inputs).argmax(-1)), verbose=False)
@@ -137,7 +137,7 @@ def test_evaluation_uses_a_replaced_forward(task, toy, quiet_trainer):
     assert results["val/loss"] == pytest.approx(-math.log(2 / 3), rel=1e-5)
 
 
-def test_a_single_set_out_of_distribution_is_logged_once(task, toy, quiet_trainer):
+def test_a_single_ood_set_is_logged_once(task, toy, quiet_trainer):
     loaders = [loader(*toy), loader(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))]
     results = quiet_trainer().test(task, loaders, verbose=False)[0]
     parts = ["ood/", *(f"ood/set1/{score}/" for score in POINT_SCORES)]
@@ -149,13 +149,13 @@ def test_sets_without_names_are_numbered(task, toy, quiet_trainer):
     assert {"ood/set1/AUROC", "ood/set2/AUROC"} <= set(results)
 
 
-def test_without_sets_out_of_distribution_nothing_is_said_about_them(task, toy, quiet_trainer):
+def test_without_ood_sets_no_ood_metric_is_logged(task, toy, quiet_trainer):
     quiet_trainer().test(task, [loader(*toy), loader(toy[0])], verbose=False)
     (results,) = quiet_trainer().test(task, loader(*toy), verbose=False)
     assert not any(key.startswith("ood") for key in results)
 
 
-def test_names_that_do_not_fit_the_sets_are_refused(task, toy, quiet_trainer):
+def test_names_that_do_not_fit_the_sets_are_rejected(task, toy, quiet_trainer):
     class Misnamed(LightningDataModule):
         ood_names = ("only",)
 
@@ -163,13 +163,13 @@ def test_names_that_do_not_fit_the_sets_are_refused(task, toy, quiet_trainer):
             return [loader(*toy), loader(toy[0]), loader(toy[0])]
 
     with pytest.raises(
-        HyperparameterError, match=r"Misnamed\.ood_names is \['only'\], but test_dataloader gives 2 sets"
+        HyperparameterError, match=r"Misnamed\.ood_names is \['only'\], but test_dataloader returns 2 sets"
     ):
         quiet_trainer().test(task, datamodule=Misnamed(), verbose=False)
 
 
 class Shifted(LightningDataModule):
-    """The toy set, one set out of distribution, and three shifted copies."""
+    """The toy set, one out-of-distribution set, and three shifted copies."""
 
     ood_names = ("noise",)
     shift_names = (("fog", 1), ("fog", 3), ("snow", 3))
@@ -201,17 +201,17 @@ def test_shifted_copies_are_scored_by_kind_and_severity(task, toy, quiet_trainer
     assert not any(key.startswith("ood/set") for key in results)
 
 
-def test_names_of_shifts_that_do_not_fit_the_loaders_are_refused(task, toy, quiet_trainer):
+def test_names_of_shifts_that_do_not_fit_the_loaders_are_rejected(task, toy, quiet_trainer):
     data = Shifted(toy)
     data.shift_names = data.shift_names[:2]
     with pytest.raises(
         HyperparameterError,
-        match=r"ood_names is \['noise'\] and shift_names is \[\('fog', 1\), \('fog', 3\)\], but .* gives 4 sets",
+        match=r"ood_names is \['noise'\] and shift_names is \[\('fog', 1\), \('fog', 3\)\], but .* returns 4 sets",
     ):
         quiet_trainer().test(task, datamodule=data, verbose=False)
 
 
-def test_targets_of_shifted_copies_are_looked_at(task, toy, quiet_trainer):
+def test_targets_of_shifted_copies_are_checked(task, toy, quiet_trainer):
     data = Shifted((toy[0], torch.full((30,), 3)))
     data.ood_names = ()
     data.test_dataloader = lambda: [loader(*toy), *(loader(x, data.targets) for x in data.shifted())]
@@ -269,24 +269,26 @@ def test_16_bit_logits_are_scored_in_32_bits(toy, quiet_trainer):
     assert task.test_metrics["cls/NLL"].dtype == torch.float32
 
 
-def test_states_its_link():
+def test_has_the_stated_link():
     assert BayesClassifier.link == "softmax"
 
 
-def test_fewer_than_two_classes_are_refused():
+def test_fewer_than_two_classes_are_rejected():
     with pytest.raises(HyperparameterError, match="num_classes=1, but needs at least 2"):
         BayesClassifier(MLP(4, 1), num_classes=1)
 
 
-def test_a_network_of_another_width_is_refused(toy):
+def test_a_network_with_a_different_number_of_logits_is_rejected(toy):
     task = BayesClassifier(MLP(4, 5), num_classes=3)
-    with pytest.raises(ShapeError, match=r"MLP returned \[30, 5\] for 30 inputs, but num_classes=3 needs \[30, 3\]"):
+    with pytest.raises(
+        ShapeError, match=r"MLP returned shape \[30, 5\] for 30 inputs, but num_classes=3 requires \[30, 3\]"
+    ):
         task.training_step(toy, 0)
 
 
 @pytest.mark.parametrize(("target", "shown"), [(3, r"\[3\]"), (-1, r"\[-1\]")])
 @pytest.mark.parametrize("step", ["training_step", "validation_step", "test_step"])
-def test_a_target_outside_of_the_classes_is_refused(task, step, target, shown):
+def test_a_target_outside_the_classes_is_rejected(task, step, target, shown):
     batch = torch.zeros(2, 4), torch.tensor([0, target])
     with pytest.raises(HyperparameterError, match=f"targets {shown}, but num_classes=3 allows 0 to 2"):
         getattr(task, step)(batch, 0)
@@ -297,7 +299,7 @@ def test_a_target_outside_of_the_classes_is_refused(task, step, target, shown):
     [torch.zeros(2), torch.eye(3, dtype=torch.long)[:2], torch.tensor([True, False])],
     ids=["float", "one-hot", "bool"],
 )
-def test_targets_that_are_not_indices_are_refused(task, targets):
+def test_targets_that_are_not_indices_are_rejected(task, targets):
     with pytest.raises(ShapeError, match=r"must be class indices.*but are torch\.(float32|int64|bool) of shape \[2"):
         task.training_step((torch.zeros(2, 4), targets), 0)
 
@@ -309,7 +311,9 @@ def test_integers_of_any_type_are_class_indices(task, toy, quiet_trainer, dtype)
     narrow = loader(inputs, targets.to(dtype), batch_size=30)
     trainer = quiet_trainer(max_epochs=1, log_every_n_steps=1)
     trainer.fit(task, narrow, narrow)
-    assert trainer.callback_metrics["train/loss"].item() == pytest.approx(expected, rel=1e-5)  # of the weights before
+    assert trainer.callback_metrics["train/loss"].item() == pytest.approx(
+        expected, rel=1e-5
+    )  # with the weights before the step
     (results,) = quiet_trainer().test(task, narrow, verbose=False)
     assert results["test/cls/NLL"] == pytest.approx(F.cross_entropy(task(inputs), targets).item(), rel=1e-5)
 

@@ -27,7 +27,7 @@ SMALL = {
     "ResNet18 with filter responses": lambda: ResNet18(norm="filter_response"),
     "ResNet18 without norm": lambda: ResNet18(norm="none"),
 }
-# Parameters of the hidden linear layers are most of the memory; without storage they cost nothing.
+# The hidden linear layers need most of the memory; on the meta device they need none.
 IMAGENET = {
     "alexnet": lambda: AlexNet(num_classes=1000, image_size=224),
     "vgg16": lambda: VGG16(num_classes=1000, image_size=224),
@@ -51,7 +51,7 @@ def without_storage(build):
         (AlexNet, 2_472_266),  # 2.47 M in the tables of bearpaw/pytorch-classification
         (lambda: VGG16(norm="batch"), 14_728_266),  # kuangliu/pytorch-cifar
         (ResNet18, 11_173_962),  # kuangliu/pytorch-cifar
-        (IMAGENET["alexnet"], 61_100_840),  # the rest: torchvision's documentation
+        (IMAGENET["alexnet"], 61_100_840),  # this and all following: torchvision's documentation
         (IMAGENET["vgg16"], 138_357_544),
         (IMAGENET["vgg16_bn"], 138_365_992),
         (IMAGENET["resnet18"], 11_689_512),
@@ -62,7 +62,7 @@ def test_has_the_published_number_of_parameters(build, number):
 
 
 @pytest.mark.parametrize("name", IMAGENET)
-def test_the_imagenet_form_has_torchvisions_state(name):
+def test_the_imagenet_variant_has_torchvisions_state(name):
     ours, theirs = without_storage(IMAGENET[name]), without_storage(lambda: torchvision.models.get_model(name))
     assert [(k, v.shape) for k, v in ours.state_dict().items()] == [
         (k, v.shape) for k, v in theirs.state_dict().items()
@@ -73,7 +73,7 @@ def test_the_imagenet_form_has_torchvisions_state(name):
 @pytest.mark.parametrize(
     "name", ["alexnet", "resnet18", *(pytest.param(n, marks=pytest.mark.slow) for n in ("vgg16", "vgg16_bn"))]
 )
-def test_the_imagenet_form_loads_torchvisions_weights_and_computes_the_same(name, training, generator):
+def test_the_imagenet_variant_loads_torchvisions_weights_and_computes_the_same(name, training, generator):
     theirs = torchvision.models.get_model(name, weights=None).train(training)
     ours = IMAGENET[name]().train(training)
     ours.load_state_dict(theirs.state_dict(), strict=True)
@@ -141,7 +141,7 @@ def test_the_cifar_stem_keeps_the_size_of_the_image(generator):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_gives_logits_and_a_gradient_for_every_parameter(name, generator):
+def test_returns_logits_and_a_gradient_for_every_parameter(name, generator):
     model = SMALL[name]()
     logits = model(torch.randn(2, 3, 32, 32, generator=generator))
     assert logits.shape == (2, 10)
@@ -160,8 +160,8 @@ def test_activations_neither_vanish_nor_explode_at_the_start(name, generator):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_changes_nothing_in_place(name):
-    """BackPACK's hooks forbid it: `out += x`, or an activation with inplace=True, raises in forward."""
+def test_has_no_in_place_operations(name):
+    """BackPACK's hooks forbid in-place operations: `out += x` or inplace=True raises in forward."""
     model = SMALL[name]()
     assert not [m for m in model.modules() if getattr(m, "inplace", False)]
     for layer in (m for m in model.modules() if not list(m.children())):
@@ -169,23 +169,23 @@ def test_changes_nothing_in_place(name):
     model(torch.randn(2, 3, 32, 32, requires_grad=True)).sum().backward()
 
 
-def test_filter_response_norm_has_unit_mean_square_and_sees_each_example_alone(generator):
+def test_filter_response_norm_has_unit_mean_square_and_treats_examples_independently(generator):
     norm, images = FilterResponseNorm(4), 7 * torch.randn(3, 4, 5, 5, generator=generator)
     torch.testing.assert_close(norm(images).square().mean((2, 3)), torch.ones(3, 4))
     torch.testing.assert_close(norm(images)[1:2], norm(images[1:2]))
 
 
-def test_group_norm_has_at_most_32_groups_of_two_channels_or_more():
-    """A channel alone would be an InstanceNorm, which gives the bias of the convolution before it no gradient."""
+def test_group_norm_has_at_most_32_groups_of_at_least_two_channels():
+    """A group of one channel is an InstanceNorm, under which the preceding convolution's bias has no gradient."""
     assert [make_norm("group", c).num_groups for c in (512, 64, 32, 48, 7, 5, 1)] == [32, 32, 16, 8, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: AlexNet(image_size=64), r"AlexNet got image_size=64, but is laid out for 32, 224\. Resize"),
-        (lambda: VGG16(image_size=28), r"VGG16 got image_size=28, but is laid out for 32, 224\. Resize"),
-        (lambda: VGG16(width=0.0), r"VGG16 got width=0\.0, which leaves no filter\. Use 1\.0 or 0\.5"),
+        (lambda: AlexNet(image_size=64), r"AlexNet got image_size=64, but supports 32, 224\. Resize"),
+        (lambda: VGG16(image_size=28), r"VGG16 got image_size=28, but supports 32, 224\. Resize"),
+        (lambda: VGG16(width=0.0), r"VGG16 got width=0\.0, which leaves no filters\. Use 1\.0 or 0\.5"),
         (lambda: VGG16(init="he"), r"VGG16 got init='he'; use 'kaiming' or 'xavier'"),
         (lambda: VGG16(norm="layer"), r"norm='layer' is unknown; use one of none, batch, group, filter_response"),
         (lambda: ResNet18(stem="mnist"), r"ResNet18 got stem='mnist'; use 'cifar' or 'imagenet'"),
@@ -194,7 +194,7 @@ def test_group_norm_has_at_most_32_groups_of_two_channels_or_more():
         (lambda: AlexNet(num_classes=-1), r"AlexNet got num_classes=-1 and in_channels=3; both must be at least 1"),
     ],
 )
-def test_an_unknown_form_is_refused_in_words(build, message):
+def test_an_unknown_variant_is_rejected(build, message):
     with pytest.raises(HyperparameterError, match=message):
         build()
 
@@ -202,12 +202,20 @@ def test_an_unknown_form_is_refused_in_words(build, message):
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
-        (AlexNet(), (2, 3, 28, 28), "AlexNet was built for images [batch, 3, 32, 32] but got [2, 3, 28, 28]. Set"),
-        (VGG16(width=0.5), (2, 1, 32, 32), "VGG16 was built for images [batch, 3, 32, 32] but got [2, 1, 32, 32]. Set"),
-        (ResNet18(), (2, 1, 9, 9), "ResNet18 was built for images [batch, 3, height, width] but got [2, 1, 9, 9]. Set"),
-        (ResNet18(), (3, 32, 32), "ResNet18 was built for images [batch, 3, height, width] but got [3, 32, 32]. Set"),
+        (AlexNet(), (2, 3, 28, 28), "AlexNet was built for images [batch, 3, 32, 32], but got [2, 3, 28, 28]. Set"),
+        (
+            VGG16(width=0.5),
+            (2, 1, 32, 32),
+            "VGG16 was built for images [batch, 3, 32, 32], but got [2, 1, 32, 32]. Set",
+        ),
+        (
+            ResNet18(),
+            (2, 1, 9, 9),
+            "ResNet18 was built for images [batch, 3, height, width], but got [2, 1, 9, 9]. Set",
+        ),
+        (ResNet18(), (3, 32, 32), "ResNet18 was built for images [batch, 3, height, width], but got [3, 32, 32]. Set"),
     ],
 )
-def test_images_of_another_shape_are_refused(model, shape, message):
+def test_images_of_a_different_shape_are_rejected(model, shape, message):
     with pytest.raises(ShapeError, match=re.escape(message)):
         model(torch.zeros(shape))

@@ -1,4 +1,4 @@
-"""Corruptions against their definitions, in plain arithmetic or through PIL, and against what must hold for all of them."""
+"""Corruptions against their definitions, in plain arithmetic or PIL, and properties shared by all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GREY = torch.full((3, 128, 128), 128, dtype=torch.uint8)
 
 @pytest.fixture(scope="module")
 def photo():
-    """A part of a photograph, 64 × 64."""
+    """A 64 × 64 crop of a photograph."""
     return torch.tensor(load_sample_images().images[0][100:164, 200:264]).permute(2, 0, 1).contiguous()
 
 
@@ -32,7 +32,7 @@ def difference(one, other):
 @pytest.mark.parametrize("kind", corruption_kinds())
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [28, 32, 64])
-def test_gives_bytes_of_the_same_shape_and_leaves_the_image_alone(kind, channels, size, photo):
+def test_returns_uint8_of_the_same_shape_and_does_not_change_the_image(kind, channels, size, photo):
     image = photo[:channels, :size, :size].contiguous()
     before = image.clone()
     corrupted = Corruption(kind, 3)(image, 0)
@@ -49,7 +49,7 @@ def test_a_higher_severity_changes_more(kind, photo):
 
 
 @pytest.mark.parametrize("kind", corruption_kinds())
-def test_is_a_function_of_the_index_alone(kind, photo):
+def test_depends_on_the_index_only(kind, photo):
     torch.manual_seed(0)
     before = torch.get_rng_state()
     corruption = Corruption(kind, 4)
@@ -63,7 +63,7 @@ def test_is_a_function_of_the_index_alone(kind, photo):
 @pytest.mark.parametrize(
     "kind", ["gaussian_blur", "defocus_blur", "motion_blur", "zoom_blur", "contrast", "elastic", "pixelate"]
 )
-def test_blur_and_geometry_leave_a_plain_image_as_it_is(kind):
+def test_blur_and_geometry_do_not_change_a_constant_image(kind):
     assert torch.equal(Corruption(kind, 5)(GREY, 0), GREY)
 
 
@@ -110,7 +110,7 @@ def test_jpeg_is_the_file_that_pil_writes(photo):
 
 
 def test_pixelate_repeats_pixels_of_a_smaller_image(photo):
-    """At half of 64 pixels, each is the mean of four."""
+    """At half of 64 pixels, each pixel is the mean of four."""
     corrupted = Corruption("pixelate", 1)(photo, 0)
     means = F.avg_pool2d(photo[None].double(), 2)
     assert (F.interpolate(means, scale_factor=2)[0] - corrupted).abs().max() < 0.51
@@ -131,8 +131,8 @@ def test_a_blurred_point_is_a_kernel_of_the_stated_width(kind):
     assert low < spread < high
 
 
-def test_lengths_grow_with_the_image():
-    """A point blurred in an image of 64 rows is spread twice as far, four times in the square."""
+def test_lengths_scale_with_the_image():
+    """In an image of 64 rows, the blur of a point is twice as wide, with four times the variance."""
     spreads = []
     for size in (32, 64):
         image = torch.zeros(1, size, size, dtype=torch.uint8)
@@ -144,7 +144,7 @@ def test_lengths_grow_with_the_image():
 
 
 def test_elastic_moves_by_the_stated_distance():
-    """Of an image whose brightness is its column, the change in bytes is the shift in columns."""
+    """If the brightness equals the column index, the change in brightness is the shift in columns."""
     columns = torch.arange(64, dtype=torch.uint8) * 3 + 30
     image = columns.expand(1, 64, 64).contiguous()
     moved = [Corruption("elastic", 5)(image, index)[0, 8:-8, 8:-8].double() for index in range(20)]
@@ -160,8 +160,8 @@ def test_fog_brightens_the_dark_and_keeps_the_range(photo):
 
 
 @pytest.mark.parametrize(("kind", "severity"), [("rain", 1), ("fog", 0), ("fog", 6)])
-def test_unknown_kinds_and_severities_are_refused_with_the_known_ones(kind, severity):
+def test_unknown_kinds_and_severities_are_rejected(kind, severity):
     with pytest.raises(
-        HyperparameterError, match=rf"no corruption '{kind}' of severity {severity}; there are gaussian_noise, "
+        HyperparameterError, match=rf"no corruption '{kind}' of severity {severity}\. Kinds are gaussian_noise, "
     ):
         Corruption(kind, severity)

@@ -1,4 +1,4 @@
-"""Models by name, with random and with pretrained weights; peers are torchvision's and timm's own models."""
+"""Models by name, with random or pretrained weights, against torchvision's and timm's own models."""
 
 from __future__ import annotations
 
@@ -82,20 +82,24 @@ def test_a_pattern_selects_names():
         (
             "resnet19",
             {},
-            r"There is no model 'resnet19'; there are alexnet, .*vgg16_imagenet, timm/NAME and torch",
+            r"There is no model 'resnet19'\. Available models: alexnet, .*vgg16_imagenet, timm/NAME and torch",
         ),
-        ("lenet5", {"stem": "cifar", "width": 2}, r"lenet5 takes no argument stem, width; it takes image_size, norm"),
+        (
+            "lenet5",
+            {"stem": "cifar", "width": 2},
+            r"lenet5 does not accept stem, width\. Its arguments are image_size, norm",
+        ),
         ("timm/resnet19", {}, r"timm has no model 'resnet19'"),
         ("torchvision/resnet19", {}, r"torchvision has no classifier 'resnet19'"),
-        ("torchvision/resnet18", {"in_channels": 1}, r"torchvision/resnet18 takes images with 3 channels"),
+        ("torchvision/resnet18", {"in_channels": 1}, r"torchvision/resnet18 requires in_channels=3"),
     ],
 )
-def test_unknown_names_and_arguments_are_refused(name, arguments, message):
+def test_unknown_names_and_arguments_are_rejected(name, arguments, message):
     with pytest.raises(HyperparameterError, match=message):
         create_model(name, **arguments)
 
 
-def test_a_model_knows_how_to_build_it_again():
+def test_a_model_stores_its_architecture():
     model = create_model("resnet18", num_classes=4, in_channels=1, norm="group")
     for same in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         name, arguments = architecture(same)
@@ -103,8 +107,8 @@ def test_a_model_knows_how_to_build_it_again():
     create_model(name, **arguments).load_state_dict(model.state_dict())
 
 
-def test_a_model_from_elsewhere_does_not_know_it():
-    with pytest.raises(HyperparameterError, match=r"This Linear does not know how it was built\. Build it with zoo\."):
+def test_a_model_not_built_by_create_model_has_no_architecture():
+    with pytest.raises(HyperparameterError, match=r"This Linear was not built by create_model\. Build it with zoo\."):
         architecture(torch.nn.Linear(2, 2))
 
 
@@ -141,7 +145,7 @@ def test_a_state_dict_of_torchvision_makes_the_round_trip(theirs, saved, generat
 
 
 @pytest.mark.parametrize("form", [str, lambda path: path, lambda path: torch.load(path, weights_only=True)])
-def test_path_text_and_dictionary_are_the_same(saved, theirs, form):
+def test_path_string_and_state_dict_are_equivalent(saved, theirs, form):
     model = create_model("resnet18_imagenet", num_classes=7, pretrained=form(saved))
     assert torch.equal(model.fc.weight, theirs.fc.weight)
 
@@ -156,7 +160,7 @@ def test_weights_of_another_architecture_are_refused_with_all_names(saved):
     with torch.device("meta"):
         small, large = create_model("resnet18").state_dict(), create_model("resnet18_imagenet").state_dict()
     shapes = {name: (list(large[name].shape), list(small[name].shape)) for name in small}
-    wrong = "; ".join(["of another shape: conv1.weight [64, 3, 7, 7] instead of [64, 3, 3, 3]"])
+    wrong = "; ".join(["wrong shape: conv1.weight [64, 3, 7, 7] instead of [64, 3, 3, 3]"])
     assert [name for name, (theirs, ours) in shapes.items() if theirs != ours] == ["conv1.weight"]
     with pytest.raises(WeightsError, match=re.escape(f"{saved} does not fit ResNet18 ({wrong}). Build")):
         create_model("resnet18", num_classes=7, pretrained=saved)
@@ -177,8 +181,8 @@ def test_published_weights_come_with_their_transform(saved, theirs, tmp_path, mo
 
 @pytest.fixture
 def timm_hub(monkeypatch):
-    """timm's hub with random weights of a ResNet-18 for 1000 classes in it."""
-    if not timm.models._hub.has_hf_hub():  # which timm asks first
+    """A stub of timm's hub with random weights of a ResNet-18 for 1000 classes."""
+    if not timm.models._hub.has_hf_hub():  # timm checks this first
         pytest.skip("timm finds no huggingface_hub that it can use")
     state = timm.create_model("resnet18").state_dict()
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *args, **kwargs: dict(state))
@@ -202,7 +206,7 @@ def test_timms_weights_are_loaded_without_their_head(timm_hub, name, pretrained)
     assert input_transform(model).interpolation == "bicubic"
 
 
-def test_timm_sums_the_channels_for_grey_images(timm_hub):
+def test_timm_sums_the_channels_for_greyscale_images(timm_hub):
     model = create_model("timm/resnet18", num_classes=3, in_channels=1, pretrained=True)
     torch.testing.assert_close(model.conv1.weight, timm_hub["conv1.weight"].sum(1, keepdim=True))
 
@@ -219,7 +223,7 @@ def test_a_timm_model_reads_a_file_strictly(saved):
 
 @pytest.fixture
 def task_of(tmp_path, monkeypatch):
-    """What a config and the command line make of `create_model`; Lightning's variables are put back."""
+    """The model that a config and the command line build; restores Lightning's environment variables."""
     for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(variable, "0")
 

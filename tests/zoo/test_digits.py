@@ -31,12 +31,12 @@ def test_the_split_covers_every_digit_once():
 
 def test_the_split_never_changes():
     splits = split_indices(torch.as_tensor(datasets.load_digits().target))
-    # If these checksums change, so do all results on digits, and the changelog has to say so.
+    # If these checksums change, all results on digits change, and the changelog must say so.
     checksums = [zlib.crc32(part.numpy().astype("<i8").tobytes()) for part in splits]
     assert checksums == [3036624866, 1524547408, 1591968685]
 
 
-def test_the_data_leave_the_global_generators_alone():
+def test_loading_does_not_change_the_global_generators():
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     DigitsDataModule().setup("fit")
     assert torch.equal(before[0], torch.get_rng_state())
@@ -50,7 +50,7 @@ def test_the_split_is_stratified(data):
         assert (counts - share * len(part)).abs().max() < 2
 
 
-def test_images_are_the_ink_counts_normalised_as_stated(data):
+def test_images_are_normalised_as_stated(data):
     digits = datasets.load_digits()
     train, _, test = split_indices(torch.as_tensor(digits.target))
     for part, indices in ((data.train_set, train), (data.test_set, test)):
@@ -75,21 +75,21 @@ def test_patches_are_cut_from_both_photographs_on_a_grid_without_overlap():
         np.testing.assert_allclose(patches[k, 0].numpy(), cut.mean(-1) / 255, rtol=1e-6)
 
 
-def test_shuffled_digits_keep_their_pixels_and_lose_their_places(data):
+def test_shuffled_digits_keep_their_pixels_in_a_different_order(data):
     original = data.test_set.tensors[0].flatten(1)
     shuffled = data.ood_sets[1].tensors[0].flatten(1)
     assert torch.equal(original.sort(dim=1).values, shuffled.sort(dim=1).values)
     assert (original != shuffled).any(dim=1).all()
 
 
-def test_each_image_is_shuffled_in_its_own_order_and_always_in_the_same():
+def test_each_image_has_its_own_fixed_permutation():
     images = torch.arange(64.0).reshape(1, 1, 8, 8).repeat(3, 1, 1, 1)
     shuffled = shuffle_pixels(images)
     assert not torch.equal(shuffled[0], shuffled[1])
     assert torch.equal(shuffled, shuffle_pixels(images))
 
 
-def test_loaders_give_the_test_set_first_and_then_the_named_sets(data):
+def test_loaders_return_the_test_set_followed_by_the_named_sets(data):
     loaders = data.test_dataloader()
     assert data.ood_names == ("patches", "shuffled")
     assert [len(loader.dataset) for loader in loaders] == [400, 400, 400]
@@ -131,7 +131,7 @@ def test_missing_scikit_learn_names_the_extra(monkeypatch):
         DigitsDataModule().setup("fit")
 
 
-def test_a_model_for_other_classes_is_refused(quiet_trainer):
+def test_a_model_with_a_different_number_of_classes_is_rejected(quiet_trainer):
     task = BayesClassifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), num_classes=12)
     with pytest.raises(DataError, match=r"DigitsDataModule has 10 classes .*, but the model has num_classes=12"):
         quiet_trainer(max_epochs=1).fit(task, datamodule=DigitsDataModule())

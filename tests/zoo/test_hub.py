@@ -1,4 +1,4 @@
-"""The Hub by a stand-in of its client: a folder. Calls must fit the real client's signatures."""
+"""The Hub with a stub client that uses a folder. Calls must match the real client's signatures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """The stand-in's folder: a folder a repository."""
+    """The stub's folder, with one subfolder per repository."""
     root, api, download = tmp_path / "hub", huggingface_hub.HfApi, huggingface_hub.hf_hub_download
 
     class Client:
@@ -66,7 +66,7 @@ def test_a_posterior_goes_to_the_hub_and_comes_back(hub, file):
     assert found.labels == wanted.labels
 
 
-def test_the_card_is_the_page_and_its_code_loads_from_the_hub(hub, file):
+def test_the_card_is_the_readme_and_its_code_loads_from_the_hub(hub, file):
     push_to_hub(file, "me/tiny")
     page = (hub / "me/tiny" / "README.md").read_text("utf-8")
     assert page.startswith("---\nlibrary_name: lightning-bayes\n")
@@ -78,7 +78,7 @@ def test_the_card_is_the_page_and_its_code_loads_from_the_hub(hub, file):
     assert namespace["prediction"].probs.shape == (3, 2)
 
 
-def test_a_missing_client_is_one_sentence(file, monkeypatch):
+def test_a_missing_client_names_the_extra(file, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModuleNotFoundError, match=r'not installed\. Run: pip install "lightning-bayes\[hub\]"'):
         push_to_hub(file, "me/tiny")

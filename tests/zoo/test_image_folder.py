@@ -1,4 +1,4 @@
-"""Class folders of image files: what is read, how it is split, and folders and files that are not as they should be."""
+"""Class folders of image files: reading, splitting, and errors for wrong folders and files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(root, stage="fit", **kwargs):
 
 
 def reds(loader):
-    """The numbers of images, which their red is."""
+    """The image indices, which are stored in the red channel."""
     return sorted(torch.cat([images[:, 0, 15, 15] for images, _ in loader]).round().int().tolist()) if loader else []
 
 
@@ -40,7 +40,11 @@ def test_one_folder_is_split_in_three_by_class(picture_root):
     data = make(picture_root, val_size=0.2, test_size=0.3)
     train, val, test = (reds(loader()) for loader in (data.train_dataloader, data.val_dataloader, data.test_dataloader))
     assert sorted(train + val + test) == [*range(10), *range(50, 60)]
-    assert [len(train), len(val), len(test)] == [12, 2, 6]  # 0.2 of the seven that are left of each class are one
+    assert [len(train), len(val), len(test)] == [
+        12,
+        2,
+        6,
+    ]  # 0.2 of the seven remaining images of each class round to one
     for part in (train, val, test):
         assert sum(red >= 50 for red in part) == len(part) / 2
     again = make(picture_root, val_size=0.2, test_size=0.3)
@@ -61,11 +65,11 @@ def test_unlabelled_images_are_predicted_without_the_training_folder(tmp_path):
 def test_a_folder_without_images_is_named(tmp_path):
     (tmp_path / "new").mkdir()
     data = make(tmp_path, "predict", predict_dir=str(tmp_path / "new"))
-    with pytest.raises(DatasetError, match=r"predict_dir: there is no image below .*new\. Images end in \.jpg"):
+    with pytest.raises(DatasetError, match=r"predict_dir: found no images below .*new\. Supported suffixes: \.jpg"):
         data.predict_dataloader()
 
 
-def test_class_names_go_into_the_module_its_checkpoint_and_posterior_files(picture_root, tmp_path, quiet_trainer):
+def test_class_names_are_stored_in_module_checkpoint_and_posterior_file(picture_root, tmp_path, quiet_trainer):
     network = create_model("mlp", num_classes=2, in_channels=3, image_size=30, hidden=())
     module = BayesClassifier(network, num_classes=2)
     trainer = quiet_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0, log_every_n_steps=1)
@@ -80,12 +84,12 @@ def test_class_names_go_into_the_module_its_checkpoint_and_posterior_files(pictu
     assert load(tmp_path / "q.safetensors").class_names == ("cat", "dog")
 
 
-def test_numbers_are_sizes_and_shares_are_shares(picture_root):
+def test_sizes_are_numbers_or_fractions(picture_root):
     assert len(make(picture_root, val_size=4, test_size=6).val_set) == 4
     assert len(make(picture_root, val_size=4, test_size=6).test_set) == 6
 
 
-def test_as_in_imagenet_val_is_the_test_and_validation_comes_from_training(tmp_path):
+def test_without_a_test_folder_val_is_the_test_set(tmp_path):
     write_image_folder(tmp_path / "train")
     write_image_folder(tmp_path / "val", count=3)
     data = make(tmp_path, val_size=0.2)
@@ -112,37 +116,37 @@ def test_few_shots_are_balanced(picture_root):
 
 def test_sizes_are_logged(picture_root, said):
     make(picture_root, val_size=4, test_size=6)
-    assert f"{picture_root}: 2 classes, 10 images for training, 4 for validation, 6 for the test." in said.text
+    assert f"{picture_root}: 2 classes, 10 training images, 4 validation images, 6 test images." in said.text
 
 
 # -- images -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_default_input_is_that_of_torchvisions_weights(picture_root):
+def test_the_default_input_matches_torchvisions_weights(picture_root):
     data = ImageFolderDataModule(root=str(picture_root), test_size=0.5)
     data.setup("test")
     preset = ResNet18_Weights.IMAGENET1K_V1.transforms()
     for index in (0, 7):
         path = data.test_set.images[index]
         ours, theirs = data.test_set[index][0], preset(read_image(path))
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0.0176)  # one of 255, which they round differently
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0.0176)  # one of 255 levels, by different rounding
 
 
-def test_grey_models_get_grey_images(picture_root):
+def test_greyscale_models_get_greyscale_images(picture_root):
     data = make(picture_root, mean=(0.5,), std=(0.25,))
     (images, _), *_ = data.val_dataloader()
     assert images.shape[1:] == (1, 30, 30)
     assert data.in_channels == 1
 
 
-def test_augmentation_changes_training_images_and_no_others(picture_root):
+def test_augmentation_changes_only_training_images(picture_root):
     torch.manual_seed(0)
     data, plain = make(picture_root, augment=True), make(picture_root)
     assert data.data_augmentation_factor == 5.0
     (images, _), *_ = data.train_dataloader()
     assert images.shape == (4, 3, 30, 30)
     corners = torch.cat([images[:, 1, 0, 0] for _ in range(5) for images, _ in data.train_dataloader()])
-    assert 0 < (corners > 0).float().mean() < 0.9  # the white corner is cut off of most crops, or on the right
+    assert 0 < (corners > 0).float().mean() < 0.9  # most crops cut off the white corner, or mirror it
     for one, other in zip(data.val_set, plain.val_set, strict=True):
         assert torch.equal(one[0], other[0])
 
@@ -156,7 +160,7 @@ def test_a_corrupted_test_set_is_corrupted_as_the_model_sees_it(picture_root):
     assert (images - inside).abs().max() < 0.51
 
 
-def test_folders_out_of_distribution_go_through_the_same_transform(picture_root, tmp_path):
+def test_ood_folders_have_the_same_transform(picture_root, tmp_path):
     write_image_folder(tmp_path / "letters", classes=("a",), count=2)
     data = make(picture_root, ood=(str(tmp_path / "letters"),))
     _, letters = data.test_dataloader()
@@ -185,13 +189,13 @@ def test_a_damaged_file_is_named(picture_root, damage, workers):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(DatasetError, match=rf"{tmp_path}/no does not hold one folder of images for each class"):
+    with pytest.raises(DatasetError, match=rf"{tmp_path}/no does not contain one folder of images per class"):
         make(tmp_path / "no")
 
 
 def test_a_folder_without_class_folders_is_named(tmp_path):
     with pytest.raises(
-        DatasetError, match=rf"{tmp_path} does not hold one folder .*ROOT/CLASS, or into ROOT/train/CLASS"
+        DatasetError, match=rf"{tmp_path} does not contain one folder .*ROOT/CLASS, or into ROOT/train/CLASS"
     ):
         make(tmp_path)
 
@@ -203,14 +207,14 @@ def test_empty_class_folders_are_named(picture_root):
         make(picture_root)
 
 
-def test_class_folders_that_the_test_lacks_or_adds_are_listed(tmp_path):
+def test_missing_and_unknown_class_folders_of_the_test_set_are_listed(tmp_path):
     write_image_folder(tmp_path / "train", classes=("ant", "bee", "cat"), count=3)
     write_image_folder(tmp_path / "val", classes=("bee", "dog"), count=3)
-    with pytest.raises(DataError, match=rf"{tmp_path}/val must have the class .*missing: ant, cat; unknown: dog"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/val must have the same class .*missing: ant, cat; unknown: dog"):
         make(tmp_path)
 
 
-def test_a_setup_that_has_failed_can_be_tried_again(tmp_path):
+def test_a_failed_setup_can_be_repeated(tmp_path):
     write_image_folder(tmp_path / "train", classes=("cat", "dog"), count=3)
     write_image_folder(tmp_path / "val", classes=("cat",), count=3)
     data = ImageFolderDataModule(root=str(tmp_path), **PLAIN)
@@ -222,20 +226,20 @@ def test_a_setup_that_has_failed_can_be_tried_again(tmp_path):
     assert (data.class_names, len(data.train_set)) == (("cat", "dog"), 4)
 
 
-def test_folders_of_sets_without_one_for_training_are_refused(tmp_path):
+def test_split_folders_without_a_training_folder_are_rejected(tmp_path):
     write_image_folder(tmp_path / "val", count=3)
     write_image_folder(tmp_path / "test", count=3)
-    with pytest.raises(DatasetError, match=r"has a folder val or test, but no folder train beside it"):
+    with pytest.raises(DatasetError, match=r"has a folder val or test, but no folder train\."):
         make(tmp_path)
 
 
-def test_training_without_a_test_folder_is_refused(tmp_path):
+def test_training_without_a_test_folder_is_rejected(tmp_path):
     write_image_folder(tmp_path / "train", count=3)
-    with pytest.raises(DatasetError, match=rf"{tmp_path}/val does not hold one folder of images for each class"):
+    with pytest.raises(DatasetError, match=rf"{tmp_path}/val does not contain one folder of images per class"):
         make(tmp_path)
 
 
-def test_another_number_of_classes_in_the_model_is_refused_before_training(picture_root, quiet_trainer):
+def test_a_model_with_a_different_number_of_classes_is_rejected_before_training(picture_root, quiet_trainer):
     task = BayesClassifier(nn.Sequential(nn.Flatten(), nn.Linear(2700, 10)), num_classes=10)
     data = ImageFolderDataModule(root=str(picture_root), **PLAIN)
     with pytest.raises(DataError, match=r"pictures has 2 classes \(cat, dog\), but the model has num_classes=10"):
@@ -243,12 +247,12 @@ def test_another_number_of_classes_in_the_model_is_refused_before_training(pictu
 
 
 @pytest.mark.parametrize("sizes", [{"val_size": 0.95}, {"test_size": 30}, {"shots": 9}])
-def test_sizes_that_leave_nothing_are_refused(picture_root, sizes):
+def test_sizes_that_leave_no_training_images_are_rejected(picture_root, sizes):
     with pytest.raises(HyperparameterError):
         make(picture_root, **sizes)
 
 
-def test_errors_can_be_caught_as_one(picture_root):
+def test_errors_share_a_base_class(picture_root):
     (picture_root / "dog" / "3.png").write_bytes(b"")
     with pytest.raises(BayesError):
         read_image(picture_root / "dog" / "3.png")

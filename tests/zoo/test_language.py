@@ -1,4 +1,4 @@
-"""Text, language models and generation: chunks against slices, metrics against sums in a loop, laws of causality."""
+"""Text, language models and generation: chunks against slices, metrics against loops, and causality."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mean_field(model, std=0.1):
     return MeanField(mean, {n: torch.full_like(p, std**-2) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), 1)
 
 
-def test_chunks_predict_every_character_but_the_first_ones_once():
+def test_chunks_predict_every_character_after_the_context_once():
     text, found = torch.arange(40), []
     chunks = Chunks(text, length=6, context=3)
     for inputs, targets in map(chunks.__getitem__, range(len(chunks))):
@@ -44,7 +44,7 @@ def test_chunks_predict_every_character_but_the_first_ones_once():
     assert found == list(range(4, 40))
 
 
-def test_parts_are_contiguous_and_a_chunk_counts_as_its_characters(data):
+def test_parts_are_contiguous_and_a_chunk_counts_as_many_examples(data):
     data.setup("fit")
     train, val, test = (part.text for part in (data.train_set, data.val_set, data.test_set))
     assert data.alphabet.decode(torch.cat([train, val, test])) == TEXT
@@ -61,7 +61,7 @@ def test_the_number_of_data_is_the_number_of_characters(data, quiet_trainer):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_model_does_not_see_what_follows(which, generator):
+def test_a_model_is_causal(which, generator):
     model = networks()[which].eval()
     x = torch.randint(VOCABULARY, (3, 10), generator=generator)
     logits = model(x)
@@ -72,11 +72,11 @@ def test_a_model_does_not_see_what_follows(which, generator):
     assert (model(changed)[..., 4:] != logits[..., 4:]).any()
     before = x.clone()
     before[:, 0] = (x[:, 0] + 1) % VOCABULARY
-    assert (model(before) != logits).any()  # the context is seen
+    assert (model(before) != logits).any()  # the model uses the context
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_squared_gradients_of_chunks_are_those_of_a_loop(which, generator):
+def test_squared_gradients_of_chunks_equal_a_loop(which, generator):
     model = networks()[which].double().eval()
     x = torch.randint(VOCABULARY, (4, 10), generator=generator)
     y = torch.randint(VOCABULARY, (4, 8), generator=generator)
@@ -135,18 +135,18 @@ def test_generated_text_carries_the_uncertainty_of_each_character(which):
 
 
 def test_unknown_characters_are_listed():
-    with pytest.raises(DataError, match=r"not seen: 'β', '✓'\. Remove or replace them"):
+    with pytest.raises(DataError, match=r"outside the alphabet: 'β', '✓'\. Remove or replace them"):
         Alphabet.of(TEXT).encode("aβ✓a")
     model = networks()[0]
-    with pytest.raises(DataError, match="not seen: 'Z'"):
+    with pytest.raises(DataError, match="outside the alphabet: 'Z'"):
         generate(model, mean_field(model), Alphabet.of(TEXT), "a Z")
 
 
-def test_bad_text(tmp_path):
+def test_missing_short_or_undecodable_text_is_rejected(tmp_path):
     with pytest.raises(DatasetError, match=r"no text file .*nothing\.txt\. Set data\.path"):
         TextDataModule(str(tmp_path / "nothing.txt")).setup("fit")
     (tmp_path / "short.txt").write_text("too short", "utf-8")
-    with pytest.raises(DataError, match=r"has 9 characters; .* Give a text of more than 510 characters"):
+    with pytest.raises(DataError, match=r"has 9 characters, .* Use a text of more than 510 characters"):
         TextDataModule(str(tmp_path / "short.txt")).setup("fit")
     (tmp_path / "latin.txt").write_bytes(b"\xe9t\xe9" * 300)
     with pytest.raises(DataError, match="not UTF-8 text"):
@@ -155,11 +155,11 @@ def test_bad_text(tmp_path):
         TextDataModule("text.txt", length=0)
 
 
-def test_sizes_that_do_not_fit():
+def test_inconsistent_sizes_are_rejected():
     task = BayesLanguageModel(networks()[0], VOCABULARY)
-    with pytest.raises(HyperparameterError, match=r"Found the token 99, .* len\(data\.alphabet\)"):
+    with pytest.raises(HyperparameterError, match=r"Found token 99, .* len\(data\.alphabet\)"):
         task.training_step((torch.full((2, 10), 99), torch.zeros(2, 8, dtype=torch.long)), 0)
-    with pytest.raises(ShapeError, match="expected whole numbers"):
+    with pytest.raises(ShapeError, match="Expected integer tokens"):
         task.training_step((torch.zeros(2, 10), torch.zeros(2, 8)), 0)
     with pytest.raises(HyperparameterError, match="vocabulary=1"):
         BayesLanguageModel(networks()[0], 1)

@@ -50,7 +50,7 @@ def test_with_batch_norm_equals_the_stated_sequence_of_layers(generator):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_norm_brings_parameters_that_are_all_trained(norm, generator):
+def test_all_parameters_of_a_norm_are_trained(norm, generator):
     net = LeNet5(image_size=8, norm=norm)
     assert set(LeNet5(image_size=8).state_dict()) < set(net.state_dict())
     net(torch.randn(4, 1, 8, 8, generator=generator)).logsumexp(1).sum().backward()
@@ -59,33 +59,33 @@ def test_a_norm_brings_parameters_that_are_all_trained(norm, generator):
 
 
 @pytest.mark.parametrize("norm", ["group", "filter_response"])
-def test_without_batch_norm_every_example_stands_alone(norm, generator):
+def test_without_batch_norm_examples_are_independent(norm, generator):
     net, images = LeNet5(image_size=8, norm=norm), torch.randn(4, 1, 8, 8, generator=generator)
     torch.testing.assert_close(net(images)[2:3], net(images[2:3]))
 
 
-def test_filter_responses_stand_where_there_are_pixels():
+def test_filter_response_norm_follows_only_convolutions():
     found = {name for name, m in LeNet5(norm="filter_response").named_modules() if isinstance(m, FilterResponseNorm)}
     assert found == {"bn1", "bn2"}
 
 
-def test_an_unknown_norm_is_refused_with_the_names():
+def test_an_unknown_norm_is_rejected():
     with pytest.raises(HyperparameterError, match=r"norm='layer' is unknown; use one of none, batch, group, filter_r"):
         LeNet5(norm="layer")
 
 
-def test_another_image_size_is_refused_with_the_allowed_ones():
-    with pytest.raises(HyperparameterError, match=r"image_size=16, but is laid out for 8, 28, 32\. Resize"):
+def test_an_unsupported_image_size_is_rejected():
+    with pytest.raises(HyperparameterError, match=r"image_size=16, but supports 8, 28, 32\. Resize"):
         LeNet5(image_size=16)
 
 
 @pytest.mark.parametrize("counts", [{"num_classes": 0}, {"in_channels": 0}])
-def test_a_count_of_zero_is_refused(counts):
+def test_a_count_of_zero_is_rejected(counts):
     with pytest.raises(HyperparameterError, match="both must be at least 1"):
         LeNet5(**counts)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 28, 28), (2, 3, 32, 32), (1, 32, 32)])
-def test_images_of_another_shape_are_refused(shape):
-    with pytest.raises(ShapeError, match=re.escape(f"built for images [batch, 1, 32, 32] but got {list(shape)}")):
+def test_images_of_a_different_shape_are_rejected(shape):
+    with pytest.raises(ShapeError, match=re.escape(f"built for images [batch, 1, 32, 32], but got {list(shape)}")):
         LeNet5(image_size=32)(torch.zeros(shape))

@@ -38,11 +38,11 @@ def test_default_is_the_uci_network_of_one_layer_of_50():
 
 
 @pytest.mark.parametrize("widths", [{"in_features": 0}, {"out_features": 0}, {"hidden": (5, -1)}])
-def test_a_width_below_one_is_refused(widths):
+def test_a_width_below_one_is_rejected(widths):
     with pytest.raises(HyperparameterError, match=r"layer widths \[.*(0|-1).*\]; each must be at least 1"):
         MLP(**{"in_features": 3, "out_features": 2, **widths})
 
 
-def test_an_unknown_activation_is_refused_with_the_known_ones():
+def test_an_unknown_activation_is_rejected():
     with pytest.raises(HyperparameterError, match="activation='swish'; choose one of relu, tanh, sigmoid, gelu"):
         MLP(3, 2, activation="swish")

@@ -1,4 +1,4 @@
-"""Posterior files of any module: built again by hyperparameters or a factory, or given; never by code not allowed."""
+"""Posterior files of any module: rebuilt from hyperparameters or a factory, or passed; never by code not allowed."""
 
 from __future__ import annotations
 
@@ -84,20 +84,20 @@ def test_a_lightning_module_is_built_by_its_hyperparameters(tmp_path, generator)
     assert all(torch.equal(p, posterior.mean[n]) for n, p in found.model.named_parameters())
 
 
-def test_a_factory_builds_it(tmp_path, generator):
+def test_a_factory_builds_the_network(tmp_path, generator):
     path, posterior, card = saved(tmp_path, Bare(3), factory=f"{HERE}:build", arguments={"width": 3})
     assert_predicts(path, Bare(3), posterior, generator, allow=[HERE])
     assert f"`{HERE}:build(width=3)`" in card
 
 
-def test_a_class_without_arguments_needs_nothing_more(tmp_path, generator):
+def test_a_class_without_arguments_needs_no_factory(tmp_path, generator):
     path, posterior, _ = saved(tmp_path, NoArguments())
     assert_predicts(path, NoArguments(), posterior, generator, allow=HERE)
 
 
-def test_a_model_can_be_given(tmp_path, generator):
+def test_a_model_can_be_passed(tmp_path, generator):
     path, posterior, card = saved(tmp_path, Bare(3))
-    with pytest.raises(PosteriorError, match=r"Bare without the arguments .*load\(path, model=\.\.\.\)"):
+    with pytest.raises(PosteriorError, match=r"Bare without its constructor arguments.*load\(path, model=\.\.\.\)"):
         load(path, allow=HERE)
     assert_predicts(path, Bare(3), posterior, generator, model=Bare(3))
     assert 'Predictor.load("own.safetensors", model=network)' in card
@@ -105,17 +105,19 @@ def test_a_model_can_be_given(tmp_path, generator):
         load(path, model=Bare(4))
 
 
-def test_no_code_runs_that_was_not_allowed(tmp_path, monkeypatch):
+def test_only_allowed_code_runs(tmp_path, monkeypatch):
     path, *_ = saved(tmp_path, Bare(3), factory="subprocess:check_output", arguments={"args": ["true"]})
     ran = []
     monkeypatch.setattr("subprocess.check_output", lambda **arguments: ran.append(arguments))
     for allow in ((), "sub", "my_package"):
-        with pytest.raises(PosteriorError, match=r"code of another package. If you trust it.*allow='subprocess'"):
+        with pytest.raises(
+            PosteriorError, match=r"code outside this package.* If you trust this code.*allow='subprocess'"
+        ):
             load(path, allow=allow)
     assert not ran
 
 
-def test_code_that_is_not_there_is_not_imported_before_it_is_allowed(tmp_path):
+def test_a_missing_package_is_imported_only_if_allowed(tmp_path):
     path, *_ = saved(tmp_path, Bare(3), factory="nowhere.models:build", arguments={})
     with pytest.raises(PosteriorError, match="allow='nowhere'"):
         load(path)
@@ -130,13 +132,13 @@ def test_a_factory_must_return_a_network(tmp_path):
 
 
 @pytest.mark.parametrize("factory", ["build", "a:b:c", "a.b", "a:b()", "../a:b", ""])
-def test_a_factory_is_a_place(tmp_path, factory):
-    with pytest.raises(HyperparameterError, match=re.escape(f"factory={factory!r} must be the place of a function")):
+def test_a_factory_is_an_import_path(tmp_path, factory):
+    with pytest.raises(HyperparameterError, match=re.escape(f"factory={factory!r} must have the form")):
         saved(tmp_path, Bare(3), factory=factory)
 
 
 def test_arguments_need_a_factory(tmp_path):
-    with pytest.raises(HyperparameterError, match="arguments belong to a factory"):
+    with pytest.raises(HyperparameterError, match="arguments require a factory"):
         saved(tmp_path, Bare(3), arguments={"width": 3})
 
 
@@ -147,7 +149,7 @@ def test_hyperparameters_that_are_objects_are_listed(tmp_path):
         saved(tmp_path, model)
 
 
-def test_a_given_model_takes_the_place_of_the_zoos(tmp_path, generator):
+def test_a_passed_model_replaces_the_zoo_model(tmp_path, generator):
     built = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=1, hidden=())
     path, posterior, _ = saved(tmp_path, built)
     other = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=1, hidden=())

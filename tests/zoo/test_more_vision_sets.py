@@ -1,4 +1,4 @@
-"""CIFAR-100, SVHN and KMNIST, and image sets out of distribution for each other."""
+"""CIFAR-100, SVHN and KMNIST, and out-of-distribution image sets."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_svhn_reads_its_digits_with_zero_as_zero(svhn_root):
     assert sorted(seen[:, 0, 0, 0].tolist()) == list(range(20))
 
 
-def test_svhn_without_scipy_says_so(svhn_root, monkeypatch):
+def test_svhn_without_scipy_names_scipy(svhn_root, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(DatasetError, match=r"SVHN is not below .*scipy.*pip install scipy"):
+    with pytest.raises(DatasetError, match=r"SVHN is missing or incomplete in .*scipy.*pip install scipy"):
         make(SVHNDataModule, svhn_root)
 
 
@@ -77,7 +77,8 @@ def test_kmnist_is_read_like_mnist(idx_root):
 def test_a_missing_root_is_named(module, tmp_path):
     name = module.dataset_class.__name__
     with pytest.raises(
-        DatasetError, match=rf"{name} is not below {tmp_path}/no.*download=True.*point root to the folder"
+        DatasetError,
+        match=rf"{name} is missing or incomplete in {tmp_path}/no.*download=True.*point root to the folder",
     ):
         make(module, tmp_path / "no")
 
@@ -97,7 +98,7 @@ def test_normalises_the_real_training_set(module, real_root):
 # -- out of distribution ----------------------------------------------------------------------------------------------
 
 
-def test_another_set_goes_through_the_transform_of_this_one(idx_root):
+def test_ood_sets_have_the_in_distribution_transform(idx_root):
     data = make(MNISTDataModule, idx_root, ood=("fashionmnist", "kmnist"))
     assert data.ood_names == ("fashionmnist", "kmnist")
     test, *others = data.test_dataloader()
@@ -107,22 +108,22 @@ def test_another_set_goes_through_the_transform_of_this_one(idx_root):
     assert len(data.predict_dataloader()) == 3
 
 
-def test_a_set_of_another_shape_is_resized_and_this_is_said(idx_root, cifar_root, said):
+def test_an_ood_set_of_a_different_shape_is_resized_with_a_message(idx_root, cifar_root, said):
     data = make(CIFAR10DataModule, cifar_root, ood=("mnist",))
     _, mnist = data.test_dataloader()
-    assert "The images of mnist ([1, 28, 28] the first) are resized" in said.text
+    assert "The images of mnist (the first is [1, 28, 28]) are resized" in said.text
     assert "[3, 32, 32]" in said.text
     assert torch.equal(as_bytes(data, mnist), torch.arange(100, 110).int()[:, None, None, None].expand(-1, 3, 32, 32))
 
 
-def test_a_set_of_the_same_shape_is_not_said_to_be_resized(svhn_root, cifar_root, said):
+def test_an_ood_set_of_the_same_shape_has_no_message(svhn_root, cifar_root, said):
     data = make(CIFAR10DataModule, cifar_root, ood=("svhn",))
     _, svhn = data.test_dataloader()
     assert "resized" not in said.text
     assert as_bytes(data, svhn)[:, :, 5, 5].tolist() == [[i, i + 50, i + 100] for i in range(100, 110)]
 
 
-def test_a_folder_of_images_can_be_out_of_distribution(idx_root, tmp_path):
+def test_an_ood_set_can_be_a_folder_of_images(idx_root, tmp_path):
     write_image_folder(tmp_path / "letters")
     data = make(MNISTDataModule, idx_root, ood=(str(tmp_path / "letters"),))
     assert data.ood_names == ("letters",)
@@ -137,7 +138,7 @@ def test_a_folder_of_images_can_be_out_of_distribution(idx_root, tmp_path):
     assert torch.equal(found[13], expected.int())
 
 
-def test_the_sets_may_lie_below_another_root(idx_root, cifar_root, tmp_path):
+def test_ood_sets_can_have_a_different_root(idx_root, cifar_root, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "cifar-10-batches-py").rename(tmp_path / "elsewhere" / "cifar-10-batches-py")
     data = make(MNISTDataModule, idx_root, ood=("cifar10",), ood_root=str(tmp_path / "elsewhere"))
@@ -147,19 +148,19 @@ def test_the_sets_may_lie_below_another_root(idx_root, cifar_root, tmp_path):
 @pytest.mark.parametrize(
     ("ood", "message"),
     [
-        (("mnist",), r"ood=\['mnist'\] must name sets other than mnist, each of another name"),
-        (("svhn", "else/svhn"), r"ood=\['svhn', 'else/svhn'\] must name sets other than mnist"),
+        (("mnist",), r"ood=\['mnist'\] must contain sets other than mnist, with unique names"),
+        (("svhn", "else/svhn"), r"ood=\['svhn', 'else/svhn'\] must contain sets other than mnist"),
     ],
 )
-def test_the_set_itself_and_equal_names_are_refused(ood, message):
+def test_the_set_itself_and_duplicate_names_are_rejected(ood, message):
     with pytest.raises(HyperparameterError, match=message):
         MNISTDataModule(ood=ood)
 
 
-def test_an_unknown_set_is_refused_with_the_known_ones(idx_root, tmp_path):
+def test_an_unknown_set_is_rejected(idx_root, tmp_path):
     data = make(MNISTDataModule, idx_root, ood=("notmnist",))
     with pytest.raises(
-        DatasetError, match=r"ood: notmnist is neither a known set \(cifar10, cifar100, .*svhn\) nor a folder"
+        DatasetError, match=r"ood: notmnist is neither a registered set \(cifar10, cifar100, .*svhn\) nor a folder"
     ):
         data.test_dataloader()
 

@@ -25,7 +25,7 @@ def gamma_noise(num_data=40, mean_square=0.09, prior=(6.0, 6.0)):
 
 
 def bound(shape, rate, squares, prior):
-    """Zhang et al. 2018, eqs. 23-24, for fixed outputs: the terms of q(τ)."""
+    """The terms of q(τ) in Zhang et al. 2018, eqs. 23-24, for fixed outputs."""
     n = len(squares)
     expected = 0.5 * (n * (torch.digamma(shape) - rate.log()) - shape / rate * squares.sum())
     return expected - kl_divergence(Gamma(shape, rate), Gamma(*(torch.tensor(p, dtype=F64) for p in prior)))
@@ -57,8 +57,8 @@ def test_the_predictive_density_is_students_t():
     torch.testing.assert_close(noise.log_density(torch.full_like(targets, 0.1), targets), truth)
 
 
-def test_the_predictive_density_of_much_data_keeps_its_digits():
-    """The difference of two log-gammas of 10⁶ has lost all digits in float32."""
+def test_the_predictive_density_is_accurate_for_large_data_sets():
+    """In float32, the difference of two log-gammas of 10⁶ has no correct digits."""
     noise = GammaNoise(0.3)
     noise.count(2_000_000)
     got = noise.log_density(torch.zeros(3), torch.tensor([0.0, 0.3, -0.6]))
@@ -67,7 +67,7 @@ def test_the_predictive_density_of_much_data_keeps_its_digits():
 
 @pytest.mark.parametrize("make", [lambda: FixedNoise(0.3), lambda: LearnedNoise(0.3).double(), gamma_noise])
 def test_the_loss_is_the_expected_negative_log_density(make):
-    """By quadrature over the precision, of which there is one value where it is known."""
+    """By quadrature over the precision, which has a single value if it is fixed."""
     noise, targets = make(), residuals(7)
     if isinstance(noise, GammaNoise):
         grid = Gamma(*noise.posterior())
@@ -81,7 +81,7 @@ def test_the_loss_is_the_expected_negative_log_density(make):
 
 
 @pytest.mark.parametrize("kind", [LearnedNoise, GammaNoise])
-def test_the_running_square_converges_to_that_of_the_data(kind):
+def test_the_running_mean_square_converges(kind):
     noise, values = kind(1.0).double(), residuals(1000)
     noise.count(1000)
     for _ in range(20):
@@ -90,7 +90,7 @@ def test_the_running_square_converges_to_that_of_the_data(kind):
     assert float(noise.mean_square) == pytest.approx(float(values.square().mean()), rel=0.05)
 
 
-def test_learned_noise_is_the_maximum_of_the_likelihood():
+def test_learned_noise_maximises_the_likelihood():
     noise, values = LearnedNoise(1.0).double(), residuals(50)
     noise.count(50)
     noise.observe(values)  # one batch of all data
@@ -99,7 +99,7 @@ def test_learned_noise_is_the_maximum_of_the_likelihood():
     assert abs(log_std.grad) < 1e-9
 
 
-def test_residuals_that_are_not_finite_leave_no_trace():
+def test_non_finite_residuals_are_ignored():
     noise = LearnedNoise(0.5)
     noise.count(10)
     noise.observe(torch.tensor([1.0, torch.inf]))
@@ -117,7 +117,7 @@ def test_training_finds_the_noise_of_the_data(noise, quiet_trainer):
     )
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=40)
     quiet_trainer(max_epochs=20).fit(task, loader, loader)
-    assert task.likelihood.std == pytest.approx(0.2, rel=0.1)  # standard error of the data's own: 3.5 %
+    assert task.likelihood.std == pytest.approx(0.2, rel=0.1)  # the standard error of the data is 3.5 %
 
 
 def test_a_checkpoint_keeps_the_noise(quiet_trainer):
@@ -129,7 +129,7 @@ def test_a_checkpoint_keeps_the_noise(quiet_trainer):
     assert other.likelihood.std == task.likelihood.std != BayesRegressor(MLP(1, 1)).likelihood.std
 
 
-def test_data_without_a_length_are_refused_where_the_noise_is_learned(quiet_trainer):
+def test_learned_noise_rejects_data_without_a_length(quiet_trainer):
     class Stream(IterableDataset):
         def __iter__(self):
             return iter([(torch.zeros(1), torch.zeros(()))] * 4)

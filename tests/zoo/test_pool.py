@@ -1,4 +1,4 @@
-"""The pool of active learning: what is labelled, predicted, kept and refused."""
+"""The active-learning pool: labelling, prediction, checkpoints and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_bayes.zoo.data import PoolDataModule
 
 
 class Rows(LightningDataModule):
-    """Rows whose first input is their number, of three classes in turn."""
+    """Rows whose first input is their index, with three alternating classes."""
 
     def __init__(self, rows=12, targets=None):
         super().__init__()
@@ -104,7 +104,7 @@ def test_a_source_without_validation_has_none():
     assert pool_of(2).val_dataloader() == []
 
 
-def test_one_class_is_named():
+def test_a_single_class_is_rejected():
     pool = pool_of([0, 3, 6])
     with pytest.raises(DataError, match=r"All 3 labelled rows are of class 0, .* Label more rows"):
         pool.train_dataloader()
@@ -112,13 +112,13 @@ def test_one_class_is_named():
     assert len(pool.train_dataloader().dataset) == 4
 
 
-def test_equal_values_of_a_regression_are_no_class():
+def test_equal_regression_targets_are_allowed():
     pool = PoolDataModule(Rows(targets=torch.ones(12)), 4)
     pool.setup("fit")
     assert len(pool.train_dataloader().dataset) == 4
 
 
-def test_an_empty_pool_is_named():
+def test_an_empty_pool_is_rejected():
     pool = pool_of(12)
     for ask in (pool.pool_dataloader, lambda: pool.label([0])):
         with pytest.raises(DataError, match="pool is empty: all 12 rows are labelled"):
@@ -127,14 +127,14 @@ def test_an_empty_pool_is_named():
 
 
 @pytest.mark.parametrize("initial", [0, 13, [], [0, 0], [12], [-1]])
-def test_initial_rows_that_are_not_there(initial):
+def test_invalid_initial_rows_are_rejected(initial):
     with pytest.raises(HyperparameterError, match="does not fit a training set of 12 rows"):
         pool_of(initial)
 
 
 @pytest.mark.parametrize("positions", [[10], [-1], [2, 2]])
-def test_positions_that_are_not_there(positions):
-    with pytest.raises(HyperparameterError, match="the pool has 10 rows, each once"):
+def test_invalid_positions_are_rejected(positions):
+    with pytest.raises(HyperparameterError, match=r"Cannot label the positions .* of a pool of 10 rows\. Pass unique"):
         pool_of([0, 1]).label(positions)
     with pytest.raises(HyperparameterError, match="batch_size=0"):
         PoolDataModule(Rows(), batch_size=0)

@@ -1,4 +1,4 @@
-"""Posterior files: what goes in comes out, the card says it, and other files are refused."""
+"""Posterior files: round trip, model card, and rejected files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_posterior_makes_the_round_trip(saved, generator):
     assert torch.equal(ours.sample_probs, theirs.sample_probs)
 
 
-def test_the_model_is_at_the_mean_and_ready(saved):
+def test_the_model_is_at_the_mean_in_evaluation_mode(saved):
     path, _, _, posterior = saved
     loaded = zoo.load(str(path))
     assert same({name: p.detach() for name, p in loaded.model.named_parameters()}, posterior.mean)
@@ -103,7 +103,7 @@ def test_the_folder_of_a_file_is_created(tmp_path):
     assert sorted(loaded.posterior.mean) == sorted(posterior_like(model).mean)
 
 
-def test_on_a_full_disk_the_old_file_stays(saved, monkeypatch):
+def test_on_a_full_disk_the_old_file_is_kept(saved, monkeypatch):
     path, model = saved[0], network()
     before = path.read_bytes()
 
@@ -137,8 +137,8 @@ def test_other_families_make_the_round_trip(tmp_path, generator):
         assert torch.equal(ours.sample_probs, theirs.sample_probs)
 
 
-def test_a_prior_of_each_weight_makes_the_round_trip(tmp_path, generator):
-    """As after continual learning: the KL is that of the file's prior, whose range the card names."""
+def test_a_per_weight_prior_makes_the_round_trip(tmp_path, generator):
+    """A prior from continual learning: the loaded KL uses it, and the card states its range."""
     model = create_model("lenet5", num_classes=3, in_channels=1)
     mean = {name: p.detach().clone() for name, p in model.named_parameters()}
     delta = {name: 2 + 6 * torch.rand(p.shape, generator=generator) for name, p in mean.items()}
@@ -150,7 +150,7 @@ def test_a_prior_of_each_weight_makes_the_round_trip(tmp_path, generator):
     assert torch.equal(found.kl(), q.kl())
     expected = sum(d.numel() for d in delta.values()) * (0.5 - 1 + math.log(2)) / 2  # of N(μ, 1/2δ) from N(μ, 1/δ)
     assert float(q.kl()) == pytest.approx(expected, rel=1e-4)
-    assert "| Prior precision | 1 to 9, of each weight, centred at the mean, for 10 tensors |" in card.read_text(
+    assert "| Prior precision | 1 to 9, per weight, centred at the posterior mean for 10 tensors |" in card.read_text(
         "utf-8"
     )
 
@@ -162,7 +162,7 @@ def test_the_transform_of_pretrained_weights_is_stored(tmp_path):
     assert zoo.load(tmp_path / "a.safetensors").transform == ImageTransform(224, resize=256)
 
 
-def test_what_a_callback_has_trained_can_be_kept(tmp_path, quiet_trainer, generator):
+def test_a_posterior_trained_by_a_callback_can_be_saved(tmp_path, quiet_trainer, generator):
     x, y = torch.randn(24, 1, 2, 2, generator=generator), torch.arange(24) % 3
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
     task = BayesClassifier(model, num_classes=3)
@@ -178,7 +178,7 @@ def test_what_a_callback_has_trained_can_be_kept(tmp_path, quiet_trainer, genera
     )
 
 
-def test_what_the_optimizer_has_trained_can_be_kept(tmp_path, generator):
+def test_a_posterior_trained_by_an_optimizer_can_be_saved(tmp_path, generator):
     x, y = torch.randn(24, 1, 2, 2, generator=generator), torch.arange(24) % 3
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
     opt = VOGN(model, lr=0.1, num_data=24)
@@ -193,17 +193,17 @@ def test_what_the_optimizer_has_trained_can_be_kept(tmp_path, generator):
 
 
 @pytest.mark.parametrize("scale", [0.0, 2.5])
-def test_a_file_keeps_the_width_and_the_predictive_that_it_was_chosen_for(tmp_path, scale):
+def test_a_file_stores_the_scale_and_its_predictive(tmp_path, scale):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
     posterior, images = ScaledPosterior(posterior_like(model), scale, linearized=True), torch.randn(5, 1, 2, 2)
     card = save_posterior(tmp_path / "wide.safetensors", model, posterior)
     found = zoo.load(tmp_path / "wide.safetensors")
     expected = mc_predict(model, posterior, images, linearized=True).probs
     assert torch.equal(mc_predict(found.model, found.posterior, images).probs, expected)
-    assert f"| Width | {scale:g} × that of the MeanField, for the linearised predictive |" in card.read_text("utf-8")
+    assert f"| Width | {scale:g} × the MeanField width, for the linearised predictive |" in card.read_text("utf-8")
 
 
-def test_the_card_says_what_the_file_holds(saved):
+def test_the_card_describes_the_file(saved):
     _, card, model, _ = saved
     text = card.read_text("utf-8")
     assert card.name == "cats.md"
@@ -232,13 +232,13 @@ def test_the_card_says_what_the_file_holds(saved):
         ("v1.1", "v1.1.md"),
     ],
 )
-def test_the_card_has_the_name_of_its_file_alone(tmp_path, name, card):
+def test_the_card_is_named_after_its_file(tmp_path, name, card):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     assert save_posterior(tmp_path / name, model, posterior_like(model)) == tmp_path / card
     assert zoo.load(tmp_path / name).posterior.num_data == 123
 
 
-def test_a_posterior_is_not_written_where_its_card_belongs(tmp_path):
+def test_a_posterior_file_cannot_end_in_md(tmp_path):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     with pytest.raises(
         HyperparameterError, match=r"q\.md would be overwritten by its own model card\. .* as \.safetensors"
@@ -261,7 +261,7 @@ def test_the_code_on_the_card_scales_by_the_temperature(saved, monkeypatch, gene
     monkeypatch.chdir(path.parent)
     save_posterior(path, model, posterior, temperature=2.0)
     assert zoo.load(path).temperature == 2.0
-    assert "| Temperature | 2, by which logits are divided |" in card.read_text("utf-8")
+    assert "| Temperature | 2, divides the logits |" in card.read_text("utf-8")
     code = re.search(r"```python\n(.*?)```", card.read_text("utf-8"), re.DOTALL)[1]
     namespace = {"inputs": torch.randn(2, 1, 32, 32, generator=generator)}
     exec(code, namespace)
@@ -273,7 +273,7 @@ def test_the_code_on_the_card_scales_by_the_temperature(saved, monkeypatch, gene
 
 
 def rewritten(path, drop=(), **changes):
-    """Write a file again with other contents and the right checksum."""
+    """Rewrite a file with different contents and the right checksum."""
     content = {name: value for name, value in {**read_content(path, "cpu"), **changes}.items() if name not in drop}
     path.write_bytes(to_bytes(content))
 
@@ -285,17 +285,18 @@ def with_metadata(path, **changes):
 
 
 @pytest.mark.parametrize(("version", "shown"), [(str(VERSION + 1), str(VERSION + 1)), ("two", "'two'"), ("", "''")])
-def test_another_format_is_refused(saved, version, shown):
+def test_an_unsupported_version_is_rejected(saved, version, shown):
     path, *_ = saved
     with_metadata(path, version=version)
     with pytest.raises(
-        PosteriorError, match=rf"cats\.safetensors has format {shown}, but this package reads formats up to 2.*Upgrade"
+        PosteriorError,
+        match=rf"cats\.safetensors has format version {shown}, but this package reads versions 1 to 2.*Upgrade",
     ):
         zoo.load(path)
 
 
 @pytest.mark.parametrize("family", ["NormalisingFlow", None])
-def test_another_family_is_refused(saved, family):
+def test_an_unknown_family_is_rejected(saved, family):
     path, *_ = saved
     rewritten(path, family=family)
     with pytest.raises(PosteriorError, match=rf"cats\.safetensors .* family {family}, but .* MeanField, .*Upgrade"):
@@ -325,11 +326,11 @@ def test_a_file_of_version_1_is_read(tmp_path, temperature):
     assert same(loaded.posterior.precision, posterior.precision)
     assert (loaded.transform, loaded.temperature, loaded.config) == (TRANSFORM, temperature, {"seed": 0})
     torch.save({**content, "version": 3}, tmp_path / "newer.pt")
-    with pytest.raises(PosteriorError, match=r"newer\.pt has format 3, but this package reads formats up to 2"):
+    with pytest.raises(PosteriorError, match=r"newer\.pt has format version 3, but this package reads versions 1 to 2"):
         zoo.load(tmp_path / "newer.pt")
 
 
-def test_any_reader_of_safetensors_finds_the_tensors(saved):
+def test_any_safetensors_reader_finds_the_tensors(saved):
     path, _, _, posterior = saved
     tensors = load_file(path)
     assert torch.equal(tensors["posterior.precision.classifier.bias"], posterior.precision["classifier.bias"])
@@ -359,10 +360,10 @@ def test_tuples_lists_and_shared_tensors_make_the_round_trip(tmp_path):
         ({"metrics": None}, "AttributeError: "),
         ({"temperature": "x"}, "ValueError: "),
         ({"temperature": -1.0}, r"HyperparameterError: temperature=-1\.0 must be positive"),
-        ({"class_names": ["cat"]}, "HyperparameterError: There are 1 class_names for a model of 3 classes"),
+        ({"class_names": ["cat"]}, "HyperparameterError: Got 1 class_names for a model with 3 classes"),
     ],
 )
-def test_damaged_content_is_refused_with_the_name_of_the_file(saved, changes, reason):
+def test_damaged_content_names_the_file(saved, changes, reason):
     path, *_ = saved
     rewritten(path, **changes)
     with pytest.raises(
@@ -372,7 +373,7 @@ def test_damaged_content_is_refused_with_the_name_of_the_file(saved, changes, re
 
 
 @pytest.mark.parametrize("name", ["architecture", "transform", "class_names", "metrics", "config", "temperature"])
-def test_what_a_file_lacks_is_named(saved, name):
+def test_missing_content_is_named(saved, name):
     path, *_ = saved
     rewritten(path, drop=[name])
     with pytest.raises(PosteriorError, match=rf"cats\.safetensors cannot be read as .*'{name}'"):
@@ -385,11 +386,11 @@ class Harmful:
 
 
 @pytest.mark.parametrize("write", [lambda x, p: torch.save(x, p), lambda x, p: p.write_bytes(pickle.dumps(x))])
-def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, write):
+def test_a_pickle_is_rejected_and_not_run(tmp_path, monkeypatch, write):
     monkeypatch.chdir(tmp_path)
     write({"format": "lightning_bayes.posterior", "config": Harmful()}, tmp_path / "model.pt")
     with pytest.raises(
-        PosteriorError, match=r"model\.pt cannot be read .*A pickle is refused, because reading it could run"
+        PosteriorError, match=r"model\.pt cannot be read .*Pickles are rejected, because reading one could run"
     ):
         zoo.load(tmp_path / "model.pt")
     assert not (tmp_path / "was_run").exists()
@@ -409,29 +410,29 @@ def test_a_flipped_bit_is_found(saved, name):
     content = bytearray(path.read_bytes())
     content[content.index(posterior.precision[name].numpy().tobytes()) + 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(PosteriorError, match=r"cats\.safetensors is damaged: .* another checksum\. Copy it again"):
+    with pytest.raises(PosteriorError, match=r"cats\.safetensors is damaged: its checksum does not match\. Restore it"):
         zoo.load(path)
 
 
-def test_a_flipped_bit_in_the_numbers_beside_the_tensors_is_found(saved):
+def test_a_flipped_bit_in_the_metadata_is_found(saved):
     path, *_ = saved
     content = path.read_bytes()
     assert content.count(b'\\"num_data\\": 123') == 1
     path.write_bytes(content.replace(b'\\"num_data\\": 123', b'\\"num_data\\": 133'))
-    with pytest.raises(PosteriorError, match=r"cats\.safetensors is damaged: .* another checksum"):
+    with pytest.raises(PosteriorError, match=r"cats\.safetensors is damaged: its checksum does not match"):
         zoo.load(path)
 
 
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1], {"weight": torch.ones(1)}], ids=str)
-def test_another_file_is_told_where_it_belongs(tmp_path, content):
+def test_other_files_get_a_hint(tmp_path, content):
     torch.save(content, tmp_path / "other.pt")
     with pytest.raises(
-        PosteriorError, match=r"other\.pt is not a posterior file\. .*load_posterior reads .*create_model"
+        PosteriorError, match=r"other\.pt is not a posterior file\. .*with load_posterior, .*create_model"
     ):
         zoo.load(tmp_path / "other.pt")
 
 
-def test_a_file_that_is_not_there_is_an_ordinary_file_error(tmp_path):
+def test_a_missing_file_raises_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.pt"):
         zoo.load(tmp_path / "nowhere.pt")
 
@@ -440,7 +441,7 @@ def test_a_file_that_is_not_there_is_an_ordinary_file_error(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cats", "cats.safetensors", "animals/cats"])
-def test_a_file_of_the_folder_is_found_by_its_name(saved, tmp_path, monkeypatch, name):
+def test_a_file_in_the_folder_is_found_by_name(saved, tmp_path, monkeypatch, name):
     monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(tmp_path / "home"))
     file = (zoo.posterior_folder() / name).with_suffix(".safetensors")
     file.parent.mkdir(parents=True)
@@ -448,7 +449,7 @@ def test_a_file_of_the_folder_is_found_by_its_name(saved, tmp_path, monkeypatch,
     assert zoo.load(name).class_names == ("cat", "dog", "eel")
 
 
-def test_a_file_here_comes_before_one_of_the_folder(saved, tmp_path, monkeypatch):
+def test_the_working_directory_comes_before_the_folder(saved, tmp_path, monkeypatch):
     path, _, model, posterior = saved
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(tmp_path / "home"))
@@ -457,11 +458,10 @@ def test_a_file_here_comes_before_one_of_the_folder(saved, tmp_path, monkeypatch
     assert zoo.load("cats").class_names == ("cat", "dog", "eel")
 
 
-def test_an_unknown_name_is_told_those_that_there_are(saved, tmp_path, monkeypatch):
+def test_an_unknown_name_lists_the_names_in_the_folder(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_BAYES_HOME", str(saved[0].parent))
-    message = (
-        rf"no posterior file dogs, .*nor in {re.escape(str(saved[0].parent))}, which has cats\. .*LIGHTNING_BAYES_HOME"
-    )
+    folder = re.escape(str(saved[0].parent))
+    message = rf"no posterior file dogs .*or in {folder}, which contains cats\. .*LIGHTNING_BAYES_HOME"
     with pytest.raises(FileNotFoundError, match=message):
         zoo.load("dogs")
 
@@ -470,11 +470,11 @@ def test_without_a_variable_the_folder_is_in_the_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("LIGHTNING_BAYES_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert zoo.posterior_folder() == tmp_path / ".cache" / "lightning_bayes"
-    with pytest.raises(FileNotFoundError, match=r"which has none\. zoo\.save_posterior"):
+    with pytest.raises(FileNotFoundError, match=r"which contains none\. Save one there with zoo\.save_posterior"):
         zoo.load("dogs")
 
 
-def test_a_posterior_of_another_model_is_not_saved(tmp_path):
+def test_a_posterior_of_a_different_model_is_rejected(tmp_path):
     model = network()
     with pytest.raises(
         PosteriorError, match=r"The posterior is not one of this VGG16 .*posterior\.select\('model\.'\)"
@@ -487,19 +487,19 @@ def test_values_that_are_not_plain_are_listed(tmp_path):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     config = {"data": {"root": tmp_path}, "sizes": [1, torch.ones(1)]}
     with pytest.raises(
-        HyperparameterError, match=r"not: config\.data\.root \(\w+Path\), config\.sizes\[1\] \(Tensor\)\. Turn"
+        HyperparameterError, match=r"got config\.data\.root \(\w+Path\), config\.sizes\[1\] \(Tensor\)\. Convert"
     ):
         save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), config=config)
 
 
-def test_names_for_another_number_of_classes_are_refused(tmp_path):
+def test_a_wrong_number_of_class_names_is_rejected(tmp_path):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
-    with pytest.raises(HyperparameterError, match=r"There are 2 class_names for a model of 3 classes"):
+    with pytest.raises(HyperparameterError, match=r"Got 2 class_names for a model with 3 classes"):
         save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), class_names=["a", "b"])
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_impossible_temperature_is_refused(tmp_path, temperature):
+def test_an_impossible_temperature_is_rejected(tmp_path, temperature):
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
     with pytest.raises(HyperparameterError, match=rf"temperature={temperature} must be positive and finite"):
         save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), temperature=temperature)

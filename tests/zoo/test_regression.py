@@ -12,7 +12,7 @@ from lightning_bayes.zoo import MLP, BayesRegressor
 pytestmark = [
     # Lightning up to at least 2.6.6 asks for a node type in a way that torch has deprecated since.
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
-    # These data are in memory: no worker makes them faster.
+    # The data are in memory, so workers do not make them faster.
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
     # The tests run on the CPU, wherever they run.
     pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
@@ -92,29 +92,29 @@ def test_keeps_double_precision(toy):
     assert samples.dtype == exact.dtype == loss.dtype == torch.float64
 
 
-def test_states_its_link():
+def test_has_the_stated_link():
     assert BayesRegressor.link == "identity"
 
 
 @pytest.mark.parametrize("noise_std", [0.0, -1.0, float("nan"), float("inf")])
-def test_noise_that_is_no_standard_deviation_is_refused(noise_std):
+def test_an_invalid_noise_standard_deviation_is_rejected(noise_std):
     with pytest.raises(HyperparameterError, match=f"noise_std={noise_std}, but a standard deviation must be positive"):
         make(noise_std)
 
 
-def test_outputs_of_several_columns_are_refused(toy):
+def test_outputs_of_several_columns_are_rejected(toy):
     task = BayesRegressor(MLP(4, 2))
-    with pytest.raises(ShapeError, match=r"output of MLP has shape \[30, 2\].*needs \[30\] or \[30, 1\]"):
+    with pytest.raises(ShapeError, match=r"output of MLP has shape \[30, 2\].*requires \[30\] or \[30, 1\]"):
         task.training_step(toy, 0)
 
 
-def test_targets_that_would_broadcast_are_refused(toy):
-    with pytest.raises(ShapeError, match=r"The target has shape \[1, 30\].*needs \[30\] or \[30, 1\]"):
+def test_targets_that_would_broadcast_are_rejected(toy):
+    with pytest.raises(ShapeError, match=r"The target has shape \[1, 30\].*requires \[30\] or \[30, 1\]"):
         make().training_step((toy[0], toy[1][None]), 0)
 
 
-def test_the_nll_averages_the_samples_densities_point_by_point(monkeypatch):
-    """Not the Gaussian with the samples' moments, and not the density of all points together."""
+def test_the_nll_averages_densities_over_samples_per_example(monkeypatch):
+    """Neither a Gaussian with matched moments nor the joint density of all examples."""
     task = BayesRegressor(nn.Linear(2, 1), noise_std=0.5)
     samples = torch.tensor([[[1.0], [2.0]], [[3.0], [2.0]]])
     monkeypatch.setattr(task, "sampled_forward", lambda inputs: samples)

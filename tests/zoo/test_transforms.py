@@ -20,10 +20,10 @@ def bytes_image(*shape, seed=0):
 
 @pytest.mark.parametrize("shape", [(3, 300, 400), (3, 400, 300), (3, 256, 256), (3, 60, 90)])
 @pytest.mark.parametrize("weights", [AlexNet_Weights, ResNet18_Weights, VGG16_Weights], ids=lambda w: w.__name__)
-def test_is_torchvisions_transform_of_the_weights(weights, shape):
+def test_equals_torchvisions_transform_of_the_weights(weights, shape):
     preset = weights.IMAGENET1K_V1.transforms()
     image = bytes_image(*shape)
-    # Old and new functions of torchvision round resized bytes differently; one of 255 is 0.0175 after normalisation.
+    # torchvision's v1 and v2 functions round resized uint8 differently; one of 255 is 0.0175 after normalisation.
     torch.testing.assert_close(transform_of(preset)(image), preset(image), rtol=0, atol=0.0176)
     assert transform_of(preset) == imagenet_transform()
 
@@ -36,7 +36,7 @@ def test_an_image_of_the_right_size_is_only_normalised():
         torch.testing.assert_close(got[channel].double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_bytes_and_floats_of_one_image_become_the_same():
+def test_uint8_and_float_images_are_equivalent():
     image, transform = bytes_image(3, 8, 8), ImageTransform(8)
     torch.testing.assert_close(transform(image), transform(image / 255))
 
@@ -55,7 +55,7 @@ def test_a_batch_is_transformed_image_by_image():
 @pytest.mark.parametrize(
     ("mode", "channels"), [("RGB", 3), ("RGBA", 3), ("P", 3), ("CMYK", 3), ("L", 1), ("1", 1), ("LA", 1)]
 )
-def test_a_pil_image_has_one_channel_if_grey_and_else_three(mode, channels):
+def test_a_greyscale_pil_image_has_one_channel_others_have_three(mode, channels):
     image = Image.fromarray(bytes_image(5, 7, 3).numpy()).convert(mode)
     assert as_tensor(image).shape == (channels, 5, 7)
     assert ImageTransform(5)(image).shape == (3, 5, 5)
@@ -63,7 +63,7 @@ def test_a_pil_image_has_one_channel_if_grey_and_else_three(mode, channels):
 
 @pytest.mark.parametrize("order", ["<u2", ">u2"])
 def test_16_bits_are_rounded_to_8(order):
-    """The two depths have the same black and white."""
+    """Black and white are the same at both depths."""
     deep = np.arange(0, 65536, 15, dtype=order).reshape(19, 230)
     pixels = as_tensor(Image.fromarray(deep))
     assert (pixels.dtype, pixels.shape) == (torch.uint8, (1, 19, 230))
@@ -72,8 +72,8 @@ def test_16_bits_are_rounded_to_8(order):
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
-def test_pixels_without_a_range_are_refused(mode):
-    with pytest.raises(DataError, match=rf"pixels of mode {mode} are 32-bit numbers.* Convert the image to 8 bits"):
+def test_32_bit_pixels_are_rejected(mode):
+    with pytest.raises(DataError, match=rf"image of mode {mode} has 32-bit pixels.* Convert the image to 8 bits"):
         ImageTransform(5)(Image.new(mode, (5, 5)))
 
 
@@ -83,7 +83,7 @@ def test_a_colour_image_from_pil_keeps_its_bytes_and_the_order_of_channels():
     assert torch.equal(as_tensor(image), pixels)
 
 
-def test_grey_and_colour_turn_into_each_other():
+def test_greyscale_and_colour_can_be_converted():
     grey = bytes_image(1, 4, 4)
     assert torch.equal(with_channels(grey, 3), torch.cat([grey] * 3))
     colour = torch.tensor([200, 100, 50], dtype=torch.uint8)[:, None, None].expand(3, 2, 2)
@@ -93,18 +93,18 @@ def test_grey_and_colour_turn_into_each_other():
 
 
 @pytest.mark.parametrize(("shape", "channels"), [((4, 8, 8), 3), ((2, 8, 8), 1), ((8, 8), 3), ((3, 8, 8), 2)])
-def test_other_numbers_of_channels_are_refused(shape, channels):
-    with pytest.raises(ShapeError, match=rf"cannot be brought to {channels} channels; only grey"):
+def test_unsupported_numbers_of_channels_are_rejected(shape, channels):
+    with pytest.raises(ShapeError, match=rf"cannot be converted to {channels} channels\. Only greyscale"):
         with_channels(torch.zeros(shape), channels)
 
 
-def test_it_is_a_dictionary_of_plain_values(tmp_path):
+def test_converts_to_a_dictionary_of_plain_values(tmp_path):
     transform = ImageTransform(16, (0.5,), (0.25,), resize=20, interpolation="bicubic")
     torch.save(transform.to_dict(), tmp_path / "transform.pt")
     assert ImageTransform(**torch.load(tmp_path / "transform.pt", weights_only=True)) == transform
 
 
-def test_the_interpolation_is_the_stated_one():
+def test_uses_the_stated_interpolation():
     image = bytes_image(3, 30, 30)
     bicubic = ImageTransform(10, interpolation="bicubic").crop(image)
     assert torch.equal(bicubic, functional.resize(image, [10], functional.InterpolationMode.BICUBIC, antialias=True))
@@ -115,19 +115,19 @@ def test_the_interpolation_is_the_stated_one():
     ("arguments", "message"),
     [
         ({"image_size": 8, "interpolation": "cubic"}, r"interpolation='cubic' is unknown; use one of nearest,"),
-        ({"image_size": 8, "resize": 7}, r"resize=7 and image_size=8 do not fit"),
-        ({"image_size": 0}, r"resize=None and image_size=0 do not fit"),
+        ({"image_size": 8, "resize": 7}, r"resize=7 and image_size=8 are inconsistent"),
+        ({"image_size": 0}, r"resize=None and image_size=0 are inconsistent"),
         (
             {"image_size": 8, "mean": (0.5, 0.5), "std": (1.0, 1.0)},
-            r"mean=\(0\.5, 0\.5\) and std=.* must have one entry",
+            r"mean=\(0\.5, 0\.5\) and std=.* must each have one entry",
         ),
         (
             {"image_size": 8, "mean": (0.5,)},
-            r"mean=\(0\.5,\) and std=\(0\.229, .* must have one entry for grey or three",
+            r"mean=\(0\.5,\) and std=\(0\.229, .* must each have one entry for greyscale or three",
         ),
         ({"image_size": 8, "mean": (0.5,), "std": (0.0,)}, r"each std must be positive"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(arguments, message):
+def test_inconsistent_values_are_rejected(arguments, message):
     with pytest.raises(HyperparameterError, match=message):
         ImageTransform(**arguments)

@@ -13,7 +13,7 @@ ROWS, SPLITS = 40, 3
 
 @pytest.fixture
 def raw():
-    """Columns: a feature, the target, a constant feature, one that is not used."""
+    """Columns: a feature, the target, a constant feature, and an unused column."""
     generator = np.random.default_rng(0)
     data = generator.normal(size=(ROWS, 4)) * [2.0, 50.0, 0.0, 1.0] + [1.0, 300.0, 0.1, 0.0]
     orders = [generator.permutation(ROWS) for _ in range(SPLITS)]
@@ -62,15 +62,13 @@ def test_reads_the_original_text_tree(text_root, raw):
     assert_is(read_uci(text_root, "yacht"), raw)
 
 
-def test_a_missing_set_names_the_places_and_the_known_sets(tmp_path):
-    message = (
-        rf"set 'wine' is not below {tmp_path}: none of .*wine-quality-red\.npz, .*data\.txt is there.*boston, conc"
-    )
+def test_a_missing_set_lists_the_paths_and_the_available_sets(tmp_path):
+    message = rf"set 'wine' is missing: found none of {tmp_path}/wine-quality-red\.npz, .*data\.txt\. .*boston, conc"
     with pytest.raises(DatasetError, match=message):
         read_uci(tmp_path, "wine")
 
 
-def test_standardisation_is_fitted_on_what_is_trained_on(npz_root, raw):
+def test_standardisation_is_fitted_on_the_training_rows(npz_root, raw):
     data, splits = raw
     module = UCIDataModule(str(npz_root), "yacht", split=1, batch_size=100, val_share=0.25)
     module.setup("fit")
@@ -93,8 +91,8 @@ def test_a_constant_column_stays_finite():
     torch.testing.assert_close(Standardiser.fit(values).apply(values + 2), torch.full_like(values, 2.0))
 
 
-def test_a_regressor_reports_in_the_datas_own_units(npz_root, raw, quiet_trainer):
-    """The network predicts zero, which is the mean of the training targets."""
+def test_a_regressor_reports_in_the_units_of_the_data(npz_root, raw, quiet_trainer):
+    """The network predicts zero, the mean of the standardised training targets."""
     data, splits = raw
     train, test = (data[rows, 1] for rows in splits[2])
     task = BayesRegressor(MLP(2, 1), noise_std=0.5)
@@ -106,14 +104,14 @@ def test_a_regressor_reports_in_the_datas_own_units(npz_root, raw, quiet_trainer
     assert results["test/reg/RMSE"] == pytest.approx(float(((test - train.mean()) ** 2).mean() ** 0.5), rel=1e-5)
 
 
-def test_without_a_validation_share_nothing_is_validated(npz_root):
+def test_val_share_0_has_no_validation_rows(npz_root):
     module = UCIDataModule(str(npz_root), "yacht")
     module.setup("fit")
     assert module.val_dataloader() == []
     assert len(module.train_set) == 36
 
 
-def test_splits_and_shares_out_of_range_are_refused(npz_root):
+def test_splits_and_fractions_out_of_range_are_rejected(npz_root):
     with pytest.raises(HyperparameterError, match="split=3, but yacht has the splits 0 to 2"):
         UCIDataModule(str(npz_root), "yacht", split=3).setup("fit")
     with pytest.raises(HyperparameterError, match=r"val_share=1\.0 must be at least 0 and below 1"):

@@ -15,7 +15,7 @@ from lightning_bayes.zoo.data.vision import VisionDataModule, crop_and_mirror
 
 
 class Stub:
-    """Stands for a torchvision class: 12 grey images for training and 5 for test, each filled with its number."""
+    """A stub torchvision class with 12 training and 5 test images, greyscale, each filled with its index."""
 
     calls: list
 
@@ -29,7 +29,7 @@ class StubDataModule(VisionDataModule):
     dataset_class = Stub
     expected_files = "stub.bin"
     mean = (0.0,)
-    std = (1 / 255,)  # so that a normalised pixel is the byte itself
+    std = (1 / 255,)  # so that a normalised pixel equals its uint8 value
     in_channels = 1
     image_size = 4
     class_names = tuple("0123456789")
@@ -45,7 +45,7 @@ def numbers(loader):
     return torch.cat([images[:, 0, 0, 0] for images, _ in loader]).round().int().tolist()
 
 
-def test_loaders_read_the_promised_examples():
+def test_loaders_read_the_stated_examples():
     data = StubDataModule(val_size=4, train_size=6, batch_size=5)
     data.setup("fit")
     data.setup("test")
@@ -55,7 +55,7 @@ def test_loaders_read_the_promised_examples():
     assert numbers(data.test_dataloader()) == numbers(data.predict_dataloader()) == [0, 1, 2, 3, 4]
 
 
-def test_a_stage_reads_what_it_needs_once(calls):
+def test_each_stage_reads_its_data_once(calls):
     data = StubDataModule(root="there", val_size=4)
     data.setup("fit")
     data.setup("validate")
@@ -65,21 +65,21 @@ def test_a_stage_reads_what_it_needs_once(calls):
     assert calls == [("there", True, False), ("there", False, False)]
 
 
-def test_downloads_only_when_told_to(calls):
+def test_downloads_only_if_allowed(calls):
     StubDataModule(root="there").prepare_data()
     assert calls == []
     StubDataModule(root="there", download=True).prepare_data()
     assert calls == [("there", True, True), ("there", False, True)]
 
 
-def test_no_validation_set_gives_no_loader():
+def test_an_empty_validation_set_has_no_loader():
     data = StubDataModule(val_size=0)
     data.setup("fit")
     assert data.val_dataloader() == []
     assert len(data.train_set) == 12
 
 
-def test_missing_files_name_the_path_and_the_way_out(tmp_path):
+def test_missing_files_name_the_path_and_the_next_step(tmp_path):
     class Nothing:
         def __init__(self, root, train, download):
             raise RuntimeError("Dataset not found.")
@@ -87,7 +87,10 @@ def test_missing_files_name_the_path_and_the_way_out(tmp_path):
     class MissingDataModule(StubDataModule):
         dataset_class = Nothing
 
-    with pytest.raises(DatasetError, match=rf"Nothing is not below {tmp_path}/nowhere.*download=True.*holds stub\.bin"):
+    with pytest.raises(
+        DatasetError,
+        match=rf"Nothing is missing or incomplete in {tmp_path}/nowhere.*download=True.*contains stub\.bin",
+    ):
         MissingDataModule(str(tmp_path / "nowhere")).setup("fit")
 
 
@@ -100,13 +103,15 @@ def test_labels_out_of_range_are_listed():
     class MislabelledDataModule(StubDataModule):
         dataset_class = Mislabelled
 
-    with pytest.raises(DataError, match=r"Mislabelled below .*there has the labels \[-1, 10, 12\], but .* are 0 to 9"):
+    with pytest.raises(DataError, match=r"Mislabelled in .*there has labels \[-1, 10, 12\] outside 0 to 9"):
         MislabelledDataModule(root="there", val_size=4).setup("fit")
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
 @pytest.mark.parametrize("num_classes", [7, 12])
-def test_a_model_for_other_classes_is_refused_before_anything_is_read(quiet_trainer, calls, stage, num_classes):
+def test_a_model_with_a_different_number_of_classes_is_rejected_before_reading(
+    quiet_trainer, calls, stage, num_classes
+):
     task = BayesClassifier(nn.Sequential(nn.Flatten(), nn.Linear(16, num_classes)), num_classes)
     expected = rf"Stub has 10 classes \(0, 1, .*\), but the model has num_classes={num_classes}\. Pass num_classes=10"
     with pytest.raises(DataError, match=expected):
@@ -114,7 +119,7 @@ def test_a_model_for_other_classes_is_refused_before_anything_is_read(quiet_trai
     assert calls == []
 
 
-def test_few_shots_are_balanced_and_leave_validation_alone():
+def test_few_shots_are_balanced_and_do_not_change_validation():
     data = StubDataModule(val_size=4, shots=2)
     data.setup("fit")
     train, val = split_indices(12, val_size=4)
@@ -124,7 +129,7 @@ def test_few_shots_are_balanced_and_leave_validation_alone():
 
 
 def test_shots_and_train_size_exclude_each_other():
-    with pytest.raises(HyperparameterError, match="shots=2 and train_size=4 exclude each other"):
+    with pytest.raises(HyperparameterError, match="shots=2 and train_size=4 are mutually exclusive"):
         StubDataModule(shots=2, train_size=4)
 
 
@@ -134,7 +139,7 @@ def test_augmentation_has_the_papers_factor():
 
 
 @pytest.mark.parametrize(("module", "mirrors"), [(CIFAR10DataModule, True), (MNISTDataModule, False)])
-def test_only_sets_whose_classes_bear_it_are_mirrored(module, mirrors):
+def test_only_sets_with_mirror_invariant_classes_are_mirrored(module, mirrors):
     ramp = torch.arange(1, 13, dtype=torch.uint8).expand(50, 1, 12, 12)
     torch.manual_seed(0)
     rows = module(augment=True).augmentation(ramp)[:, 0, 5]
@@ -153,8 +158,8 @@ def test_corrupted_copies_follow_the_test_set_and_have_names():
     assert numbers(data.predict_dataloader()) == numbers(test)
 
 
-def test_an_unknown_corruption_is_refused_at_once():
-    with pytest.raises(HyperparameterError, match="no corruption 'rain' of severity 1; there are gaussian_noise,"):
+def test_an_unknown_corruption_is_rejected_at_construction():
+    with pytest.raises(HyperparameterError, match=r"no corruption 'rain' of severity 1\. Kinds are gaussian_noise,"):
         StubDataModule(corruptions=("rain",))
 
 
@@ -162,7 +167,7 @@ def test_a_corrupted_test_set_is_the_corruption_of_each_image():
     data = StubDataModule(val_size=4)
     (images, targets), *_ = data.corrupted_dataloader("brightness", 5)
     assert torch.equal(targets, torch.arange(5) % 2)
-    # 0.3 · 255 = 76.5, so rounding half to even.
+    # 0.3 · 255 = 76.5, rounded half to even.
     assert images[:, 0, 0, 0].round().tolist() == [76, 78, 78, 80, 80]
 
 
@@ -184,7 +189,7 @@ def test_one_by_one_equals_a_batch():
         torch.testing.assert_close(dataset[index], (image, target))
 
 
-def test_augmentation_sees_a_batch_of_bytes_before_normalisation():
+def test_augmentation_gets_a_uint8_batch_before_normalisation():
     seen = []
 
     def brighten(images):
@@ -200,8 +205,8 @@ def test_augmentation_sees_a_batch_of_bytes_before_normalisation():
 
 
 @pytest.mark.parametrize("mirrors", [False, True])
-def test_crops_are_those_of_torchvision_each_equally_often(mirrors):
-    """Of an image in a frame of one pixel there are nine crops, and as many mirrored ones."""
+def test_crops_equal_torchvisions_with_uniform_frequency(mirrors):
+    """An image padded by one pixel has nine crops and nine mirrored crops."""
     image = torch.arange(1, 13, dtype=torch.uint8).reshape(1, 3, 4)
     framed = functional.pad(image, [1])
     crops = [functional.crop(framed, top, left, 3, 4) for top in range(3) for left in range(3)]

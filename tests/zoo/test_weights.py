@@ -1,4 +1,4 @@
-"""Weights from files, dictionaries and the places where they are published."""
+"""Weights from files, dictionaries and publishers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def same(ours, theirs):
     ],
     ids=["plain", "state_dict", "model", "Lightning", "DataParallel", "compiled task"],
 )
-def test_a_state_dict_is_found_inside_of_a_checkpoint(tmp_path, wrap):
+def test_a_state_dict_is_found_inside_a_checkpoint(tmp_path, wrap):
     state = network().state_dict()
     torch.save(wrap(state), tmp_path / "weights.pt")
     assert same(read_weights(tmp_path / "weights.pt"), state)
@@ -55,7 +55,7 @@ def test_a_flipped_bit_is_found(tmp_path):
     position = content.index(network().state_dict()["1.running_var"].numpy().tobytes())
     content[position] ^= 1
     (tmp_path / "weights.pt").write_bytes(content)
-    with pytest.raises(WeightsError, match=r"weights\.pt is damaged: .* has another checksum\. Fetch it again"):
+    with pytest.raises(WeightsError, match=r"weights\.pt is damaged: .* has another checksum\. Download it again"):
         read_weights(tmp_path / "weights.pt")
 
 
@@ -80,7 +80,7 @@ class Harmful:
     "save", [lambda x, path: torch.save(x, path), lambda x, path: path.write_bytes(pickle.dumps(x))]
 )
 @pytest.mark.parametrize("content", [Harmful(), network(), {"weight": Harmful()}], ids=["code", "module", "inside"])
-def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, save, content):
+def test_a_pickle_is_rejected_and_not_run(tmp_path, monkeypatch, save, content):
     monkeypatch.chdir(tmp_path)
     save(content, tmp_path / "model.pt")
     with pytest.raises(
@@ -105,29 +105,32 @@ def test_a_truncated_file_is_named(tmp_path, name, share):
     [
         (
             {"weight": torch.ones(1), "epoch": 3, "name": "a"},
-            r"weights\.pt holds no state dict: epoch, name are not tensors",
+            r"weights\.pt is not a state dict of tensors by name; other entries: epoch, name\.",
         ),
-        ({0: torch.ones(1), "weight": torch.ones(1)}, r"weights\.pt holds no state dict: 0 are not tensors by name"),
-        ([torch.ones(1)], r"weights\.pt holds a list instead of a state dict"),
-        ({}, r"weights\.pt holds a dict instead of a state dict with tensors"),
-        ({"state_dict": {}}, r"holds a dict instead of a state dict with tensors"),
+        (
+            {0: torch.ones(1), "weight": torch.ones(1)},
+            r"weights\.pt is not a state dict of tensors by name; other entries: 0\.",
+        ),
+        ([torch.ones(1)], r"weights\.pt is a list, not a state dict"),
+        ({}, r"weights\.pt is a dict, not a state dict of tensors"),
+        ({"state_dict": {}}, r"is a dict, not a state dict of tensors"),
     ],
 )
-def test_a_file_without_a_state_dict_is_refused(tmp_path, content, message):
+def test_a_file_without_a_state_dict_is_rejected(tmp_path, content, message):
     torch.save(content, tmp_path / "weights.pt")
     with pytest.raises(WeightsError, match=message):
         read_weights(tmp_path / "weights.pt")
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(WeightsError, match=rf"There is no file of weights at {tmp_path}/nowhere\.pt"):
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(WeightsError, match=rf"There is no weights file at {tmp_path}/nowhere\.pt"):
         read_weights(tmp_path / "nowhere.pt")
 
 
 # -- fitting ----------------------------------------------------------------------------------------------------------
 
 
-def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded():
+def test_all_mismatches_are_listed_and_nothing_is_loaded():
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = dict(network().state_dict())
@@ -136,7 +139,7 @@ def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded():
     state["1.running_mean"] = torch.full((4,), torch.nan)
     state["9.weight"] = torch.ones(1)
     expected = (
-        "weights.pt does not fit Sequential (missing: 0.bias; unexpected: 9.weight; of another shape: 0.weight [4, 7] "
+        "weights.pt does not fit Sequential (missing: 0.bias; unexpected: 9.weight; wrong shape: 0.weight [4, 7] "
         "instead of [4, 2]; not finite: 1.running_mean). Build the model with"
     )
     with pytest.raises(WeightsError, match=re.escape(expected)):
@@ -144,30 +147,28 @@ def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded():
     assert same(model.state_dict(), before)
 
 
-def test_tensors_of_other_types_are_listed():
+def test_tensors_of_the_wrong_type_are_listed():
     state = network().state_dict()
     state["0.weight"] = state["0.weight"] + 1j
     state["0.bias"] = state["0.bias"].int()
     state["1.weight"] = state["1.weight"].to_sparse()
     state["1.bias"] = state["1.bias"].to("meta")
-    state["3.bias"] = state["3.bias"].half()  # the number of bits does not matter
-    expected = (
-        "(of another type: 0.weight complex64, 0.bias int32, 1.weight float32 sparse_coo, 1.bias float32 meta). Build"
-    )
+    state["3.bias"] = state["3.bias"].half()  # lower precision is allowed
+    expected = "(wrong type: 0.weight complex64, 0.bias int32, 1.weight float32 sparse_coo, 1.bias float32 meta). Build"
     with pytest.raises(WeightsError, match=re.escape(expected)):
         load_weights(network(), state)
 
 
-def test_a_head_of_other_classes_is_left_out_and_said(said):
+def test_a_head_of_other_classes_is_skipped_with_a_message(said):
     model, theirs = network(classes=3), network(classes=5).state_dict()
     head = model[3].weight.clone()
     load_weights(model, theirs)
     assert torch.equal(model[3].weight, head)
     assert same(model[:3].state_dict(), {name: v for name, v in theirs.items() if not name.startswith("3.")})
-    assert "the head (3.bias, 3.weight) is not taken over" in said.text
+    assert "the head (3.bias, 3.weight) is not loaded" in said.text
 
 
-def test_a_head_of_the_same_classes_is_loaded_unless_it_shall_be_replaced():
+def test_a_head_of_the_same_classes_is_loaded_unless_replaced():
     model, theirs = network(), network().state_dict()
     head = model[3].weight.clone()
     load_weights(model, theirs, replace_head=True)
@@ -177,18 +178,18 @@ def test_a_head_of_the_same_classes_is_loaded_unless_it_shall_be_replaced():
     assert same(model.state_dict(), theirs)
 
 
-def test_a_head_that_must_stay_must_fit():
-    with pytest.raises(WeightsError, match=r"of another shape: 3\.weight \[5, 4\] instead of \[3, 4\], 3\.bias \[5\]"):
+def test_replace_head_false_requires_the_same_classes():
+    with pytest.raises(WeightsError, match=r"wrong shape: 3\.weight \[5, 4\] instead of \[3, 4\], 3\.bias \[5\]"):
         load_weights(network(classes=3), network(classes=5).state_dict(), replace_head=False)
 
 
 @pytest.mark.parametrize("theirs", [network(classes=5, width=6), network(classes=3, width=6)], ids=["both", "width"])
-def test_a_head_of_another_width_is_no_matter_of_classes(theirs):
+def test_a_head_with_a_different_input_width_is_a_mismatch(theirs):
     with pytest.raises(WeightsError, match=r"3\.weight \[\d, 6\] instead of \[3, 4\]"):
         load_weights(network(classes=3, width=4), theirs.state_dict())
 
 
-def test_the_counters_of_batchnorm_may_be_missing():
+def test_batchnorm_counters_may_be_missing():
     model, theirs = network(), network().state_dict()
     load_weights(model, {name: value for name, value in theirs.items() if not name.endswith("num_batches_tracked")})
     assert torch.equal(model[0].weight, theirs["0.weight"])
@@ -209,7 +210,7 @@ def test_timm_says_which_layer_is_the_head():
 
 
 def test_a_model_without_a_linear_layer_has_no_head():
-    with pytest.raises(WeightsError, match="Sequential has no linear layer that could be its head"):
+    with pytest.raises(WeightsError, match="Sequential has no linear layer to use as its head"):
         head_name(nn.Sequential(nn.ReLU()))
 
 
@@ -218,7 +219,7 @@ def test_a_model_without_a_linear_layer_has_no_head():
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """An empty torch.hub cache, and a network on which nothing is found."""
+    """An empty torch.hub cache and no network."""
 
     def no_network(*args, **kwargs):
         raise URLError("no route to host")
@@ -237,17 +238,15 @@ URLS = {
 
 
 @pytest.mark.parametrize("name", URLS)
-def test_without_network_the_file_to_put_in_place_is_named(hub, name):
-    where = re.escape(
-        f"put it in place as {hub / URLS[name]}, or pass the path of the file: pretrained='.../{URLS[name]}'"
-    )
+def test_without_network_the_error_names_the_cache_file(hub, name):
+    where = re.escape(f"copy it to {hub / URLS[name]}, or pass the path of the file: pretrained='.../{URLS[name]}'")
     with pytest.raises(WeightsError, match=rf"https://download\.pytorch\.org/models/{URLS[name]} could not.*{where}"):
         create_model(name, num_classes=1000, pretrained=True)
 
 
 @pytest.mark.parametrize("model", ["resnet18_imagenet", "torchvision/resnet18"])
 @pytest.mark.parametrize("name", ["IMAGENET1K_V1", "DEFAULT", True])
-def test_a_file_in_place_is_used(hub, name, model):
+def test_a_cached_file_is_used(hub, name, model):
     hub.mkdir()
     theirs = torchvision.models.get_model("resnet18", num_classes=2).state_dict()
     torch.save(theirs, hub / URLS["resnet18_imagenet"])
@@ -256,7 +255,7 @@ def test_a_file_in_place_is_used(hub, name, model):
     assert input_transform(found).image_size == 224
 
 
-def test_a_download_lies_in_the_cache_afterwards(hub, monkeypatch):
+def test_a_download_is_cached(hub, monkeypatch):
     def download(url, path, hash_prefix):
         assert (url, hash_prefix) == ("https://example.org/net-0123abcd.pth", "0123abcd")
         torch.save(network().state_dict(), path)
@@ -268,13 +267,13 @@ def test_a_download_lies_in_the_cache_afterwards(hub, monkeypatch):
     assert fetch("https://example.org/net-0123abcd.pth") == path
 
 
-def test_unknown_weights_are_refused_with_the_known_ones(hub):
+def test_unknown_weights_are_rejected(hub):
     with pytest.raises(WeightsError, match=r"'IMAGENET22K' is neither a file .*: IMAGENET1K_V1, DEFAULT\. .*timm/"):
         create_model("resnet18_imagenet", pretrained="IMAGENET22K")
 
 
 @pytest.mark.parametrize("name", ["resnet18", "lenet5"])
-def test_small_image_forms_have_no_published_weights(name):
+def test_small_image_variants_have_no_published_weights(name):
     with pytest.raises(
         WeightsError, match=rf"no published weights for {name}, only for alexnet_imagenet, resnet18_imagenet,"
     ):
@@ -307,7 +306,7 @@ def test_timms_vgg_computes_the_same_under_torchvisions_names(generator):
         torch.testing.assert_close(ours(images), theirs(images), rtol=1e-4, atol=1e-5)
 
 
-def test_timms_transform_is_that_of_its_own_pipeline():
+def test_timms_transform_equals_its_own_pipeline():
     model = timm.create_model("resnet18.a1_in1k")
     theirs = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     ours = timm_models.transform("resnet18.a1_in1k", model)
@@ -317,24 +316,28 @@ def test_timms_transform_is_that_of_its_own_pipeline():
     torch.testing.assert_close(torch.tensor(ours.std), normalize.std.flatten())
 
 
-def test_without_network_the_file_of_timm_is_named(monkeypatch):
+def test_without_network_the_error_names_timms_file(monkeypatch):
     def no_network(*args, **kwargs):
         raise FileNotFoundError("no route to host")
 
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", no_network)
     expected = (
-        r"timm's weights of resnet18\.a1_in1k could .*huggingface\.co/timm/resnet18\.a1_in1k/resolve/main/model\.safe"
+        r"timm's weights resnet18\.a1_in1k could .*huggingface\.co/timm/resnet18\.a1_in1k/resolve/main/model\.safe"
     )
     with pytest.raises(WeightsError, match=expected):
         create_model("timm/resnet18", pretrained="a1_in1k")
 
 
-def test_an_unknown_timm_model_is_refused_with_near_ones():
-    with pytest.raises(HyperparameterError, match=r"timm has no model 'resnet19'\. It has .*resnet.*zoo\.list_models"):
+def test_an_unknown_timm_model_lists_similar_names():
+    with pytest.raises(
+        HyperparameterError, match=r"timm has no model 'resnet19'\. Similar names: .*resnet.*zoo\.list_models"
+    ):
         create_model("timm/resnet19")
 
 
 @pytest.mark.parametrize(("name", "pretrained"), [("resnet18.nope", None), ("resnet18", "nope")])
-def test_an_unknown_tag_of_a_timm_model_is_refused_with_those_that_there_are(name, pretrained):
-    with pytest.raises(HyperparameterError, match=r"timm has no weights 'resnet18\.nope'; .* are resnet18\.a1_in1k, "):
+def test_an_unknown_timm_tag_lists_the_available_tags(name, pretrained):
+    with pytest.raises(
+        HyperparameterError, match=r"timm has no weights 'resnet18\.nope'\. Available weights: resnet18\.a1_in1k, "
+    ):
         create_model(f"timm/{name}", pretrained=pretrained)

@@ -1,6 +1,6 @@
-"""LightningDataModules, one per source. Validation data always comes out of the training set.
+"""LightningDataModules, one per source. Validation data is always split from the training set.
 
-Every file of this folder is imported, so that it can register itself.
+Importing this package imports every file, which registers its data module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CIFAR-10 (Krizhevsky 2009): 50 000 training and 10 000 test images in colour, 32 × 32.
+"""CIFAR-10 (Krizhevsky 2009): 50 000 training and 10 000 colour test images, 32 × 32.
 
 Normalised with the mean and standard deviation of its 50 000 training images, per channel.
 """
@@ -16,10 +16,10 @@ from lightning_bayes.zoo.registry import register_data
 @register_data("cifar10")
 @final
 class CIFAR10DataModule(VisionDataModule):
-    """CIFAR-10 through torchvision; images ``[batch, 3, 32, 32]``, ten classes, below ``cifar-10-batches-py``.
+    """CIFAR-10 from torchvision: images ``[batch, 3, 32, 32]``, ten classes, in ``cifar-10-batches-py``.
 
-    Arguments, errors and loaders are those of `VisionDataModule`. With ``augment`` the callbacks take its
-    ``data_augmentation_factor``, 10 as in Osawa et al. 2019 (https://arxiv.org/abs/1906.02506).
+    See `VisionDataModule` for arguments, errors and loaders. With ``augment``, callbacks use a
+    ``data_augmentation_factor`` of 10, as in Osawa et al. 2019 (https://arxiv.org/abs/1906.02506).
 
     Example:
         >>> data = CIFAR10DataModule(root="data", augment=True)  # reads nothing before setup

@@ -1,4 +1,4 @@
-"""CIFAR-100 (Krizhevsky 2009): 50 000 training and 10 000 test images in colour, 32 × 32, a hundred classes.
+"""CIFAR-100 (Krizhevsky 2009): 50 000 training and 10 000 colour test images, 32 × 32, a hundred classes.
 
 Normalised with the mean and standard deviation of its 50 000 training images, per channel.
 """
@@ -27,10 +27,10 @@ _CLASSES: Final = (
 @register_data("cifar100")
 @final
 class CIFAR100DataModule(VisionDataModule):
-    """CIFAR-100 through torchvision; images ``[batch, 3, 32, 32]``, the hundred fine classes, below ``cifar-100-python``.
+    """CIFAR-100 from torchvision: images ``[batch, 3, 32, 32]``, the hundred fine classes, in ``cifar-100-python``.
 
-    Arguments, errors and loaders are those of `VisionDataModule`. With ``augment`` the callbacks take its
-    ``data_augmentation_factor``, 10 as in the experiments of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506).
+    See `VisionDataModule` for arguments, errors and loaders. With ``augment``, callbacks use a
+    ``data_augmentation_factor`` of 10, as in Osawa et al. 2019 on CIFAR-10 (https://arxiv.org/abs/1906.02506).
 
     Example:
         >>> data = CIFAR100DataModule(root="data", shots=5)  # five training images of each class

@@ -1,19 +1,18 @@
-"""Corruptions of images by kind and severity, to measure predictions under distribution shift.
+"""Image corruptions by kind and severity, to evaluate predictions under distribution shift.
 
-In the manner of CIFAR-10-C (Hendrycks & Dietterich 2019, https://arxiv.org/abs/1903.12261), computed when an image is
-fetched. The strengths of noise, Gaussian blur, brightness, contrast and JPEG are the published ones. The images differ from
-those of CIFAR-10-C, so results are comparable with each other, but not with published ones. With x in [0, 1] and ε
-standard normal noise:
+They follow CIFAR-10-C (Hendrycks & Dietterich 2019, https://arxiv.org/abs/1903.12261), but are computed on the fly. The
+strengths of noise, Gaussian blur, brightness, contrast and JPEG are the published values. The images differ from CIFAR-10-C,
+so results are comparable with each other, but not with published results. With x in [0, 1] and standard normal noise ε:
 
     gaussian_noise   x + c ε                            brightness   x + c
     shot_noise       Poisson(c x) / c                   contrast     c (x - mean) + mean, mean over pixels
     speckle_noise    x + c x ε                          fog          (x + c f) m / (m + c), f smooth noise, m = max x
-    impulse_noise    a share c of pixels black or white elastic      x at places moved by a smooth field of c pixels
-    gaussian_blur    width c pixels                     pixelate     c times the size by area, and back by repetition
-    defocus_blur     disk of radius c pixels            jpeg         compressed with quality c
-    motion_blur      line of length c pixels            zoom_blur    mean of magnifications from 1 to c
+    impulse_noise    c of the pixels black or white     elastic      x displaced by a smooth field of c pixels
+    gaussian_blur    width c pixels                     pixelate     resized by c (area) and back (nearest)
+    defocus_blur     disk of radius c pixels            jpeg         compressed at quality c
+    motion_blur      line of length c pixels            zoom_blur    mean over magnifications 1 to c
 
-Lengths in pixels are for images 32 pixels high and grow with the height.
+Lengths in pixels refer to images of height 32 and scale with the height.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ SEVERITIES: Final = (1, 2, 3, 4, 5)
 @final
 @dataclass(frozen=True)
 class Corruption:
-    """One kind of corruption at one severity; the same for the same index, whatever the order of images.
+    """One kind of corruption at one severity. It is deterministic per image index, regardless of the order of images.
 
     Args:
         kind: One of `corruption_kinds`.
-        severity: 1, the weakest, to 5.
+        severity: From 1 (weakest) to 5.
 
     Raises:
-        HyperparameterError: If there is no such kind or severity.
+        HyperparameterError: If the kind or severity is unknown.
 
     Example:
         >>> grey = torch.full((3, 32, 32), 128, dtype=torch.uint8)
@@ -57,39 +56,27 @@ class Corruption:
     severity: int
 
     def __post_init__(self) -> None:
-        """Check the arguments.
-
-        Raises:
-            HyperparameterError: If there is no such kind or severity.
-        """
+        """Check the arguments."""
         if self.kind not in _KINDS or self.severity not in SEVERITIES:
             raise HyperparameterError(
-                f"There is no corruption {self.kind!r} of severity {self.severity}; there are "
-                f"{', '.join(_KINDS)} of severity 1 to 5."
+                f"There is no corruption {self.kind!r} of severity {self.severity}. Kinds are {', '.join(_KINDS)}, with "
+                "severities 1 to 5."
             )
 
     def __call__(self, image: Tensor, index: int) -> Tensor:
-        """Corrupt one image.
-
-        Args:
-            image: Bytes, ``[channels, height, width]`` with one or three channels.
-            index: The image's position in its set, which seeds what is random.
-
-        Returns:
-            Bytes of the same shape.
-        """
+        """Corrupt a uint8 image ``[1 or 3, height, width]``. Its `index` in the data set seeds the randomness."""
         function, strengths = _KINDS[self.kind]
-        # The severity is not part of the seed: the same noise grows stronger.
+        # The seed does not depend on the severity, so that the same noise pattern gets stronger.
         seed = (zlib.crc32(self.kind.encode()) + 0x9E3779B1 * index) % 2**32
         corrupted = function(image / 255, strengths[self.severity - 1], Generator().manual_seed(seed))
         return corrupted.clamp(0, 1).mul(255).round().to(torch.uint8)
 
 
 def corruption_kinds() -> list[str]:
-    """The names of all kinds.
+    """The names of all corruptions, ordered as noise, blur, weather and digital.
 
     Returns:
-        The names; noise first, then blur, weather and digital ones.
+        The names.
 
     Example:
         >>> len(corruption_kinds())
@@ -114,9 +101,9 @@ def _speckle_noise(image: Tensor, strength: float, generator: Generator) -> Tens
     return image + strength * image * _noise(image, generator)
 
 
-def _impulse_noise(image: Tensor, share: float, generator: Generator) -> Tensor:
-    place, value = torch.rand(2, *image.shape, generator=generator)
-    return torch.where(place < share, value.round(), image)
+def _impulse_noise(image: Tensor, fraction: float, generator: Generator) -> Tensor:
+    selector, value = torch.rand(2, *image.shape, generator=generator)
+    return torch.where(selector < fraction, value.round(), image)
 
 
 def _gaussian_blur(image: Tensor, width: float, generator: Generator) -> Tensor:
@@ -167,10 +154,10 @@ def _contrast(image: Tensor, factor: float, generator: Generator) -> Tensor:
 def _elastic(image: Tensor, distance: float, generator: Generator) -> Tensor:
     height, width = image.shape[-2:]
     field = _blurred(torch.randn(2, height, width, generator=generator), height / 8)
-    field = field / field.square().mean().sqrt() * distance * _scale(image)  # in pixels, root mean square
-    places = F.affine_grid(torch.eye(2, 3)[None], [1, 1, height, width], align_corners=False)
-    places = places + torch.stack([field[0] * 2 / width, field[1] * 2 / height], -1)  # an image is 2 wide and high
-    return F.grid_sample(image[None], places, padding_mode="reflection", align_corners=False)[0]
+    field = field / field.square().mean().sqrt() * distance * _scale(image)  # root mean square, in pixels
+    grid = F.affine_grid(torch.eye(2, 3)[None], [1, 1, height, width], align_corners=False)
+    grid = grid + torch.stack([field[0] * 2 / width, field[1] * 2 / height], -1)  # grid coordinates span [-1, 1]
+    return F.grid_sample(image[None], grid, padding_mode="reflection", align_corners=False)[0]
 
 
 def _pixelate(image: Tensor, factor: float, generator: Generator) -> Tensor:
@@ -180,8 +167,8 @@ def _pixelate(image: Tensor, factor: float, generator: Generator) -> Tensor:
 
 
 def _jpeg(image: Tensor, quality: float, generator: Generator) -> Tensor:
-    picture = functional.to_pil_image(image.mul(255).round().to(torch.uint8))
-    compressed: Tensor = functional.pil_to_tensor(functional.jpeg(picture, int(quality)))
+    pil_image = functional.to_pil_image(image.mul(255).round().to(torch.uint8))
+    compressed: Tensor = functional.pil_to_tensor(functional.jpeg(pil_image, int(quality)))
     return compressed / 255
 
 
@@ -208,7 +195,7 @@ def _scale(image: Tensor) -> float:
 
 
 def _offsets(reach: float) -> tuple[Tensor, Tensor]:
-    """Rows and columns of a square kernel that holds all places up to `reach` from its centre."""
+    """Row and column offsets from the centre of a square kernel that covers the radius `reach`."""
     steps = torch.arange(-math.ceil(reach), math.ceil(reach) + 1.0)
     return steps[:, None].expand(-1, len(steps)), steps.expand(len(steps), -1)
 
@@ -220,6 +207,6 @@ def _filtered(image: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _blurred(image: Tensor, width: float) -> Tensor:
-    reach = min(math.ceil(3 * width), min(image.shape[-2:]) - 1)  # what reflection at the border allows
+    reach = min(math.ceil(3 * width), min(image.shape[-2:]) - 1)  # reflection padding must be smaller than the image
     blurred: Tensor = functional.gaussian_blur(image, [2 * reach + 1, 2 * reach + 1], [width, width])
     return blurred

@@ -1,13 +1,13 @@
 """scikit-learn's handwritten digits (UCI, Alpaydin & Kaynak 1998): 1797 images, no download.
 
-Images are ``[1, 8, 8]``: the stored ink counts 0 to 16, divided by 16 and normalised with the mean and standard
-deviation of the training images:
+Images are ``[1, 8, 8]``. The pixel values 0 to 16 are divided by 16 and normalised with the mean and standard deviation of
+the training images:
 
-    x = (ink / 16 - 0.3050) / 0.3761
+    x = (pixel / 16 - 0.3050) / 0.3761
 
-The split is the same in every run: 1097 for training, 300 for validation, 400 for test, stratified by class. Two sets
-of 400 lie outside of the distribution: grey patches of scikit-learn's two sample photographs, and the test digits with
-their own pixels shuffled. They are brought to [0, 1] and then normalised like the digits.
+The split is the same in every run: 1097 training, 300 validation and 400 test images, stratified by class. There are two
+out-of-distribution sets of 400 images each: greyscale patches of scikit-learn's two sample photographs, and the test digits
+with shuffled pixels. They are scaled to [0, 1] and then normalised like the digits.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_bayes.errors import DatasetError
-from lightning_bayes.zoo.data.agreement import check_classes, hand_over
+from lightning_bayes.zoo.data.agreement import attach_to_models, check_classes
 from lightning_bayes.zoo.data.images import unlabelled_images
 from lightning_bayes.zoo.registry import register_data
 from lightning_bayes.zoo.transforms import ImageTransform
 
 NUM_TEST: Final = 400
 NUM_VAL: Final = 300
-PATCH_ROWS: Final = 10  # 10 · 20 patches from each of two photographs: as many as there are test digits
+PATCH_ROWS: Final = 10  # 10 · 20 patches from each of two photographs, as many as test digits
 PATCH_COLUMNS: Final = 20
 _SIZE: Final = 8
-_SEED: Final = 0  # of the split and of the shuffled pixels; a constant, so that all results refer to the same data
+_SEED: Final = 0  # of the split and the shuffled pixels; constant, so that all results use the same data
 
 
 @register_data("digits")
 @final
 class DigitsDataModule(LightningDataModule):
-    """Handwritten digits, 8 × 8 pixels, with two sets out of distribution.
+    """Handwritten digits, 8 × 8 pixels, with two out-of-distribution sets.
 
-    ``test_dataloader`` and ``predict_dataloader`` give ``[test, patches, shuffled]``, or the test loader alone without
-    ``eval_ood``. Batches are ``(images [batch, 1, 8, 8], targets [batch])``; out of distribution the targets are -1.
-    ``images * std + mean`` is back in [0, 1].
+    ``test_dataloader`` and ``predict_dataloader`` return loaders of ``[test, patches, shuffled]``, or only the test loader
+    if ``eval_ood`` is False. Batches are ``(images [batch, 1, 8, 8], targets [batch])``; out-of-distribution targets are -1.
+    ``images * std + mean`` is in [0, 1].
 
     Args:
         batch_size: Examples per batch, in all loaders.
-        eval_ood: Whether to append the two sets out of distribution to the test loaders.
+        eval_ood: Whether to append the two out-of-distribution sets to the test loaders.
         num_workers: Worker processes per loader. The images are in memory, so 0 is fastest.
-        predict_dir: A folder of images without labels to predict in the place of the test images; white is 16 counts.
+        predict_dir: A folder of unlabelled images to predict instead of the test images; white is a pixel value of 16.
 
     Raises:
         DatasetError: In ``setup``, if scikit-learn is not installed.
-        DataError: In ``setup``, if the model has another number of classes.
+        DataError: In ``setup``, if the model has a different number of classes.
 
     Example:
         >>> data = DigitsDataModule(batch_size=32)
@@ -79,14 +79,10 @@ class DigitsDataModule(LightningDataModule):
         self.ood_names = ("patches", "shuffled") if eval_ood else ()
 
     def setup(self, stage: str) -> None:
-        """Load and split; a second call changes nothing.
-
-        Args:
-            stage: Ignored, the data are small enough to be all loaded for each stage.
-        """
+        """Load and split the data for all stages. Repeated calls do nothing."""
         check_classes(self.trainer, self.num_classes, self.class_names, type(self).__name__)
         if stage == "fit":
-            hand_over(self.trainer, self.transform, self.class_names)
+            attach_to_models(self.trainer, self.transform, self.class_names)
         if hasattr(self, "train_set"):
             return
         images, targets = load_digits()
@@ -94,40 +90,24 @@ class DigitsDataModule(LightningDataModule):
         self.train_set = self._dataset(images[train], targets[train])
         self.val_set = self._dataset(images[val], targets[val])
         self.test_set = self._dataset(images[test], targets[test])
-        outside = [photo_patches(), shuffle_pixels(images[test])] if self.ood_names else []
-        self.ood_sets = [self._dataset(images, torch.full((len(images),), -1)) for images in outside]
+        ood_images = [photo_patches(), shuffle_pixels(images[test])] if self.ood_names else []
+        self.ood_sets = [self._dataset(images, torch.full((len(images),), -1)) for images in ood_images]
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The 1097 training digits, shuffled by torch's global generator.
-
-        Returns:
-            A loader of ``(images, targets)``.
-        """
+        """The 1097 training digits, shuffled by torch's global generator."""
         return self._loader(self.train_set, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """The 300 validation digits.
-
-        Returns:
-            A loader of ``(images, targets)``.
-        """
+        """The 300 validation digits."""
         return self._loader(self.val_set)
 
     def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The 400 test digits, followed by the sets out of distribution.
-
-        Returns:
-            One loader, or with ``eval_ood`` a list of three.
-        """
+        """The 400 test digits, and with ``eval_ood`` also the two out-of-distribution sets."""
         test = self._loader(self.test_set)
         return [test, *map(self._loader, self.ood_sets)] if self.ood_sets else test
 
     def predict_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The images of ``predict_dir``, else the loaders of the test.
-
-        Returns:
-            One loader, or with ``eval_ood`` a list of three.
-        """
+        """The images of ``predict_dir`` if set, or else the test loaders."""
         if self.predict_dir is not None:
             return self._loader(unlabelled_images(self.predict_dir, self.transform))
         return self.test_dataloader()
@@ -146,39 +126,30 @@ class DigitsDataModule(LightningDataModule):
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
-    """All digits in scikit-learn's order.
-
-    Returns:
-        Images in [0, 1], ``[1797, 1, 8, 8]``, and classes, ``[1797]``.
-    """
+    """All digits in scikit-learn's order: images in [0, 1], ``[1797, 1, 8, 8]``, and classes, ``[1797]``."""
     bunch = _sklearn_datasets().load_digits()
     images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
     return images, torch.as_tensor(bunch.target, dtype=torch.long)
 
 
 def split_indices(targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The fixed, stratified split.
-
-    Args:
-        targets: Classes of all digits, ``[1797]``.
-
-    Returns:
-        Positions for training ``[1097]``, validation ``[300]`` and test ``[400]``.
-    """
+    """Indices of the fixed, stratified split: training ``[1097]``, validation ``[300]`` and test ``[400]``."""
     from sklearn.model_selection import train_test_split  # lazy: scikit-learn is an extra
 
-    rest, test = train_test_split(np.arange(len(targets)), test_size=NUM_TEST, stratify=targets, random_state=_SEED)
-    train, val = train_test_split(rest, test_size=NUM_VAL, stratify=targets[rest], random_state=_SEED)
+    remaining, test = train_test_split(
+        np.arange(len(targets)), test_size=NUM_TEST, stratify=targets, random_state=_SEED
+    )
+    train, val = train_test_split(remaining, test_size=NUM_VAL, stratify=targets[remaining], random_state=_SEED)
     return torch.as_tensor(train), torch.as_tensor(val), torch.as_tensor(test)
 
 
 def photo_patches() -> Tensor:
-    """Grey patches of the photographs china.jpg and flower.jpg, on a fixed grid that spans each of them.
+    """Greyscale patches of the photographs china.jpg and flower.jpg, on a fixed grid over each photograph.
 
-    Grey is the mean over the colour channels. The patches do not overlap.
+    Greyscale is the mean of the colour channels. The patches do not overlap.
 
     Returns:
-        Images in [0, 1], ``[400, 1, 8, 8]``: 200 of china.jpg, then 200 of flower.jpg, each row by row.
+        Images in [0, 1], ``[400, 1, 8, 8]``: 200 of china.jpg, then 200 of flower.jpg, in row-major order.
     """
     photos = _sklearn_datasets().load_sample_images().images
     return torch.cat([_grid_patches(torch.tensor(photo, dtype=torch.float32).mean(-1) / 255) for photo in photos])
@@ -191,9 +162,7 @@ def _grid_patches(grey: Tensor) -> Tensor:
 
 
 def shuffle_pixels(images: Tensor) -> Tensor:
-    """Each image with its own pixels in another order, from a fixed generator.
-
-    The histogram of brightness stays; the shapes are lost.
+    """Shuffle the pixels within each image, with a fixed seed. Keeps the brightness histogram and destroys shapes.
 
     Args:
         images: ``[batch, channels, height, width]``.

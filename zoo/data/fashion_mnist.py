@@ -16,9 +16,9 @@ from lightning_bayes.zoo.registry import register_data
 @register_data("fashion_mnist")
 @final
 class FashionMNISTDataModule(VisionDataModule):
-    """FashionMNIST through torchvision; images ``[batch, 1, 28, 28]``, ten kinds of clothing, below ``FashionMNIST/raw``.
+    """FashionMNIST from torchvision: images ``[batch, 1, 28, 28]``, ten kinds of clothing, in ``FashionMNIST/raw``.
 
-    Arguments, errors and loaders are those of `VisionDataModule`.
+    See `VisionDataModule` for arguments, errors and loaders.
 
     Example:
         >>> data = FashionMNISTDataModule(root="data", batch_size=64, train_size=1000)  # reads nothing before setup

@@ -1,4 +1,4 @@
-"""Data sets of images: held as bytes or read from files, and transformed into a model's input when fetched."""
+"""Image data sets: uint8 images in memory or image files, transformed into model inputs on access."""
 
 from __future__ import annotations
 
@@ -16,26 +16,22 @@ from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo.data.corruptions import Corruption
 from lightning_bayes.zoo.transforms import ImageTransform, as_tensor
 
-Augmentation = Callable[[Tensor], Tensor]  # of uint8 images
+Augmentation = Callable[[Tensor], Tensor]  # on uint8 images
 
-_UNREADABLE: Final = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    Image.DecompressionBombError,
-)  # PIL's errors for damaged files
+# PIL's errors for damaged files.
+_UNREADABLE: Final = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 @final
 class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
-    """Images held as bytes, normalised when they are fetched.
+    """Images stored as uint8 and normalised on access.
 
     Args:
         images: ``[N, channels, height, width]``, uint8.
         targets: ``[N]``.
-        mean: Per channel, on the scale [0, 1].
-        std: Per channel, on the same scale.
-        augment: Applied to a batch of bytes ``[B, channels, height, width]``, before normalisation.
+        mean: Mean per channel, on the scale [0, 1].
+        std: Standard deviation per channel, on the scale [0, 1].
+        augment: Applied to a uint8 batch ``[B, channels, height, width]``, before normalisation.
 
     Example:
         >>> black = NormalizedImages(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.arange(3), [0.5], [0.25])
@@ -65,7 +61,7 @@ class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
-        # A DataLoader asks for a batch at once, which is an order of magnitude faster than one image after another.
+        # DataLoader calls this once per batch, which is an order of magnitude faster than one call per image.
         images = self.images[indices]
         if self.augment is not None:
             images = self.augment(images)
@@ -74,14 +70,14 @@ class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
 
 @final
 class TransformedImages(Dataset[tuple[Tensor, int]]):
-    """Images of any size, from memory or from files, brought to the model's input one by one.
+    """Images of any size, in memory or in files, transformed into model inputs one by one.
 
     Args:
-        images: Bytes ``[N, channels, height, width]``, or the paths of image files.
+        images: uint8 images ``[N, channels, height, width]``, or paths of image files.
         targets: One class per image.
         transform: Crops and normalises.
-        augment: Takes the place of the crop: from one image's bytes to bytes of the model's shape.
-        corruption: Applied to the cropped bytes, before normalisation.
+        augment: Replaces the crop: maps one uint8 image to a uint8 image of the model's shape.
+        corruption: Applied to the cropped uint8 image, before normalisation.
     """
 
     def __init__(
@@ -97,7 +93,7 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
 
     @property
     def file_names(self) -> list[str] | None:
-        """The image files; None for images in memory."""
+        """Paths of the image files; None for images in memory."""
         return None if isinstance(self.images, Tensor) else [str(path) for path in self.images]
 
     def __len__(self) -> int:
@@ -113,17 +109,7 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
 
 
 def read_image(path: str | Path) -> Tensor:
-    """Read an image file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Bytes, ``[1, height, width]`` if the image is grey, else ``[3, height, width]``.
-
-    Raises:
-        DataError: If the file is damaged or no image.
-    """
+    """Read an image file as uint8, ``[1 or 3, height, width]``; raises DataError if it is damaged or not an image."""
     try:
         with Image.open(path) as image:
             return as_tensor(image)
@@ -134,33 +120,15 @@ def read_image(path: str | Path) -> Tensor:
 
 
 def unlabelled_images(folder: str | Path, transform: ImageTransform) -> TransformedImages:
-    """All images below a folder, for prediction.
-
-    Args:
-        folder: The folder, with images at any depth.
-        transform: The model's input transform.
-
-    Returns:
-        The set, with targets -1.
-
-    Raises:
-        DatasetError: If there is no image.
-    """
+    """All images below a folder, for prediction, with targets -1; raises DatasetError if there are none."""
     files = image_files(folder)
     if not files:
         raise DatasetError(
-            f"predict_dir: there is no image below {Path(folder).absolute()}. Images end in {', '.join(IMG_EXTENSIONS)}."
+            f"predict_dir: found no images below {Path(folder).absolute()}. Supported suffixes: {', '.join(IMG_EXTENSIONS)}."
         )
     return TransformedImages(files, [-1] * len(files), transform)
 
 
 def image_files(folder: str | Path) -> list[Path]:
-    """All image files below a folder, by their extension.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        Their paths in alphabetical order.
-    """
+    """Paths of all image files below a folder, by suffix, in alphabetical order."""
     return sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in IMG_EXTENSIONS and path.is_file())

@@ -1,7 +1,7 @@
 """Kuzushiji-MNIST (Clanuwat et al. 2018, https://arxiv.org/abs/1812.01718): old Japanese characters in MNIST's format.
 
-60 000 training and 10 000 test images, grey, 28 × 28. Mean and standard deviation are those of code in common use and were
-not computed from the files; 0.1904 and 0.3475 are in use too. The two differ by less than 1 %.
+60 000 training and 10 000 test images, greyscale, 28 × 28. The mean and standard deviation are commonly used values, not
+computed from the files. Other code uses 0.1904 and 0.3475, which differ by less than 1 %.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lightning_bayes.zoo.registry import register_data
 @register_data("kmnist")
 @final
 class KMNISTDataModule(VisionDataModule):
-    """KMNIST through torchvision; images ``[batch, 1, 28, 28]``, ten characters, below ``KMNIST/raw``.
+    """KMNIST from torchvision: images ``[batch, 1, 28, 28]``, ten characters, in ``KMNIST/raw``.
 
-    Arguments, errors and loaders are those of `VisionDataModule`.
+    See `VisionDataModule` for arguments, errors and loaders.
 
     Example:
         >>> data = KMNISTDataModule(root="data", ood=("mnist",))  # reads nothing before setup

@@ -1,4 +1,4 @@
-"""MNIST, handwritten digits (LeCun, Cortes & Burges): 60 000 training and 10 000 test images, grey, 28 × 28.
+"""MNIST, handwritten digits (LeCun, Cortes & Burges): 60 000 training and 10 000 test images, greyscale, 28 × 28.
 
 Normalised with the mean and standard deviation of its 60 000 training images.
 """
@@ -16,9 +16,9 @@ from lightning_bayes.zoo.registry import register_data
 @register_data("mnist")
 @final
 class MNISTDataModule(VisionDataModule):
-    """MNIST through torchvision; images ``[batch, 1, 28, 28]``, ten digits, below ``MNIST/raw``.
+    """MNIST from torchvision: images ``[batch, 1, 28, 28]``, ten digits, in ``MNIST/raw``.
 
-    Arguments, errors and loaders are those of `VisionDataModule`.
+    See `VisionDataModule` for arguments, errors and loaders.
 
     Example:
         >>> data = MNISTDataModule(root="data", batch_size=64, train_size=1000)  # reads nothing before setup

@@ -1,8 +1,8 @@
-"""Sets out of distribution: other image sets by name, or folders of images, with the transform of the training set."""
+"""Out-of-distribution sets: registered image sets or folders of images, with the transform of the training set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from lightning_utilities.core.rank_zero import rank_zero_info
@@ -14,73 +14,61 @@ from lightning_bayes.zoo.registry import DATA
 from lightning_bayes.zoo.transforms import ImageTransform
 
 
-def named_sets() -> dict[str, Callable[[str], Tensor]]:
-    """The registered sets that can be named as out of distribution.
-
-    Returns:
-        By name without underscores, a function from the root folder to the bytes of the test images.
-    """
-    return {_plain(name): module.test_images for name, module in sorted(DATA.items()) if hasattr(module, "test_images")}
-
-
 def _plain(name: str) -> str:
     return name.replace("_", "")
 
 
-def ood_names(entries: Iterable[str], own: str) -> tuple[str, ...]:
-    """The names of sets out of distribution in results.
-
-    Args:
-        entries: Names of sets or folders.
-        own: Name of the set in distribution.
+def ood_names(entries: Iterable[str], in_distribution: str) -> tuple[str, ...]:
+    """Names of the out-of-distribution sets in metric keys.
 
     Returns:
-        The name of each set or the last part of its folder.
+        The name of each set, or the last component of its folder.
 
     Raises:
-        HyperparameterError: If two have the same name, or one is the set in distribution.
+        HyperparameterError: If names are not unique, or the `in_distribution` set is among them.
 
     Example:
-        >>> ood_names(["svhn", "pictures/letters"], own="cifar10")
+        >>> ood_names(["svhn", "pictures/letters"], in_distribution="cifar10")
         ('svhn', 'letters')
     """
     names = tuple(Path(entry).name for entry in entries)
-    if len(set(names)) < len(names) or _plain(own) in map(_plain, names):
+    if len(set(names)) < len(names) or _plain(in_distribution) in map(_plain, names):
         raise HyperparameterError(
-            f"ood={list(entries)} must name sets other than {own}, each of another name. Rename a folder, or leave one out."
+            f"ood={list(entries)} must contain sets other than {in_distribution}, with unique names. Rename a folder, or "
+            "remove a set."
         )
     return names
 
 
 def ood_set(entry: str, root: str, transform: ImageTransform) -> TransformedImages:
-    """The images of a set out of distribution, with the transform of the set in distribution and targets -1.
+    """The images of an out-of-distribution set, with targets -1.
 
     Args:
-        entry: Name of a set, whose test images are taken, or a folder with images at any depth.
-        root: Folder of the named sets.
-        transform: That of the set in distribution.
+        entry: Name of a registered set, whose test images are used, or a folder with images at any depth.
+        root: Folder of the registered sets.
+        transform: Input transform of the in-distribution set.
 
     Returns:
-        The set.
+        The data set.
 
     Raises:
-        DatasetError: If there is neither such a set nor a folder with images.
+        DatasetError: If `entry` is neither a registered set nor a folder with images.
     """
-    known = named_sets()
-    if _plain(entry) in known:
-        images: Tensor | list[Path] = known[_plain(entry)](root)
+    registered = {_plain(name): module for name, module in sorted(DATA.items()) if hasattr(module, "test_images")}
+    if _plain(entry) in registered:
+        images: Tensor | list[Path] = registered[_plain(entry)].test_images(root)
     else:
         images = image_files(entry)
     if len(images) == 0:
         raise DatasetError(
-            f"ood: {entry} is neither a known set ({', '.join(known)}) nor a folder with images. Looked for "
-            f"images below {Path(entry).absolute()}."
+            f"ood: {entry} is neither a registered set ({', '.join(registered)}) nor a folder with images. No images were "
+            f"found below {Path(entry).absolute()}."
         )
     first = images[0] if isinstance(images, Tensor) else read_image(images[0])
-    wanted = [len(transform.mean), transform.image_size, transform.image_size]
-    if list(first.shape) != wanted:
+    input_shape = [len(transform.mean), transform.image_size, transform.image_size]
+    if list(first.shape) != input_shape:
         rank_zero_info(
-            f"The images of {entry} ({list(first.shape)} the first) are resized, cropped and brought to the channels of the "
-            f"training images, {wanted}."
+            f"The images of {entry} (the first is {list(first.shape)}) are resized, cropped and converted to the shape of "
+            f"the training images, {input_shape}."
         )
     return TransformedImages(images, [-1] * len(images), transform)

@@ -1,4 +1,4 @@
-"""A pool for active learning: the training set of another data module, of which a growing part is labelled."""
+"""A pool for active learning: the training set of another data module, with a growing labelled subset."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from lightning_bayes.errors import DataError, HyperparameterError
 
 Rows = Sequence[int] | Tensor
-_EMPTY = "The pool is empty: all {} rows are labelled. Stop here, or add rows."
 
 
 @final
 class PoolDataModule(LightningDataModule):
-    """Trains on the labelled rows of a set, predicts the others, and labels what an acquisition chooses.
+    """Trains on labelled rows, predicts unlabelled rows, and labels the rows that an acquisition function chooses.
 
-    ``trainer.fit`` sees the labelled rows, whose number is N for a callback with a posterior. ``trainer.predict`` sees the
-    unlabelled rows in a fixed order; positions in it are what `label` takes. Validation and test are those of the source.
-    A checkpoint keeps which rows are labelled.
+    ``trainer.fit`` uses the labelled rows; their number is N for callbacks with a posterior. ``trainer.predict`` uses the
+    unlabelled rows in a fixed order; `label` takes positions in this order. Validation and test data are those of the
+    source. Checkpoints store which rows are labelled.
 
     Args:
-        source: The data module whose training rows are the pool. An augmentation of it applies to all of its rows.
-        initial: Rows of its training set that are labelled at the start, or their number, drawn at random.
+        source: The data module whose training set is the pool. Its augmentation applies to all rows.
+        initial: The initial labelled rows of the training set, or their number, to be drawn at random.
         batch_size: Examples per training batch.
-        pool_batch_size: Examples per batch of the unlabelled rows.
-        seed: Seed of the random draws, also of `draw`.
+        pool_batch_size: Examples per batch of unlabelled rows.
+        seed: Seed of the initial rows and of `draw`.
 
     Raises:
         HyperparameterError: If a batch size is below 1.
@@ -68,85 +67,74 @@ class PoolDataModule(LightningDataModule):
         self.source.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Set the source up and label the first rows; a second call changes nothing.
+        """Set up the source and choose the initial labelled rows. Repeated calls do nothing.
 
         Args:
-            stage: Handed to the source, whose training set is needed for every stage.
+            stage: Passed to the source, in addition to ``fit``, because the pool needs the training set at every stage.
         """
         if hasattr(self, "rows"):
             return
-        for needed in dict.fromkeys(("fit", stage)):
-            self.source.setup(needed)
+        for source_stage in dict.fromkeys(("fit", stage)):
+            self.source.setup(source_stage)
         self.rows: Dataset[Any] = self.source.train_dataloader().dataset
-        if not self.labelled:  # a checkpoint has not said which
-            self.labelled = self._first()
+        if not self.labelled:  # not restored from a checkpoint
+            self.labelled = self._initial_rows()
 
-    def _first(self) -> list[int]:
+    def _initial_rows(self) -> list[int]:
         total = len(self.rows)  # type: ignore[arg-type]
         if isinstance(self.initial, int):
-            drawn: list[int] = torch.randperm(total, generator=self.generator)[: max(self.initial, 0)].tolist()
-            first = drawn
+            rows: list[int] = torch.randperm(total, generator=self.generator)[: max(self.initial, 0)].tolist()
+            requested = self.initial
         else:
-            first = [int(row) for row in self.initial]
-        asked = self.initial if isinstance(self.initial, int) else len(set(first))
-        if not first or asked != len(first) or not all(0 <= row < total for row in first):
+            rows = [int(row) for row in self.initial]
+            requested = len(set(rows))
+        if not rows or requested != len(rows) or not all(0 <= row < total for row in rows):
             raise HyperparameterError(
-                f"initial={self.initial} does not fit a training set of {total} rows. Give different rows from 0 to "
+                f"initial={self.initial} does not fit a training set of {total} rows. Pass unique rows from 0 to "
                 f"{total - 1}, or their number, at least 1."
             )
-        return first
+        return rows
 
     @property
     def unlabelled(self) -> list[int]:
-        """Rows of the training set that are not labelled, in order."""
-        known = set(self.labelled)
-        return [row for row in range(len(self.rows)) if row not in known]  # type: ignore[arg-type]
+        """The unlabelled rows of the training set, in order."""
+        labelled = set(self.labelled)
+        return [row for row in range(len(self.rows)) if row not in labelled]  # type: ignore[arg-type]
 
     def label(self, positions: Rows) -> None:
-        """Move rows of the pool to the training rows.
+        """Label rows of the pool; raises DataError if it is empty.
 
         Args:
-            positions: Positions in `unlabelled`, such as `batch_bald` returns for the predictions of the pool.
+            positions: Positions in `unlabelled`, for example from `batch_bald` on the predictions of the pool.
 
         Raises:
-            DataError: If the pool is empty.
-            HyperparameterError: If there is no such position, or one is given twice.
+            HyperparameterError: If positions are out of range or not unique.
         """
-        left, chosen = self.unlabelled, [int(position) for position in positions]
-        if not left:
-            raise DataError(_EMPTY.format(len(self.labelled)))
-        wrong = [position for position in chosen if not 0 <= position < len(left)]
-        if wrong or len(set(chosen)) < len(chosen):
+        unlabelled, chosen = self._nonempty_pool(), [int(position) for position in positions]
+        invalid = [position for position in chosen if not 0 <= position < len(unlabelled)]
+        if invalid or len(set(chosen)) < len(chosen):
             raise HyperparameterError(
-                f"The positions {wrong or chosen} cannot be labelled: the pool has {len(left)} rows, each once. Give "
-                f"different positions from 0 to {len(left) - 1}; they change with every call."
+                f"Cannot label the positions {invalid or chosen} of a pool of {len(unlabelled)} rows. Pass unique positions "
+                f"from 0 to {len(unlabelled) - 1}; positions change with every call."
             )
-        self.labelled += [left[position] for position in chosen]
+        self.labelled += [unlabelled[position] for position in chosen]
+
+    def _nonempty_pool(self) -> list[int]:
+        unlabelled = self.unlabelled
+        if not unlabelled:
+            raise DataError(f"The pool is empty: all {len(self.labelled)} rows are labelled. Stop, or add rows.")
+        return unlabelled
 
     def draw(self, size: int) -> Tensor:
-        """Positions of random rows of the pool: what an acquisition has to beat.
-
-        Args:
-            size: How many; all that are left if there are fewer.
-
-        Returns:
-            ``[size]``.
-        """
+        """Up to `size` random positions of the pool, the baseline for acquisition functions."""
         return torch.randperm(len(self.unlabelled), generator=self.generator)[:size]
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The labelled rows, shuffled by torch's global generator.
-
-        Returns:
-            A loader of the source's examples.
-
-        Raises:
-            DataError: If all labels are one class.
-        """
+        """The labelled rows, shuffled by torch's global generator; raises DataError if they all have the same class."""
         if self._is_one_class():
             raise DataError(
                 f"All {len(self.labelled)} labelled rows are of class {int(self.rows[self.labelled[0]][1])}, so there is "
-                "nothing to tell apart. Label more rows, or choose another seed or other initial rows."
+                "nothing to distinguish. Label more rows, or change the seed or the initial rows."
             )
         return DataLoader(Subset(self.rows, self.labelled), self.batch_size, shuffle=True)
 
@@ -156,45 +144,27 @@ class PoolDataModule(LightningDataModule):
         return is_class and all(int(self.rows[row][1]) == int(first) for row in self.labelled)
 
     def pool_dataloader(self) -> DataLoader[Any]:
-        """The unlabelled rows in order.
-
-        Returns:
-            A loader of the source's examples.
-
-        Raises:
-            DataError: If the pool is empty.
-        """
-        left = self.unlabelled
-        if not left:
-            raise DataError(_EMPTY.format(len(self.labelled)))
-        return DataLoader(Subset(self.rows, left), self.pool_batch_size)
+        """The unlabelled rows in order; raises DataError if the pool is empty."""
+        return DataLoader(Subset(self.rows, self._nonempty_pool()), self.pool_batch_size)
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """The loader of the unlabelled rows.
-
-        Returns:
-            As `pool_dataloader`.
-        """
+        """The unlabelled rows, as in `pool_dataloader`."""
         return self.pool_dataloader()
 
     def val_dataloader(self) -> Any:
-        """The source's; an empty list if it has none."""
-        has_own = is_overridden("val_dataloader", self.source, LightningDataModule)
-        return self.source.val_dataloader() if has_own else []
+        """The validation loader of the source; an empty list if it has none."""
+        has_validation = is_overridden("val_dataloader", self.source, LightningDataModule)
+        return self.source.val_dataloader() if has_validation else []
 
     def test_dataloader(self) -> Any:
-        """The source's."""
+        """The test loader of the source."""
         return self.source.test_dataloader()
 
     def state_dict(self) -> dict[str, Any]:
-        """The labelled rows, and the state of the random draws."""
+        """The labelled rows and the state of the random generator."""
         return {"labelled": list(self.labelled), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Inverse of `state_dict`.
-
-        Args:
-            state_dict: The pool's part of a checkpoint.
-        """
+        """Inverse of `state_dict`."""
         self.labelled = list(state_dict["labelled"])
         self.generator.set_state(state_dict["generator"])

@@ -1,4 +1,4 @@
-"""Fixed random splits into training and validation examples, the same in every run."""
+"""Fixed random splits into training and validation examples, identical in every run."""
 
 from __future__ import annotations
 
@@ -10,98 +10,97 @@ from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
 
-_SPLIT_SEED: Final = 0  # a constant, so that all results refer to one split
+_SPLIT_SEED: Final = 0  # constant, so that all results use the same split
 
 
 def split_indices(num_examples: int, val_size: int, train_size: int | None = None) -> tuple[list[int], list[int]]:
-    """Fixed random positions for training and validation.
+    """Split a training set at random into training and validation indices.
 
     Args:
         num_examples: Size of the training set.
-        val_size: How many positions are for validation; the same ones whatever ``train_size`` is.
-        train_size: How many positions are for training; None takes all others.
+        val_size: Number of validation indices, which do not depend on ``train_size``.
+        train_size: Number of training indices; None uses all remaining examples.
 
     Returns:
-        Positions for training and for validation; none is in both.
+        Disjoint training and validation indices.
 
     Raises:
-        HyperparameterError: If the set is too small, or a size is not possible.
+        HyperparameterError: If the data set is too small, or a size is out of range.
 
     Example:
         >>> train, val = split_indices(10, val_size=4)
         >>> sorted(train + val)
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
-    left = num_examples - val_size
-    if val_size < 0 or left < 1 or (train_size is not None and not 1 <= train_size <= left):
+    remaining = num_examples - val_size
+    if val_size < 0 or remaining < 1 or (train_size is not None and not 1 <= train_size <= remaining):
         raise HyperparameterError(
-            f"val_size={val_size} and train_size={train_size} do not fit a training set of {num_examples} examples: "
-            f"both come out of it, val_size from 0 and train_size from 1. Make them smaller."
+            f"val_size={val_size} and train_size={train_size} do not fit a training set of {num_examples} examples. "
+            "val_size must be at least 0, train_size at least 1, and their sum at most the size of the training set."
         )
     order = _random_order(num_examples)
-    train = order[val_size:]
-    return train[:train_size], order[:val_size]
+    return order[val_size:][:train_size], order[:val_size]
 
 
-def stratified_split(targets: Sequence[int] | Tensor, share: float) -> tuple[list[int], list[int]]:
-    """Fixed random positions, the same share of each class set aside.
+def stratified_split(targets: Sequence[int] | Tensor, fraction: float) -> tuple[list[int], list[int]]:
+    """Hold out the same fraction of each class at random.
 
     Args:
         targets: Class of each example.
-        share: Part of each class to set aside, in [0, 1); at least one example of it, unless the share is 0.
+        fraction: Fraction of each class to hold out, in [0, 1); at least one example per class, unless the fraction is 0.
 
     Returns:
-        Positions that stay and positions set aside; none is in both.
+        Disjoint indices of remaining and held-out examples.
 
     Raises:
-        HyperparameterError: If the share is out of range or would leave nothing of a class.
+        HyperparameterError: If the fraction is out of range, or would leave no examples of a class.
 
     Example:
-        >>> stay, aside = stratified_split([0, 0, 0, 0, 1, 1], share=0.5)
-        >>> len(aside), sorted(stay + aside)
+        >>> kept, held_out = stratified_split([0, 0, 0, 0, 1, 1], fraction=0.5)
+        >>> len(held_out), sorted(kept + held_out)
         (3, [0, 1, 2, 3, 4, 5])
     """
-    if not 0 <= share < 1:
-        raise HyperparameterError(f"A share of {share:g} cannot be set aside of every class; it must lie in [0, 1).")
-    stay, aside = [], []
+    if not 0 <= fraction < 1:
+        raise HyperparameterError(f"The held-out fraction {fraction:g} of each class must be in [0, 1).")
+    kept, held_out = [], []
     for label, members in _by_class(_random_order(len(targets)), targets).items():
-        count = max(1, round(share * len(members))) if share > 0 else 0
+        count = max(1, round(fraction * len(members))) if fraction > 0 else 0
         if count >= len(members):
             raise HyperparameterError(
-                f"Class {label} has {len(members)} examples, so setting {count} aside leaves none for training. Make the "
-                "share smaller, or add examples."
+                f"Holding out {count} of {len(members)} examples of class {label} leaves none for training. Hold out a "
+                "smaller fraction, or add examples."
             )
-        aside += members[:count]
-        stay += members[count:]
-    return stay, aside
+        held_out += members[:count]
+        kept += members[count:]
+    return kept, held_out
 
 
 def few_shots(indices: Sequence[int], targets: Sequence[int] | Tensor, shots: int) -> list[int]:
     """The first examples of each class.
 
     Args:
-        indices: Positions to choose from, in order.
-        targets: Class of each example of the whole set.
-        shots: How many of each class.
+        indices: Indices to choose from, in order.
+        targets: Class of each example of the whole data set.
+        shots: Number of examples per class.
 
     Returns:
-        Positions, class after class.
+        Indices, sorted by class.
 
     Raises:
-        HyperparameterError: If a class has fewer; lists all that have.
+        HyperparameterError: If classes have fewer examples; lists all such classes.
 
     Example:
         >>> few_shots([3, 2, 1, 0], targets=[0, 1, 0, 1], shots=1)
         [2, 3]
     """
-    members = _by_class(indices, targets)
-    short = [f"{label} ({len(found)})" for label, found in members.items() if len(found) < shots]
-    if shots < 1 or short:
+    by_class = _by_class(indices, targets)
+    too_small = [f"{label} ({len(members)})" for label, members in by_class.items() if len(members) < shots]
+    if shots < 1 or too_small:
         raise HyperparameterError(
-            f"shots={shots} examples of each class cannot be had; too few are of class {', '.join(short) or 'any'}. Choose "
-            "shots from 1 to the size of the smallest class."
+            f"shots={shots} must be between 1 and the size of the smallest class; classes with too few examples: "
+            f"{', '.join(too_small) or 'none'}."
         )
-    return [index for found in members.values() for index in found[:shots]]
+    return [index for members in by_class.values() for index in members[:shots]]
 
 
 def _by_class(indices: Sequence[int], targets: Sequence[int] | Tensor) -> dict[int, list[int]]:

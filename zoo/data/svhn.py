@@ -1,7 +1,7 @@
-"""Street View House Numbers (Netzer et al. 2011): 73 257 training and 26 032 test images in colour, 32 × 32.
+"""Street View House Numbers (Netzer et al. 2011): 73 257 training and 26 032 colour test images, 32 × 32.
 
-Normalised with the mean and standard deviation of its training images, per channel. torchvision reads it by
-SciPy. Often the set out of distribution for CIFAR-10.
+Normalised with the mean and standard deviation of its training images, per channel. torchvision needs SciPy to read it.
+SVHN is a common out-of-distribution set for CIFAR-10.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lightning_bayes.zoo.registry import register_data
 @register_data("svhn")
 @final
 class SVHNDataModule(VisionDataModule):
-    """SVHN through torchvision; images ``[batch, 3, 32, 32]``, ten digits; two files of MATLAB below the root.
+    """SVHN from torchvision: images ``[batch, 3, 32, 32]``, ten digits, in two MATLAB files.
 
-    Arguments, errors and loaders are those of `VisionDataModule`.
+    See `VisionDataModule` for arguments, errors and loaders.
 
     Example:
         >>> data = SVHNDataModule(root="data", batch_size=64)  # reads nothing before setup
@@ -37,10 +37,10 @@ class SVHNDataModule(VisionDataModule):
 
     @classmethod
     def open(cls, root: str, train: bool, download: bool = False) -> Any:
-        """The torchvision data set; see `VisionDataModule.open`."""
+        """Open torchvision's data set; see `VisionDataModule.open`."""
         return datasets.SVHN(root, split="train" if train else "test", download=download)
 
     @staticmethod
     def labels(dataset: Any) -> Any:
-        """The digits; see `VisionDataModule.labels`."""
+        """The labels; see `VisionDataModule.labels`."""
         return dataset.labels

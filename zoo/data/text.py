@@ -1,13 +1,13 @@
-"""Text, character by character: each chunk of a file predicts its next characters.
+"""Character-level text: each chunk of a file predicts its next characters.
 
-The file is cut into 80 % training, 10 % validation and 10 % test, contiguous and in this order. No test sentence lies
-between training sentences.
+The file is split contiguously, in order: 80 % training, 10 % validation and 10 % test. No test sentence is surrounded by
+training sentences.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -16,15 +16,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError, name_some
 
-SHARES: Final = (0.8, 0.1)  # training, validation; the rest is for the test
-
 
 @final
 class Alphabet:
-    """Numbers for characters.
+    """Maps characters to indices and back.
 
     Args:
-        characters: All characters, each once.
+        characters: All characters, without duplicates.
 
     Example:
         >>> alphabet = Alphabet.of("abba")
@@ -34,39 +32,39 @@ class Alphabet:
 
     def __init__(self, characters: str) -> None:
         self.characters = characters
-        self._numbers = {character: number for number, character in enumerate(characters)}
+        self._indices = {character: index for index, character in enumerate(characters)}
 
     @classmethod
     def of(cls, text: str) -> Alphabet:
-        """The characters of a text in the order of their code points."""
+        """The alphabet of a text, in code point order."""
         return cls("".join(sorted(set(text))))
 
     def __len__(self) -> int:
         return len(self.characters)
 
     def encode(self, text: str) -> Tensor:
-        """Numbers of a text's characters.
+        """Convert a text to character indices.
 
         Args:
-            text: A text of this alphabet.
+            text: A text in this alphabet.
 
         Returns:
             ``[len(text)]``.
 
         Raises:
-            DataError: If the text has other characters; lists them all.
+            DataError: If the text has characters outside the alphabet; lists them.
         """
-        unknown = sorted(set(text) - self._numbers.keys())
+        unknown = sorted(set(text) - self._indices.keys())
         if unknown:
             raise DataError(
-                f"The text has characters that the model has not seen: {name_some(map(repr, unknown))}. Remove or replace "
-                "them; data.alphabet.characters has all that it knows."
+                f"The text has characters outside the alphabet: {name_some(map(repr, unknown))}. Remove or replace them; "
+                "data.alphabet.characters lists the alphabet."
             )
-        return torch.tensor([self._numbers[character] for character in text], dtype=torch.long)
+        return torch.tensor([self._indices[character] for character in text], dtype=torch.long)
 
-    def decode(self, numbers: Any) -> str:
-        """Text of numbers, ``[length]``."""
-        return "".join(self.characters[int(number)] for number in numbers)
+    def decode(self, indices: Any) -> str:
+        """Convert character indices ``[length]`` to a text."""
+        return "".join(self.characters[int(index)] for index in indices)
 
 
 @final
@@ -74,9 +72,9 @@ class Chunks(Dataset[tuple[Tensor, Tensor]]):
     """Consecutive chunks of a text and their next characters.
 
     Args:
-        text: Numbers of characters, ``[N]``.
-        length: T, characters that a chunk predicts.
-        context: Characters before them that the model also sees.
+        text: Character indices, ``[N]``.
+        length: Number of characters T that a chunk predicts.
+        context: Number of preceding characters that the model also sees.
 
     Example:
         >>> inputs, targets = Chunks(torch.arange(10), length=3, context=1)[1]
@@ -100,16 +98,16 @@ class Chunks(Dataset[tuple[Tensor, Tensor]]):
 class TextDataModule(LightningDataModule):
     """A text file in chunks; batches are ``(characters [batch, context + T], next characters [batch, T])``.
 
-    A task's loss is a mean over the T characters of a chunk, so a callback with a posterior has to count each chunk as T
-    examples. ``data_augmentation_factor`` says so; else the posterior would be wider by a factor of √T.
+    The task's loss is a mean over the T characters of a chunk, so a callback with a posterior must count each chunk as T
+    examples; otherwise the posterior would be too wide by a factor of √T. ``data_augmentation_factor`` passes T to it.
 
     Args:
         path: The text file, in UTF-8.
-        length: T, characters that a chunk predicts.
-        context: Characters before a chunk that the model sees without learning to predict them. It gives a recurrent network
-            the state to start from.
+        length: Number of characters T that a chunk predicts.
+        context: Number of characters before a chunk that the model sees but does not predict. They set the initial state of
+            a recurrent network.
         batch_size: Chunks per batch.
-        limit: Characters of the file to use, from its beginning; None for all.
+        limit: Number of characters to use, from the beginning of the file; None uses all.
 
     Raises:
         HyperparameterError: If a size is out of range.
@@ -126,71 +124,50 @@ class TextDataModule(LightningDataModule):
         super().__init__()
         if min(length, batch_size) < 1 or context < 0:
             raise HyperparameterError(
-                f"length={length}, batch_size={batch_size} and context={context}: the first two must be at least 1, the "
-                "last one at least 0."
+                f"length={length} and batch_size={batch_size} must be at least 1, and context={context} at least 0."
             )
         self.path, self.length, self.context = path, length, context
         self.batch_size, self.limit = batch_size, limit
 
     @property
     def data_augmentation_factor(self) -> float:
-        """T: a chunk has as many labels."""
+        """The number of labels T per chunk."""
         return float(self.length)
 
     def setup(self, stage: str) -> None:
-        """Read and cut; a second call changes nothing.
-
-        Args:
-            stage: Ignored, a text is small.
-
-        Raises:
-            DataError: If a part of the text is too short for one chunk.
-        """
+        """Read and split the text. Repeated calls do nothing. Raises DataError if a part is too short for one chunk."""
         if hasattr(self, "alphabet"):
             return
         text = _read(self.path)[: self.limit]
         self.alphabet = Alphabet.of(text)
-        numbers = self.alphabet.encode(text)
-        first, second = (round(sum(SHARES[:parts]) * len(numbers)) for parts in (1, 2))
-        parts = (numbers[:first], numbers[first:second], numbers[second:])
+        indices = self.alphabet.encode(text)
+        train_end, val_end = round(0.8 * len(indices)), round(0.9 * len(indices))
+        parts = (indices[:train_end], indices[train_end:val_end], indices[val_end:])
         self.train_set, self.val_set, self.test_set = (Chunks(part, self.length, self.context) for part in parts)
         if min(map(len, (self.train_set, self.val_set, self.test_set))) == 0:
             raise DataError(
-                f"{self.path} has {len(text)} characters; a tenth gives no chunk of {self.context} + {self.length}. "
-                f"Give a text of more than {10 * (self.context + self.length + 1)} characters, or shorter chunks."
+                f"{self.path} has {len(text)} characters, and a tenth of them is too short for a chunk of {self.context} + "
+                f"{self.length}. Use a text of more than {10 * (self.context + self.length + 1)} characters, or shorter "
+                "chunks."
             )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The training chunks, shuffled by torch's global generator.
-
-        Returns:
-            A loader of ``(characters, next characters)``.
-        """
+        """The training chunks, shuffled by torch's global generator."""
         return DataLoader(self.train_set, self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """The validation chunks.
-
-        Returns:
-            A loader of ``(characters, next characters)``.
-        """
+        """The validation chunks."""
         return DataLoader(self.val_set, self.batch_size)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """The test chunks.
-
-        Returns:
-            A loader of ``(characters, next characters)``.
-        """
+        """The test chunks."""
         return DataLoader(self.test_set, self.batch_size)
 
 
 def _read(path: str) -> str:
     file = Path(path)
     if not file.is_file():
-        raise DatasetError(
-            f"There is no text file {file.absolute()}. Set data.path to a text in UTF-8, such as a novel."
-        )
+        raise DatasetError(f"There is no text file {file.absolute()}. Set data.path to a UTF-8 text, such as a novel.")
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Plain ``nn.Module`` architectures, one per file. Every file of this folder is imported, so that it can register itself."""
+"""Plain ``nn.Module`` architectures, one per file. Importing this package imports every file, which registers its models."""
 
 from __future__ import annotations
 

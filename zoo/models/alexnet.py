@@ -1,12 +1,12 @@
-"""AlexNet, in the form of the VOGN experiments on CIFAR-10 and in torchvision's form for ImageNet.
+"""AlexNet: the variant of the VOGN experiments on CIFAR-10, and torchvision's variant for ImageNet.
 
     32 × 32:    conv(·, 64, 11, stride 4, padding 5) → ReLU → max-pool 2 → conv(64, 192, 5) → ReLU → max-pool 2
                 → conv(192, 384, 3) → ReLU → conv(384, 256, 3) → ReLU → conv(256, 256, 3) → ReLU → max-pool 2 → classes
-    224 × 224:  as "One weird trick" (Krizhevsky 2014, https://arxiv.org/abs/1404.5997): the same five convolutions with
-                padding 2 on the first, max-pools 3 with stride 2, then 9216 → 4096 → 4096 → classes with dropout
+    224 × 224:  "One weird trick" (Krizhevsky 2014, https://arxiv.org/abs/1404.5997): the same five convolutions, the first
+                with padding 2, max-pool 3 with stride 2, then 9216 → 4096 → 4096 → classes with dropout
 
-The first is that of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506). Biases everywhere, no normalisation. Parameters
-of the second are named as in torchvision, whose published weights it loads.
+The first variant follows Osawa et al. 2019 (https://arxiv.org/abs/1906.02506). All layers have biases and there is no
+normalisation. The second variant uses torchvision's parameter names, so it can load torchvision's published weights.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class AlexNet(nn.Module):
 
     Args:
         num_classes: Number of classes C; the output is ``[batch, C]``.
-        in_channels: Channels of the images.
-        image_size: 32 for the form of the CIFAR experiments, 224 for that of ImageNet.
-        dropout: Probability of dropping an input of the two hidden linear layers, which only the 224 form has.
+        in_channels: Number of image channels.
+        image_size: 32 for the CIFAR variant, 224 for the ImageNet variant.
+        dropout: Dropout probability at the inputs of the two hidden linear layers of the ImageNet variant.
 
     Example:
         >>> import torch
@@ -62,14 +62,7 @@ class AlexNet(nn.Module):
         self.classifier = nn.Linear(256, num_classes) if small else _imagenet_classifier(num_classes, dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images.
-
-        Args:
-            images: ``[batch, in_channels, image_size, image_size]``.
-
-        Returns:
-            Unnormalised log-probabilities, ``[batch, num_classes]``.
-        """
+        """Logits ``[batch, num_classes]`` of images ``[batch, in_channels, image_size, image_size]``."""
         require_images(images, "AlexNet", self.in_channels, self.image_size)
         logits: Tensor = self.classifier(self.features(images).flatten(1))
         return logits

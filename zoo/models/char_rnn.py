@@ -1,4 +1,4 @@
-"""A recurrent network over characters, by default that of torch-rnn and of DeepOBS' ``tolstoi_char_rnn``."""
+"""A character-level recurrent network. The defaults match torch-rnn and DeepOBS' ``tolstoi_char_rnn``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class CharRNN(nn.Module):
     """Embedding, recurrent layers, and logits of the next character at every position.
 
     Args:
-        vocabulary: Number of characters V.
+        vocabulary: Number of distinct characters V.
         embedding: Width of the embedding.
-        hidden: Units of each layer.
+        hidden: Hidden units per layer.
         layers: Number of layers.
         cell: ``"lstm"`` or ``"gru"``.
-        context: Characters before each chunk, see `TextDataModule`. They run without gradients, under the same weights, and
-            leave the state in which the chunk begins.
+        context: Number of characters before each chunk, see `TextDataModule`. They are processed without gradients, with the
+            same weights, to compute the initial state of the chunk.
 
     Raises:
         HyperparameterError: If a size or the cell is out of range.
@@ -47,8 +47,8 @@ class CharRNN(nn.Module):
         if cell not in _CELLS or min(vocabulary, embedding, hidden, layers) < 1 or context < 0:
             raise HyperparameterError(
                 f"CharRNN got vocabulary={vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers}, "
-                f"cell={cell!r} and context={context}. Sizes must be at least 1, the "
-                f"context at least 0; cells are {', '.join(_CELLS)}."
+                f"cell={cell!r} and context={context}. Sizes must be at least 1 and context at least 0; cells are "
+                f"{', '.join(_CELLS)}."
             )
         super().__init__()
         self.context = context
@@ -57,21 +57,14 @@ class CharRNN(nn.Module):
         self.output = nn.Linear(hidden, vocabulary)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Logits of the characters that follow.
-
-        Args:
-            characters: Numbers, ``[batch, context + T]``.
-
-        Returns:
-            ``[batch, V, T]``.
-        """
-        before, chunk = characters[:, : self.context], characters[:, self.context :]
-        hidden, _ = self.recurrent(self.embedding(chunk), self._state(before))
+        """Logits ``[batch, V, T]`` of the next characters, from character indices ``[batch, context + T]``."""
+        context, chunk = characters[:, : self.context], characters[:, self.context :]
+        hidden, _ = self.recurrent(self.embedding(chunk), self._state_after(context))
         logits: Tensor = self.output(hidden).mT
         return logits
 
-    def _state(self, before: Tensor) -> Any:
-        if before.shape[1] == 0:
+    def _state_after(self, context: Tensor) -> Any:
+        if context.shape[1] == 0:
             return None
         with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-            return self.recurrent(self.embedding(before))[1]
+            return self.recurrent(self.embedding(context))[1]

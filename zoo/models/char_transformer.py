@@ -1,4 +1,4 @@
-"""A small decoder-only transformer over characters."""
+"""A small character-level decoder-only transformer."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lightning_bayes.errors import HyperparameterError
 
 @final
 class CharTransformer(nn.Module):
-    """Embeddings of characters and positions, causal self-attention, and logits of the next character at every position.
+    """Character and position embeddings, causal self-attention, and logits of the next character at every position.
 
     Args:
-        vocabulary: Number of characters V.
-        length: Positions at most, context included.
+        vocabulary: Number of distinct characters V.
+        length: Maximum number of positions, including the context.
         width: Width of the residual stream.
-        heads: Attention heads; they divide the width.
-        layers: Number of blocks, normalised first.
-        context: Leading positions without a prediction, see `TextDataModule`.
+        heads: Number of attention heads, a divisor of the width.
+        layers: Number of pre-norm blocks.
+        context: Number of leading positions without a prediction, see `TextDataModule`.
 
     Raises:
-        HyperparameterError: If sizes do not fit.
+        HyperparameterError: If the sizes are inconsistent.
 
     Example:
         >>> CharTransformer(vocabulary=30, length=7, width=16, context=2)(torch.zeros(4, 7, dtype=torch.long)).shape
@@ -55,25 +55,25 @@ class CharTransformer(nn.Module):
         self.register_buffer("causal", mask, persistent=False)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Logits of the characters that follow.
+        """Logits of the next characters.
 
         Args:
-            characters: Numbers, ``[batch, context + T]``, at most ``length`` of them.
+            characters: Character indices ``[batch, context + T]``, with context + T at most ``length``.
 
         Returns:
             ``[batch, V, T]``.
 
         Raises:
-            HyperparameterError: If a chunk is longer.
+            HyperparameterError: If the chunk is too long.
         """
         length = characters.shape[1]
         if length > len(self.causal):
             raise HyperparameterError(
-                f"A chunk of {length} characters does not fit CharTransformer(length={len(self.causal)}). Shorten the "
+                f"A chunk of {length} characters is too long for CharTransformer(length={len(self.causal)}). Shorten the "
                 "chunk, or raise the length."
             )
-        places = torch.arange(length, device=characters.device).expand_as(characters)
-        hidden = self.characters(characters) + self.positions(places)
+        positions = torch.arange(length, device=characters.device).expand_as(characters)
+        hidden = self.characters(characters) + self.positions(positions)
         for block in self.blocks:
             hidden = block(hidden, src_mask=self.causal[:length, :length])
         logits: Tensor = self.output(self.norm(hidden[:, self.context :])).mT

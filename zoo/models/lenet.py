@@ -1,13 +1,13 @@
-"""LeNet-5 in the form of the VOGN experiments (Osawa et al. 2019, https://arxiv.org/abs/1906.02506).
+"""LeNet-5, the variant of the VOGN experiments (Osawa et al. 2019, https://arxiv.org/abs/1906.02506).
 
-conv(·, 6, 5) → ReLU → max-pool 2 → conv(6, 16, 5) → ReLU → max-pool 2 → 120 → 84 → classes, biases everywhere, after
-LeCun et al. 1998 (https://doi.org/10.1109/5.726791). Only the padding depends on the size of the image:
+conv(·, 6, 5) → ReLU → max-pool 2 → conv(6, 16, 5) → ReLU → max-pool 2 → 120 → 84 → classes, with biases in all layers,
+after LeCun et al. 1998 (https://doi.org/10.1109/5.726791). Only the padding depends on the image size:
 
     32 × 32:  no padding               32 → 28 → 14 → 10 → 5    16 · 5 · 5 = 400 features
     28 × 28:  2 on the first (classic) 28 → 28 → 14 → 10 → 5    400 features
      8 × 8:   2 on both                 8 →  8 →  4 →  4 → 2    16 · 2 · 2 = 64 features
 
-A normalisation, if there is one, stands before each ReLU: with BatchNorm, that of their experiments on one device.
+An optional normalisation precedes each ReLU. With BatchNorm, this is the network of the paper's single-device experiments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lightning_bayes.zoo.registry import register_model
 class _Geometry(NamedTuple):
     padding1: int
     padding2: int
-    features: int  # what the second pooling leaves
+    features: int  # after the second pooling
 
 
 _GEOMETRIES: Final = {8: _Geometry(2, 2, 64), 28: _Geometry(2, 0, 400), 32: _Geometry(0, 0, 400)}
@@ -38,10 +38,10 @@ class LeNet5(nn.Module):
 
     Args:
         num_classes: Number of classes C; the output is ``[batch, C]``.
-        in_channels: Channels of the images.
+        in_channels: Number of image channels.
         image_size: Height and width of the images in pixels: 8, 28 or 32.
-        norm: The layer between each layer and its ReLU, see `lightning_bayes.zoo.models.norms`. Filter responses are
-            averages over pixels, so they stand behind the convolutions alone.
+        norm: Normalisation before each ReLU, see `lightning_bayes.zoo.models.norms`. Filter response normalisation averages
+            over pixels, so it follows only the convolutions.
 
     Example:
         >>> import torch
@@ -68,14 +68,7 @@ class LeNet5(nn.Module):
         self.fc3 = nn.Linear(84, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images.
-
-        Args:
-            images: ``[batch, in_channels, image_size, image_size]``.
-
-        Returns:
-            Unnormalised log-probabilities, ``[batch, num_classes]``.
-        """
+        """Logits ``[batch, num_classes]`` of images ``[batch, in_channels, image_size, image_size]``."""
         require_images(images, "LeNet5", self.in_channels, self.image_size)
         hidden = F.max_pool2d(F.relu(self.bn1(self.conv1(images))), 2)
         hidden = F.max_pool2d(F.relu(self.bn2(self.conv2(hidden))), 2)

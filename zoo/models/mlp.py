@@ -1,7 +1,7 @@
 """Multi-layer perceptron, the network of the UCI regression and logistic-regression experiments.
 
-The default, one hidden layer of 50 ReLU units, is that of Hernández-Lobato & Adams 2015
-(https://arxiv.org/abs/1502.05336); without a hidden layer it is a linear model, such as logistic regression.
+The default, one hidden layer of 50 ReLU units, follows Hernández-Lobato & Adams 2015 (https://arxiv.org/abs/1502.05336).
+Without hidden layers, the model is linear, as in logistic regression.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
 
 @final
 class MLP(nn.Module):
-    """Fully connected network that flattens its input; no activation after the last layer.
+    """Fully connected network that flattens its input and has no activation after the last layer.
 
     Args:
         in_features: Number of input features after flattening.
         out_features: Number of outputs: classes, or 1 for regression.
-        hidden: Widths of the hidden layers, from input to output; empty for a linear model.
+        hidden: Widths of the hidden layers in order; empty for a linear model.
         activation: Non-linearity after each hidden layer.
 
     Raises:
-        HyperparameterError: If a width is not positive or the activation is not known.
+        HyperparameterError: If a width is not positive or the activation is unknown.
 
     Example:
         >>> import torch
@@ -61,14 +61,7 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of a batch.
-
-        Args:
-            inputs: ``[batch, ...]`` with ``in_features`` values per example.
-
-        Returns:
-            Logits or means, ``[batch, out_features]``.
-        """
+        """Logits or means ``[batch, out_features]`` of inputs ``[batch, ...]`` with ``in_features`` values per example."""
         outputs: Tensor = self.layers(inputs)
         return outputs
 
@@ -81,5 +74,5 @@ def mlp_for_images(
     hidden: tuple[int, ...] = (50,),
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = "relu",
 ) -> MLP:
-    """An `MLP` for square images of ``image_size`` pixels; the other arguments are those of `MLP`."""
+    """An `MLP` for square images of ``image_size`` pixels; see `MLP` for the other arguments."""
     return MLP(in_channels * image_size**2, num_classes, hidden, activation)

@@ -1,8 +1,8 @@
-"""Normalisation layers by name, for the models that take ``norm=...``.
+"""Normalisation layers by name, for models with an argument ``norm``.
 
-BatchNorm (Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167) mixes the examples of a batch, so that per-example
-gradients are taken at the batch's statistics. GroupNorm (Wu & He 2018, https://arxiv.org/abs/1803.08494) and filter
-response normalisation (Singh & Krishnan 2020, https://arxiv.org/abs/1911.09737) treat every example alone.
+BatchNorm (Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167) mixes the examples of a batch, so per-example gradients
+are conditional on the batch statistics. GroupNorm (Wu & He 2018, https://arxiv.org/abs/1803.08494) and filter response
+normalisation (Singh & Krishnan 2020, https://arxiv.org/abs/1911.09737) treat each example independently.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from lightning_bayes.errors import HyperparameterError
 
 NormName: TypeAlias = Literal["none", "batch", "group", "filter_response"]
 
-_GROUPS: Final = 32  # as Wu & He; fewer where the channels do not divide by it, or would stand alone
+_MAX_GROUPS: Final = 32  # as in Wu & He
 
 
 def make_norm(name: NormName, channels: int) -> nn.Module:
-    """The normalisation layer called `name`.
+    """Build a normalisation layer by name.
 
     Args:
-        name: ``"none"``, ``"batch"``, ``"group"`` (at most 32 groups, of two channels or more) or ``"filter_response"``.
-        channels: Channels C of the images ``[batch, C, height, width]`` that it normalises.
+        name: ``"none"``, ``"batch"``, ``"group"`` (at most 32 groups of at least two channels) or ``"filter_response"``.
+        channels: Number of channels C of the images ``[batch, C, height, width]``.
 
     Returns:
-        The layer; an identity for ``"none"``.
+        The layer; the identity for ``"none"``.
 
     Raises:
         HyperparameterError: If the name is unknown.
@@ -42,19 +42,19 @@ def make_norm(name: NormName, channels: int) -> nn.Module:
     if name == "batch":
         return nn.BatchNorm2d(channels)
     if name == "group":
-        return nn.GroupNorm(math.gcd(_GROUPS, channels, max(1, channels // 2)), channels)
+        return nn.GroupNorm(math.gcd(_MAX_GROUPS, channels, max(1, channels // 2)), channels)
     return FilterResponseNorm(channels) if name == "filter_response" else nn.Identity()
 
 
 @final
 class FilterResponseNorm(nn.Module):
-    """y = γ x / √(ν² + ε) + β with ν² the mean of x² over the pixels of one channel of one example.
+    """y = γ x / √(ν² + ε) + β, where ν² is the mean of x² over the pixels of one channel of one example.
 
-    The models put a ReLU behind it instead of the paper's learned threshold max(y, τ).
+    The zoo models apply a ReLU after it instead of the paper's learned threshold max(y, τ).
 
     Args:
-        channels: Channels C.
-        epsilon: ε, fixed.
+        channels: Number of channels C.
+        epsilon: The constant ε.
     """
 
     def __init__(self, channels: int, epsilon: float = 1e-6) -> None:
@@ -64,14 +64,7 @@ class FilterResponseNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))  # β
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalised images.
-
-        Args:
-            images: ``[batch, C, height, width]``.
-
-        Returns:
-            Same shape.
-        """
+        """Normalise images ``[batch, C, height, width]``."""
         mean_square = images.square().mean((2, 3), keepdim=True)  # ν²
         normalised = images * torch.rsqrt(mean_square + self.epsilon)
         return normalised * self.weight[:, None, None] + self.bias[:, None, None]

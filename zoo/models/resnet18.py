@@ -2,11 +2,10 @@
 
     stem "imagenet":  conv(·, 64, 7, stride 2) → norm → ReLU → max-pool 3, stride 2
     stem "cifar":     conv(·, 64, 3) → norm → ReLU
-    then two basic blocks each of 64, 128, 256 and 512 filters, global average pooling, 512 → classes
+    then two basic blocks each with 64, 128, 256 and 512 filters, global average pooling, 512 → classes
 
-The CIFAR-10 results of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506) were taken with the ImageNet stem on 32 × 32
-images. Parameters are named as in torchvision, whose published weights the ImageNet stem with BatchNorm loads; weights
-start as there.
+Osawa et al. 2019 (https://arxiv.org/abs/1906.02506) used the ImageNet stem on 32 × 32 images for CIFAR-10. Parameter names
+and initialisation follow torchvision, so the ImageNet stem with BatchNorm can load torchvision's published weights.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from lightning_bayes.zoo.registry import register_model
 
 
 def _convolution(in_channels: int, out_channels: int, kernel: int, stride: int, norm: NormName) -> nn.Conv2d:
-    bias = norm == "none"  # a normalisation brings its own shift
+    bias = norm == "none"  # normalisation layers have their own shift
     return nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=bias)
 
 
 class _BasicBlock(nn.Module):
-    """relu(x' + norm(conv(relu(norm(conv(x)))))), with x' = x or, where the shape changes, norm(conv 1 × 1 (x))."""
+    """relu(x' + norm(conv(relu(norm(conv(x)))))), where x' is x or, if the shape changes, norm(conv 1 × 1 (x))."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, norm: NormName) -> None:
         super().__init__()
@@ -54,9 +53,9 @@ class ResNet18(nn.Module):
 
     Args:
         num_classes: Number of classes C; the output is ``[batch, C]``.
-        in_channels: Channels of the images.
-        stem: ``"cifar"`` keeps the size of the image, ``"imagenet"`` divides it by four.
-        norm: The layer behind each convolution, see `lightning_bayes.zoo.models.norms`.
+        in_channels: Number of image channels.
+        stem: ``"cifar"`` keeps the image size, ``"imagenet"`` divides it by four.
+        norm: Normalisation after each convolution, see `lightning_bayes.zoo.models.norms`.
 
     Raises:
         HyperparameterError: If the stem is unknown.
@@ -91,14 +90,7 @@ class ResNet18(nn.Module):
         self.apply(_initialise_)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images.
-
-        Args:
-            images: ``[batch, in_channels, height, width]``.
-
-        Returns:
-            Unnormalised log-probabilities, ``[batch, num_classes]``.
-        """
+        """Logits ``[batch, num_classes]`` of images ``[batch, in_channels, height, width]``."""
         require_images(images, "ResNet18", self.in_channels)
         hidden = self.maxpool(F.relu(self.bn1(self.conv1(images))))
         hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))

@@ -1,13 +1,13 @@
 """VGG16 (Simonyan & Zisserman 2015, configuration D, https://arxiv.org/abs/1409.1556).
 
-Thirteen 3 × 3 convolutions with bias, 64, 64, M, 128, 128, M, 256 × 3, M, 512 × 3, M, 512 × 3, M filters, where M is a
-max-pool 2; each followed by an optional normalisation and ReLU. Then
+Thirteen 3 × 3 convolutions with bias and 64, 64, M, 128, 128, M, 256 × 3, M, 512 × 3, M, 512 × 3, M filters, where M is a
+max-pool 2. An optional normalisation and a ReLU follow each convolution. Then
 
     32 × 32:    512 → classes
-    224 × 224:  512 · 7 · 7 → 4096 → 4096 → classes with dropout, as torchvision, whose published weights it loads
+    224 × 224:  512 · 7 · 7 → 4096 → 4096 → classes with dropout, as in torchvision, whose published weights it can load
 
-Weights start as in torchvision. The network of Zhang et al. 2018 (https://arxiv.org/abs/1712.02390) is ``width=0.5``, half
-the filters, ``train_norm=False``, for they keep scale and shift of BatchNorm at 1 and 0, and ``init="xavier"``.
+The default initialisation follows torchvision. The network of Zhang et al. 2018 (https://arxiv.org/abs/1712.02390) has
+``width=0.5`` (half the filters), ``train_norm=False`` (scale 1 and shift 0 in BatchNorm) and ``init="xavier"``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from lightning_bayes.zoo.models.images import require_counts, require_images, re
 from lightning_bayes.zoo.models.norms import NormName, make_norm
 from lightning_bayes.zoo.registry import register_model
 
-_STAGES: Final = ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3)  # a max-pool ends each
+_STAGES: Final = ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3)  # each stage ends with a max-pool
 
-_TIMM_LAYERS: Final = {  # timm has two convolutions where torchvision has linear layers
+_TIMM_LAYERS: Final = {  # timm's first two are convolutions, torchvision's are linear layers
     "pre_logits.fc1": "classifier.0",
     "pre_logits.fc2": "classifier.3",
     "head.fc": "classifier.6",
@@ -33,13 +33,13 @@ _TIMM_LAYERS: Final = {  # timm has two convolutions where torchvision has linea
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of timm's VGG16 under torchvision's names.
+    """Convert timm's VGG16 weights to torchvision's layout.
 
     Args:
         state: timm's state dict.
 
     Returns:
-        The same tensors; the two hidden layers, convolutions in timm, are flattened to linear ones.
+        The renamed tensors. The two hidden layers, which are convolutions in timm, are flattened to linear layers.
 
     Example:
         >>> import torch
@@ -65,16 +65,16 @@ class VGG16(nn.Module):
 
     Args:
         num_classes: Number of classes C; the output is ``[batch, C]``.
-        in_channels: Channels of the images.
-        image_size: 32, with one linear layer, or 224, with three.
-        norm: The layer between each convolution and its ReLU, see `lightning_bayes.zoo.models.norms`.
-        width: Factor of the numbers of filters: 1 is the standard network, 0.5 that of Zhang et al.
-        dropout: Probability of dropping an output of the two hidden linear layers, which only the 224 form has.
-        train_norm: Whether scale and shift of the normalisation are trained; if not, they are frozen.
-        init: Initial weights: ``"kaiming"`` as in torchvision, or ``"xavier"``, uniform; biases start at zero.
+        in_channels: Number of image channels.
+        image_size: 32 (one linear layer) or 224 (three linear layers).
+        norm: Normalisation between each convolution and its ReLU, see `lightning_bayes.zoo.models.norms`.
+        width: Multiplier of the numbers of filters: 1 for the standard network, 0.5 for Zhang et al.
+        dropout: Dropout probability at the outputs of the two hidden linear layers of the 224 variant.
+        train_norm: Whether to train the scale and shift of the normalisation. If False, they are frozen.
+        init: Weight initialisation: ``"kaiming"`` as in torchvision, or ``"xavier"`` (uniform). Biases are zero.
 
     Raises:
-        HyperparameterError: If ``width`` leaves no filter, or ``init`` is unknown.
+        HyperparameterError: If ``width`` is too small for a single filter, or ``init`` is unknown.
 
     Example:
         >>> import torch
@@ -96,29 +96,21 @@ class VGG16(nn.Module):
         require_size("VGG16", image_size, (32, 224))
         require_counts("VGG16", num_classes, in_channels)
         if not round(64 * width) >= 1:
-            raise HyperparameterError(f"VGG16 got width={width!r}, which leaves no filter. Use 1.0 or 0.5.")
+            raise HyperparameterError(f"VGG16 got width={width!r}, which leaves no filters. Use 1.0 or 0.5.")
         if init not in {"kaiming", "xavier"}:
             raise HyperparameterError(f"VGG16 got init={init!r}; use 'kaiming' or 'xavier'.")
         super().__init__()
         self.in_channels, self.image_size = in_channels, image_size
         self.features = nn.Sequential(*_feature_layers(in_channels, norm, width, train_norm))
         features = round(512 * width)
-        self.classifier = (
-            nn.Linear(features, num_classes)
-            if image_size == 32
-            else _imagenet_classifier(features * 7 * 7, num_classes, dropout)
-        )
+        if image_size == 32:
+            self.classifier: nn.Module = nn.Linear(features, num_classes)
+        else:
+            self.classifier = _imagenet_classifier(features * 7 * 7, num_classes, dropout)
         self.apply(partial(_initialise_, xavier=init == "xavier"))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images.
-
-        Args:
-            images: ``[batch, in_channels, image_size, image_size]``.
-
-        Returns:
-            Unnormalised log-probabilities, ``[batch, num_classes]``.
-        """
+        """Logits ``[batch, num_classes]`` of images ``[batch, in_channels, image_size, image_size]``."""
         require_images(images, "VGG16", self.in_channels, self.image_size)
         logits: Tensor = self.classifier(self.features(images).flatten(1))
         return logits
@@ -130,7 +122,7 @@ def _feature_layers(in_channels: int, norm: NormName, width: float, train_norm: 
         for standard in stage:
             filters = round(standard * width)
             yield nn.Conv2d(channels, filters, 3, padding=1)
-            if norm != "none":  # no identity in its place: torchvision counts the layers
+            if norm != "none":  # an identity would shift the layer indices from torchvision's
                 yield make_norm(norm, filters).requires_grad_(train_norm)
             yield nn.ReLU()
             channels = filters

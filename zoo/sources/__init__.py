@@ -1,4 +1,4 @@
-"""The sources of `create_model`: one module per source, chosen by the prefix of the name."""
+"""Model sources of `create_model`: one module per source, chosen by the prefix of the name."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from lightning_bayes.zoo.weights import PublishedWeights
 
 
 class ModelSource(Protocol):
-    """The functions of a source. Names come without the source's prefix."""
+    """The interface of a source. Names do not include the source's prefix."""
 
     def names(self, pattern: str) -> list[str]:
-        """The names that match a shell pattern, in alphabetical order."""
+        """Names that match a shell pattern, in alphabetical order."""
 
     def build(self, name: str, num_classes: int, in_channels: int, arguments: dict[str, Any]) -> nn.Module:
-        """The model with random weights."""
+        """Build the model with random weights."""
 
     def published(
         self, name: str, weights: str | None, in_channels: int, arguments: dict[str, Any]
     ) -> PublishedWeights:
-        """Published weights by name; None takes the default ones."""
+        """Load published weights by name; None loads the default weights."""
 
     def transform(self, name: str, model: nn.Module) -> ImageTransform | None:
-        """The input transform of the model's published weights; None if it has none."""
+        """The input transform of the model's published weights; None if there are none."""
 
 
 _BY_PREFIX: Final[dict[str, ModelSource]] = {"timm/": timm_models, "torchvision/": torchvision_models}

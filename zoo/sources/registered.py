@@ -1,4 +1,4 @@
-"""The models of the registry, with the weights that torchvision or timm publish for the same architecture."""
+"""Registered models, with the weights that torchvision or timm publish for the same architecture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def names(pattern: str) -> list[str]:
 
 
 def known_names() -> str:
-    """All names of `create_model`, for error messages."""
+    """All names that `create_model` accepts, for error messages."""
     return f"{', '.join(sorted(MODELS))}, timm/NAME and torchvision/NAME"
 
 
@@ -30,7 +30,7 @@ def build(name: str, num_classes: int, in_channels: int, arguments: dict[str, An
     unknown = [argument for argument in arguments if argument not in entry.options]
     if unknown:
         raise HyperparameterError(
-            f"{name} takes no argument {', '.join(unknown)}; it takes {', '.join(entry.options)}."
+            f"{name} does not accept {', '.join(unknown)}. Its arguments are {', '.join(entry.options)}."
         )
     return entry.builder(num_classes=num_classes, in_channels=in_channels, **{**entry.arguments, **arguments})
 
@@ -42,11 +42,11 @@ def published(name: str, weights: str | None, in_channels: int, arguments: dict[
         others = sorted(other for other, entry in MODELS.items() if entry.torchvision is not None)
         raise WeightsError(
             f"There are no published weights for {name}, only for {', '.join(others)}. Use one of these, or pass the path "
-            "of a file as pretrained."
+            "of a weights file as pretrained."
         )
     if weights is not None and weights.startswith(timm_models.PREFIX):
-        theirs = timm_models.published("", weights, 3, {})
-        return theirs._replace(state=entry.from_timm(theirs.state))
+        timm_weights = timm_models.published("", weights, 3, {})
+        return timm_weights._replace(state=entry.from_timm(timm_weights.state))
     return torchvision_models.published(entry.torchvision, weights, in_channels, arguments)
 
 
@@ -57,5 +57,5 @@ def transform(name: str, model: nn.Module) -> ImageTransform | None:
 
 def _entry(name: str) -> ModelEntry:
     if name not in MODELS:
-        raise HyperparameterError(f"There is no model {name!r}; there are {known_names()}.")
+        raise HyperparameterError(f"There is no model {name!r}. Available models: {known_names()}.")
     return MODELS[name]

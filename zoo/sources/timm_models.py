@@ -1,4 +1,4 @@
-"""The models of timm, as ``timm/NAME`` or, with the tag of their weights, ``timm/NAME.TAG``."""
+"""timm models, as ``timm/NAME``, or ``timm/NAME.TAG`` with the tag of their weights."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ PREFIX: Final = "timm/"
 
 def names(pattern: str) -> list[str]:
     """See `ModelSource.names`."""
-    import timm  # lazy: it takes seconds
+    import timm  # lazy, because the import takes seconds
 
     return timm.list_models(pattern)
 
 
 def build(name: str, num_classes: int, in_channels: int, arguments: dict[str, Any]) -> nn.Module:
-    """See `ModelSource.build`; the tag of the weights decides the transform."""
+    """See `ModelSource.build`; the weights' tag determines the transform."""
     return _create(name, num_classes=num_classes, in_chans=in_channels, **arguments)
 
 
 def published(name: str, weights: str | None, in_channels: int, arguments: dict[str, Any]) -> PublishedWeights:
-    """See `ModelSource.published`; the weights are a tag of the model, or ``timm/NAME.TAG``."""
+    """See `ModelSource.published`; `weights` is a tag of the model, or ``timm/NAME.TAG``."""
     tagged = _tagged(name, weights)
     try:
         model = _create(tagged, pretrained=True, in_chans=in_channels, **arguments)
     except (OSError, RuntimeError) as error:  # no network, or no weights
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise WeightsError(
-            f"timm's weights of {tagged} could not be loaded ({reason}). Without network, fetch {_url(tagged)} elsewhere "
-            "and pass the path of the file as pretrained."
+            f"timm's weights {tagged} could not be loaded ({reason}). Without network access, download {_url(tagged)} "
+            "elsewhere and pass the path of the file as pretrained."
         ) from error
     return PublishedWeights(model.state_dict(), transform(tagged, model), f"{PREFIX}{tagged}")
 
@@ -60,16 +60,16 @@ def _create(name: str, **arguments: Any) -> nn.Module:
     import timm
 
     if not timm.is_model(name.partition(".")[0]):
-        near = timm.list_models(f"*{re.split('[^a-z]', name)[0]}*")[:10]
+        similar = timm.list_models(f"*{re.split('[^a-z]', name)[0]}*")[:10]
         raise HyperparameterError(
-            f"timm has no model {name!r}. It has {', '.join(near) or 'none of a similar name'}; zoo.list_models('timm/*') "
-            "lists them all."
+            f"timm has no model {name!r}. Similar names: {', '.join(similar) or 'none'}. zoo.list_models('timm/*') lists "
+            "all models."
         )
     try:
         timm.get_pretrained_cfg(name)
-    except RuntimeError as error:  # of the tag
+    except RuntimeError as error:  # unknown tag
         tagged = ", ".join(timm.list_pretrained(f"{name.partition('.')[0]}.*"))
-        raise HyperparameterError(f"timm has no weights {name!r}; its weights are {tagged or 'none'}.") from error
+        raise HyperparameterError(f"timm has no weights {name!r}. Available weights: {tagged or 'none'}.") from error
     model: nn.Module = timm.create_model(name, **arguments)
     return model
 
@@ -77,7 +77,9 @@ def _create(name: str, **arguments: Any) -> nn.Module:
 def _tagged(name: str, weights: str | None) -> str:
     if weights is None:
         return name
-    return weights.removeprefix(PREFIX) if weights.startswith(PREFIX) else f"{name.partition('.')[0]}.{weights}"
+    if weights.startswith(PREFIX):
+        return weights.removeprefix(PREFIX)
+    return f"{name.partition('.')[0]}.{weights}"
 
 
 def _url(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The classifiers of torchvision, as ``torchvision/NAME``."""
+"""torchvision classifiers, as ``torchvision/NAME``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def build(name: str, num_classes: int, in_channels: int, arguments: dict[str, An
     """See `ModelSource.build`."""
     if name not in models.list_models(module=models):
         raise HyperparameterError(
-            f"torchvision has no classifier {name!r}; zoo.list_models('torchvision/*') lists those it has."
+            f"torchvision has no classifier {name!r}. zoo.list_models('torchvision/*') lists all classifiers."
         )
     if in_channels != 3:
         raise HyperparameterError(
-            f"torchvision/{name} takes images with 3 channels, not in_channels={in_channels}. A timm model takes others."
+            f"torchvision/{name} requires in_channels=3, not {in_channels}. Use a timm model for other numbers of channels."
         )
     model: nn.Module = models.get_model(name, num_classes=num_classes, **arguments)
     return model
@@ -34,13 +34,13 @@ def build(name: str, num_classes: int, in_channels: int, arguments: dict[str, An
 def published(name: str, weights: str | None, in_channels: int, arguments: dict[str, Any]) -> PublishedWeights:
     """See `ModelSource.published`."""
     choices = models.get_model_weights(name).__members__
-    wanted = weights or "DEFAULT"
-    if wanted not in choices:
+    weights = weights or "DEFAULT"
+    if weights not in choices:
         raise WeightsError(
-            f"{wanted!r} is neither a file nor a name of torchvision's weights for {name}: {', '.join(choices)}. "
-            "Weights of timm are named timm/NAME."
+            f"{weights!r} is neither a file nor one of torchvision's weights for {name}: {', '.join(choices)}. "
+            "Use timm/NAME for timm weights."
         )
-    entry = choices[wanted].value
+    entry = choices[weights].value
     path = fetch(entry.url)
     return PublishedWeights(read_weights(path), transform_of(entry.transforms()), str(path))
 
@@ -51,7 +51,7 @@ def transform(name: str, model: nn.Module) -> ImageTransform | None:
 
 
 def transform_of(preset: Any) -> ImageTransform:
-    """Convert an ``ImageClassification`` preset of torchvision."""
+    """Convert torchvision's ``ImageClassification`` preset to an `ImageTransform`."""
     return ImageTransform(
         image_size=preset.crop_size[0],
         mean=tuple(preset.mean),

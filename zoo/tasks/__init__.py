@@ -1,4 +1,4 @@
-"""Ordinary LightningModules with the loss and the metrics of a task; a callback of this package makes them Bayesian."""
+"""Ordinary LightningModules with a loss and metrics. A callback of this package makes them Bayesian."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of the supervised tasks: a network, the user's optimizer, metrics over an epoch."""
+"""Base class of the supervised tasks: a network, the user's optimizer, and metrics over an epoch."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from lightning_bayes.errors import ShapeError
 
 
 class SupervisedTask(LightningModule, abc.ABC):
-    """Base of the tasks on ``(inputs, targets)`` batches.
+    """Base class of tasks with ``(inputs, targets)`` batches.
 
     A subclass computes the loss in ``training_step`` and updates ``val_metrics`` and ``test_metrics``. Arguments are not
-    stored as hyperparameters, so that checkpoints hold tensors and plain values only; pass them again to
+    saved as hyperparameters, so that checkpoints contain only tensors and plain values. Pass the arguments again to
     ``load_from_checkpoint(path, model=...)``.
 
     Args:
         model: The network.
         optimizer: Called with the network's parameters.
-        lr_scheduler: Called with the optimizer; None keeps the learning rate.
-        val_metrics: Fed by ``validation_step``.
-        test_metrics: Fed by ``test_step``.
+        lr_scheduler: Called with the optimizer; None keeps the learning rate constant.
+        val_metrics: Updated by ``validation_step``.
+        test_metrics: Updated by ``test_step``.
     """
 
-    # The output at the posterior mean. Evaluation callbacks set it while ``forward`` averages over posterior samples.
+    # Output at the posterior mean. Evaluation callbacks set it while ``forward`` averages over posterior samples.
     mean_forward: Callable[[Any], Tensor] | None = None
-    averages: bool = False  # whether ``sampled_forward`` gives several samples; evaluation callbacks set it
+    averages: bool = False  # whether ``sampled_forward`` returns several samples; set by evaluation callbacks
 
     def __init__(
         self,
@@ -51,51 +51,29 @@ class SupervisedTask(LightningModule, abc.ABC):
 
     @abc.abstractmethod
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss: the mean over the batch of the negative log-likelihood per example, in nats."""
+        """The loss: the mean negative log-likelihood per example, in nats."""
 
     def forward(self, batch: Any) -> Tensor:
-        """The network's output.
-
-        Lightning's ``predict_step`` passes whole batches, targets included. They are dropped here, so that
-        ``trainer.predict`` works on the loaders of training and test.
-
-        Args:
-            batch: The inputs, or a tuple or list that begins with them.
-
-        Returns:
-            The output of the network.
-        """
+        """Apply the network to the inputs, or to a batch: a tuple or list whose first element is the inputs."""
+        # Lightning's predict_step passes whole batches, so trainer.predict accepts training and test loaders.
         outputs: Tensor = self.model(batch[0] if isinstance(batch, (tuple, list)) else batch)
         return outputs
 
     def sampled_forward(self, batch: Any) -> Tensor:
-        """The network's outputs under each posterior sample.
-
-        A point estimate gives one sample. Evaluation callbacks replace this method, like ``forward``, while they are active.
-        It is for steps that need more than the average over samples.
-
-        Args:
-            batch: As in ``forward``.
-
-        Returns:
-            Outputs, ``[samples, batch, ...]``.
-        """
+        """Outputs ``[samples, batch, ...]`` under each posterior sample; a point estimate has one sample."""
+        # While an evaluation callback is active, it replaces this method and forward.
         outputs: Tensor = self(batch)
         return outputs.unsqueeze(0)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The user's optimizer and schedule, on the network's parameters.
-
-        Returns:
-            Lightning's configuration, with the ``monitor`` of a ``ReduceLROnPlateau`` of ``lightning.pytorch.cli``.
-        """
+        """The user's optimizer and scheduler, including the ``monitor`` of LightningCLI's ``ReduceLROnPlateau``."""
         optimizer = self.optimizer(self.model.parameters())
         scheduler = self.lr_scheduler(optimizer) if self.lr_scheduler is not None else None
         configured: OptimizerLRScheduler = LightningCLI.configure_optimizers(self, optimizer, scheduler)
         return configured
 
     def on_validation_epoch_start(self) -> None:
-        """Discard the state of an interrupted validation."""
+        """Reset the validation metrics, which an interrupted validation may have left non-empty."""
         self.val_metrics.reset()
 
     def on_validation_epoch_end(self) -> None:
@@ -103,7 +81,7 @@ class SupervisedTask(LightningModule, abc.ABC):
         self.log_metrics(self.val_metrics)
 
     def on_test_epoch_start(self) -> None:
-        """Discard the state of an interrupted test."""
+        """Reset the test metrics, which an interrupted test may have left non-empty."""
         self.test_metrics.reset()
 
     def on_test_epoch_end(self) -> None:
@@ -111,17 +89,17 @@ class SupervisedTask(LightningModule, abc.ABC):
         self.log_metrics(self.test_metrics)
 
     def log_metrics(self, metrics: MetricCollection) -> None:
-        """Log metrics over all batches since their last reset, on all processes.
+        """Log metrics over all batches since the last reset, on all processes.
 
         Args:
-            metrics: Metrics with scalar values; their keys, prefix included, are the logged names.
+            metrics: Scalar metrics, logged under their keys including the prefix.
         """
-        # compute() has reduced over all processes; sync_dist averages equal values and avoids Lightning's warning.
+        # compute() reduces over all processes. sync_dist averages equal values and avoids Lightning's warning.
         self.log_dict(metrics.compute(), sync_dist=True)
 
 
 def split_batch(batch: Any) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a batch.
+    """Split a batch into inputs and targets.
 
     Args:
         batch: A pair of tensors.
@@ -136,12 +114,12 @@ def split_batch(batch: Any) -> tuple[Tensor, Tensor]:
         >>> split_batch([1, 2, 3])
         Traceback (most recent call last):
         ...
-        lightning_bayes.errors.ShapeError: A batch must be a pair (inputs, targets) but is a list of length 3. ...
+        lightning_bayes.errors.ShapeError: A batch must be a pair (inputs, targets), but got a list of length 3. ...
     """
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         length = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise ShapeError(
-            f"A batch must be a pair (inputs, targets) but is a {type(batch).__name__}{length}. "
-            "Let the dataset return (input, target)."
+            f"A batch must be a pair (inputs, targets), but got a {type(batch).__name__}{length}. "
+            "Return (input, target) from the dataset."
         )
     return batch[0], batch[1]

@@ -1,6 +1,6 @@
-"""The metrics of a classifier's test: on the test set, on sets out of distribution, and on shifted copies.
+"""Test metrics of a classifier: on the test set, on out-of-distribution sets, and on shifted copies of the test set.
 
-The loaders of a test follow one order: the test set, the data module's ``ood_names``, then its ``shift_names``.
+Test loaders have a fixed order: the test set, the data module's ``ood_names``, then its ``shift_names``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lightning_bayes.predictive import OOD_SCORES, combine
 
 
 class EvaluationSets(NamedTuple):
-    """The sets that follow the test set in a test."""
+    """The data sets of the test loaders after the test set."""
 
-    ood: tuple[str, ...] = ()  # sets out of distribution, whose targets are ignored
-    shifts: tuple[tuple[str, int], ...] = ()  # kind and severity of shifted copies of the test set
+    ood: tuple[str, ...] = ()  # out-of-distribution sets, whose targets are ignored
+    shifts: tuple[tuple[str, int], ...] = ()  # kind and severity of each shifted copy of the test set
 
     def names(self) -> list[str]:
-        """One name per loader: ``test``, then ``ood/svhn`` and so on, then ``shift/fog/3`` and so on."""
+        """One name per loader: ``test``, then for example ``ood/svhn``, then for example ``shift/fog/3``."""
         return [
             "test",
             *(f"ood/{name}" for name in self.ood),
@@ -36,14 +36,14 @@ def named_sets(datamodule: Any, num_loaders: int) -> EvaluationSets:
     """Read the names of the test loaders from a data module.
 
     Args:
-        datamodule: Its ``ood_names`` and ``shift_names`` are read; without the former, sets are ``set1``, ``set2`` …
+        datamodule: Has ``ood_names``, by default ``set1``, ``set2``, …, and ``shift_names``, by default empty.
         num_loaders: Number of test loaders.
 
     Returns:
         The names.
 
     Raises:
-        HyperparameterError: If names and loaders do not fit together.
+        HyperparameterError: If the names do not match the number of loaders, or are not unique.
 
     Example:
         >>> named_sets(None, num_loaders=3).names()
@@ -53,25 +53,25 @@ def named_sets(datamodule: Any, num_loaders: int) -> EvaluationSets:
     num_ood = num_loaders - 1 - len(shifts)
     ood = tuple(getattr(datamodule, "ood_names", None) or [f"set{i + 1}" for i in range(num_ood)])
     if len(ood) != num_ood or len(set(ood)) < len(ood) or len(set(shifts)) < len(shifts):
-        counted = f" and shift_names is {list(shifts)}" if shifts else ""
+        shift_names = f" and shift_names is {list(shifts)}" if shifts else ""
         raise HyperparameterError(
-            f"{type(datamodule).__name__}.ood_names is {list(ood)}{counted}, but test_dataloader gives {num_loaders - 1} "
-            "sets after the test set. Name each of them once, in their order."
+            f"{type(datamodule).__name__}.ood_names is {list(ood)}{shift_names}, but test_dataloader returns "
+            f"{num_loaders - 1} sets after the test set. Name each set once, in loader order."
         )
     return EvaluationSets(ood, shifts)
 
 
 @final
 class ClassifierEvaluation:
-    """The metrics of one way to predict, over all loaders of a test.
+    """Metrics of one predictor over all test loaders.
 
     Args:
-        metrics: The metrics of the test set.
-        sets: The sets that follow it.
-        suffix: Between the first word and the slash of the keys of the other sets: ``"_mean"`` gives ``ood_mean/AUROC``.
-        scores: Names of the scores out of distribution, from `OOD_SCORES`; the first gives the keys without a score.
-        temperature: Logits are divided by it.
-        device: Where the metrics live.
+        metrics: Metrics on the test set.
+        sets: The data sets after the test set.
+        suffix: Suffix of the key prefixes ``ood`` and ``shift``: ``"_mean"`` gives ``ood_mean/AUROC``.
+        scores: Out-of-distribution scores from `OOD_SCORES`. Keys without a score name use the first score.
+        temperature: Divides the logits.
+        device: Device of the metrics.
     """
 
     def __init__(
@@ -89,13 +89,7 @@ class ClassifierEvaluation:
         self.shift = ShiftMetrics(sets.shifts, f"shift{suffix}/").to(device) if sets.shifts else None
 
     def update(self, outputs: Tensor, targets: Tensor, dataloader_idx: int) -> None:
-        """Add a batch.
-
-        Args:
-            outputs: Logits, ``[samples, batch, classes]``.
-            targets: Class indices, ``[batch]``.
-            dataloader_idx: The position of its loader.
-        """
+        """Add a batch of logits ``[samples, batch, classes]`` and class indices ``[batch]``."""
         outputs = outputs / self.temperature
         first_shift = 1 + len(self.sets.ood)
         if self.detection is not None and dataloader_idx < first_shift:
@@ -106,9 +100,9 @@ class ClassifierEvaluation:
             self.shift.update(combine(outputs, "softmax").exp(), targets, dataloader_idx - first_shift)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return all values over all batches, on all processes."""
-        found: dict[str, Tensor] = self.metrics.compute()
-        for more in (self.detection, self.shift):
-            if more is not None:
-                found = found | more.compute()
-        return found
+        """All metric values over all batches, on all processes."""
+        values: dict[str, Tensor] = self.metrics.compute()
+        for metric in (self.detection, self.shift):
+            if metric is not None:
+                values = values | metric.compute()
+        return values

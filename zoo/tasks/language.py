@@ -1,4 +1,4 @@
-"""Language modelling: the cross-entropy of every next character or token.
+"""Language modelling: cross-entropy of the next token at every position.
 
 loss = -mean_{i,t} log p(y_it | x_i,≤t, θ)        bits = nats / log 2        perplexity = exp(nats)
 """
@@ -23,17 +23,18 @@ from lightning_bayes.zoo.tasks.base import SupervisedTask, split_batch
 
 @final
 class BayesLanguageModel(SupervisedTask):
-    """An ordinary language model, which any callback of this package makes Bayesian.
+    """An ordinary language model. Any callback of this package makes it Bayesian.
 
-    It logs ``train/loss``, ``val/loss`` and ``{val,test}/``: ``cls/NLL`` in nats per token, ``lm/bits``, ``lm/perplexity``,
-    ``cls/Acc`` and ``cal/ECE``, all over single tokens. Under a posterior these are of the probabilities averaged over
-    samples; ``test_mean/...`` has those of the posterior mean.
+    Batches are tokens ``[batch, L]`` and next tokens ``[batch, T]``. The task logs ``train/loss``, ``val/loss`` and, under
+    ``val/`` and ``test/``, the per-token metrics ``cls/NLL`` (nats), ``lm/bits``, ``lm/perplexity``, ``cls/Acc`` and
+    ``cal/ECE``. Under a posterior they use the probabilities averaged over samples; ``test_mean/...`` are the metrics of the
+    posterior mean.
 
     Args:
         model: Network from tokens ``[batch, L]`` to logits ``[batch, V, T]`` of the last T ≤ L next tokens.
         vocabulary: Number of tokens V, at least 2.
         optimizer: Called with the network's parameters.
-        lr_scheduler: Called with the optimizer, stepped once per epoch; None keeps the learning rate.
+        lr_scheduler: Called with the optimizer, stepped once per epoch; None keeps the learning rate constant.
 
     Raises:
         HyperparameterError: If the vocabulary has fewer than two tokens.
@@ -57,37 +58,21 @@ class BayesLanguageModel(SupervisedTask):
     ) -> None:
         if vocabulary < 2:
             raise HyperparameterError(
-                f"BayesLanguageModel got vocabulary={vocabulary}, but needs at least 2: one logit for each token."
+                f"BayesLanguageModel got vocabulary={vocabulary}, but needs at least 2, with one logit per token."
             )
         super().__init__(model, optimizer, lr_scheduler, _metrics(vocabulary, "val/"), _metrics(vocabulary, "test/"))
         self.test_mean_metrics = _metrics(vocabulary, "test_mean/")
         self.vocabulary = vocabulary
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Mean cross-entropy over the tokens of the batch.
-
-        Args:
-            batch: Tokens and next tokens.
-            batch_idx: Position in the epoch.
-
-        Returns:
-            The loss, a scalar in nats per token.
-        """
+        """The mean cross-entropy over the tokens of the batch, a scalar in nats per token."""
         inputs, targets = self._checked(batch)
         loss = F.cross_entropy(self(inputs), targets)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Update the validation metrics.
-
-        Args:
-            batch: Tokens and next tokens.
-            batch_idx: Position in the epoch.
-
-        Returns:
-            ``outputs``, the logits ``[samples, batch, V, T]``, and ``targets``.
-        """
+        """Update the validation metrics. Returns ``outputs``, the logits ``[samples, batch, V, T]``, and ``targets``."""
         inputs, targets = self._checked(batch)
         outputs = self.sampled_forward(inputs)
         log_probs = combine(outputs, "softmax")
@@ -96,20 +81,12 @@ class BayesLanguageModel(SupervisedTask):
         return {"outputs": outputs, "targets": targets}
 
     def on_test_epoch_start(self) -> None:
-        """Discard the state of an interrupted test."""
+        """Reset the test metrics, including the metrics of the posterior mean."""
         super().on_test_epoch_start()
         self.test_mean_metrics.reset()
 
     def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Update the test metrics.
-
-        Args:
-            batch: Tokens and next tokens.
-            batch_idx: Position in the epoch.
-
-        Returns:
-            As `validation_step`.
-        """
+        """Update the test metrics. Returns ``outputs``, the logits ``[samples, batch, V, T]``, and ``targets``."""
         inputs, targets = self._checked(batch)
         outputs = self.sampled_forward(inputs)
         self.test_metrics.update(*by_token(combine(outputs, "softmax").exp(), targets))
@@ -124,42 +101,31 @@ class BayesLanguageModel(SupervisedTask):
             self.log_metrics(self.test_mean_metrics)
 
     def log_metrics(self, metrics: MetricCollection) -> None:
-        """Log metrics, and the NLL in other units.
-
-        Args:
-            metrics: As in `SupervisedTask.log_metrics`, one of them the NLL.
-        """
+        """Log metrics, and the NLL as bits and perplexity."""
         values = metrics.compute()
-        prefix, nats = next((name.removesuffix("cls/NLL"), value) for name, value in values.items() if "NLL" in name)
-        more = {f"{prefix}lm/bits": nats / math.log(2), f"{prefix}lm/perplexity": nats.exp()}
-        self.log_dict({**values, **more}, sync_dist=True)
+        prefix = metrics.prefix
+        nats = values[f"{prefix}cls/NLL"]
+        values |= {f"{prefix}lm/bits": nats / math.log(2), f"{prefix}lm/perplexity": nats.exp()}
+        self.log_dict(values, sync_dist=True)
 
     def _checked(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, targets = split_batch(batch)
         if inputs.dim() != 2 or targets.dim() != 2 or inputs.is_floating_point() or targets.is_floating_point():
             raise ShapeError(
-                f"A batch has tokens {list(inputs.shape)} and next tokens {list(targets.shape)}; expected whole numbers "
-                "[batch, length] each."
+                f"Expected integer tokens and next tokens of shape [batch, length], but got {list(inputs.shape)} and "
+                f"{list(targets.shape)} of dtype {inputs.dtype} and {targets.dtype}."
             )
         largest = int(max(inputs.max(), targets.max()))
         if largest >= self.vocabulary:
             raise HyperparameterError(
-                f"Found the token {largest}, but vocabulary={self.vocabulary} allows 0 to {self.vocabulary - 1}. Set the "
-                "vocabulary of task and model to the number of tokens; for TextDataModule it is len(data.alphabet)."
+                f"Found token {largest}, but vocabulary={self.vocabulary} allows 0 to {self.vocabulary - 1}. Set the "
+                "vocabulary of task and model to the number of tokens, which is len(data.alphabet) for TextDataModule."
             )
         return inputs, targets
 
 
 def by_token(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Every token as an example.
-
-    Args:
-        probs: ``[batch, V, T]``.
-        targets: ``[batch, T]``.
-
-    Returns:
-        ``[batch · T, V]`` and ``[batch · T]``.
-    """
+    """Flatten ``[batch, V, T]`` and ``[batch, T]`` to one example per token, ``[batch · T, V]`` and ``[batch · T]``."""
     return probs.movedim(1, -1).flatten(0, 1), targets.flatten()
 
 

@@ -1,17 +1,17 @@
 """The noise of a Gaussian likelihood y ~ N(f, 1/τ), whose precision τ is fixed, learned, or has a Gamma posterior.
 
     fixed      τ = 1/σ²
-    learned    τ = 1/r²                                      the maximum of the likelihood
-    gamma      q(τ) = Gamma(a₀ + N/2, b₀ + N r²/2)           the maximum of the bound of Zhang et al. 2018, eqs. 23-24
+    learned    τ = 1/r²                                      maximum likelihood
+    gamma      q(τ) = Gamma(a₀ + N/2, b₀ + N r²/2)           maximises the bound of Zhang et al. 2018, eqs. 23-24
 
-with r² the mean of (y - f)² over examples and over the weights' posterior, a running average over about one epoch:
-r² ← r² + (B/N) (mean over the batch - r²). With the prior Gamma(a₀, b₀), a₀ = b₀ = 6, the optimal q(τ) is this Gamma in
-closed form, so it needs no learning rate; the paper follows gradients of the same bound. https://arxiv.org/abs/1712.02390.
+r² is the mean of (y - f)² over examples and weight samples, as a running average over about one epoch:
+r² ← r² + (B/N) (batch mean - r²). With the prior Gamma(a₀, b₀), a₀ = b₀ = 6, the optimal q(τ) has this closed form, so it
+needs no learning rate. The paper follows gradients of the same bound (https://arxiv.org/abs/1712.02390).
 
     E log N(y | f, 1/τ) = ½ (ψ(α) - log β - (α/β) (y - f)² - log 2π)        q(τ) = Gamma(α, β)
     ∫ N(y | f, 1/τ) q(τ) dτ = Student-t with 2α degrees of freedom, location f and scale √(β/α)
 
-The state is buffers and not parameters: no callback puts weight noise on it.
+The state is stored in buffers rather than parameters, so that no callback perturbs it.
 """
 
 from __future__ import annotations
@@ -30,57 +30,33 @@ PUBLISHED_PRIOR: Final = (6.0, 6.0)  # (a₀, b₀) of Zhang et al.
 
 
 class Noise(nn.Module, ABC):
-    """The state of knowledge about τ."""
+    """The distribution of the noise precision τ."""
 
     @abstractmethod
     def moments(self) -> tuple[Tensor, Tensor]:
         """E[τ] and E[log τ], scalars."""
 
     def observe(self, residuals: Tensor) -> None:
-        """Update the state with residuals under one weight sample.
-
-        Args:
-            residuals: y - f of a batch, ``[batch]``.
-        """
+        """Update the state with the residuals y - f of a batch, ``[batch]``, under one weight sample."""
 
     def count(self, num_data: int) -> None:
-        """Set N, the number of training examples."""
+        """Set the number of training examples N."""
 
     def expected_nll(self, mean: Tensor, targets: Tensor) -> Tensor:
-        """The mean over examples of -E log p(y | f, τ), the loss.
-
-        Args:
-            mean: f, ``[batch]``.
-            targets: y, ``[batch]``.
-
-        Returns:
-            A scalar in nats.
-        """
+        """The loss: the mean over examples of -E log p(y | f, τ), in nats, for f and y of shape ``[batch]``."""
         precision, log_precision = (moment.to(mean.dtype) for moment in self.moments())
         squared = ((targets - mean) * precision.sqrt()).square().mean()
         return 0.5 * squared + 0.5 * (math.log(2 * math.pi) - log_precision)
 
     def log_density(self, mean: Tensor, targets: Tensor) -> Tensor:
-        """Log ∫ p(y | f, τ) q(τ) dτ of every target.
-
-        Args:
-            mean: f, any shape.
-            targets: y, a shape that broadcasts to it.
-
-        Returns:
-            In nats, shaped like the mean.
-        """
+        """Log ∫ p(y | f, τ) q(τ) dτ in nats, for f of any shape and y broadcastable to it."""
         precision = self.moments()[0].to(mean.dtype)
         return 0.5 * (precision.log() - math.log(2 * math.pi) - precision * (targets - mean).square())
 
 
 @final
 class FixedNoise(Noise):
-    """Noise with a fixed σ.
-
-    Args:
-        std: σ.
-    """
+    """Noise with a fixed standard deviation σ."""
 
     def __init__(self, std: float) -> None:
         super().__init__()
@@ -93,10 +69,10 @@ class FixedNoise(Noise):
 
 
 class RunningNoise(Noise, ABC):
-    """Noise that is estimated from a running average of squared residuals.
+    """Noise estimated from a running average of squared residuals.
 
     Args:
-        std: σ to start with.
+        std: Initial σ.
     """
 
     mean_square: Tensor
@@ -117,14 +93,13 @@ class RunningNoise(Noise, ABC):
         batch = residuals.detach().to(self.mean_square.dtype).square().mean()
         rate = (len(residuals) / self.num_data).clamp_max(1.0)
         moved = torch.lerp(self.mean_square, batch, rate)
-        self.mean_square.copy_(
-            torch.where(moved.isfinite(), moved, self.mean_square)
-        )  # the optimizer skips such a step
+        # The optimizer skips a step with a non-finite loss, so this update skips it too.
+        self.mean_square.copy_(torch.where(moved.isfinite(), moved, self.mean_square))
 
 
 @final
 class LearnedNoise(RunningNoise):
-    """Noise at the maximum of the likelihood."""
+    """Maximum-likelihood noise."""
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """1/r² and its logarithm."""
@@ -137,8 +112,8 @@ class GammaNoise(RunningNoise):
     """Noise with a Gamma prior and posterior.
 
     Args:
-        std: σ to start with.
-        prior: (a₀, b₀), shape and rate.
+        std: Initial σ.
+        prior: Shape a₀ and rate b₀.
     """
 
     def __init__(self, std: float, prior: tuple[float, float] = PUBLISHED_PRIOR) -> None:
@@ -155,64 +130,34 @@ class GammaNoise(RunningNoise):
         return shape / rate, torch.digamma(shape) - rate.log()
 
     def log_density(self, mean: Tensor, targets: Tensor) -> Tensor:
-        """Log-density of Student's t."""
+        """Student-t log-density."""
         shape, rate = self.posterior()
         return student_t_log_density(targets - mean, float(shape), rate)
 
 
 def gamma_posterior(num_data: Tensor, mean_square: Tensor, prior: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """The q(τ) that maximises the bound.
-
-    Args:
-        num_data: N.
-        mean_square: r², any shape.
-        prior: (a₀, b₀).
-
-    Returns:
-        α = a₀ + N/2 and β = b₀ + N r²/2.
-    """
+    """Shape α = a₀ + N/2 and rate β = b₀ + N r²/2 of the q(τ) that maximises the bound, for r² of any shape."""
     return prior[0] + num_data / 2, prior[1] + num_data / 2 * mean_square
 
 
 def student_t_log_density(residuals: Tensor, shape: float, rate: Tensor) -> Tensor:
-    """Log ∫ N(r | 0, 1/τ) Gamma(τ | α, β) dτ, a Student-t with 2α degrees of freedom and scale √(β/α).
-
-    Args:
-        residuals: r, any shape.
-        shape: α.
-        rate: β, a shape that broadcasts to the residuals.
-
-    Returns:
-        In nats, shaped like the residuals.
-    """
-    # The difference of the two log-gammas needs float64, as Python's floats are.
+    """Log ∫ N(r | 0, 1/τ) Gamma(τ | α, β) dτ in nats: a Student-t with 2α degrees of freedom and scale √(β/α)."""
+    # The difference of log-gammas needs float64, the precision of Python floats.
     normaliser = math.lgamma(shape + 0.5) - math.lgamma(shape) - 0.5 * torch.log(2 * math.pi * rate)
     return normaliser - (shape + 0.5) * torch.log1p(residuals.square() / (2 * rate))
 
 
 def make_noise(name: NoiseName, std: float, prior: tuple[float, float]) -> Noise:
-    """Build the noise by name.
-
-    Args:
-        name: ``"fixed"``, ``"learned"`` or ``"gamma"``.
-        std: σ, to start with where it is learned.
-        prior: (a₀, b₀) of the Gamma.
-
-    Returns:
-        The noise.
-
-    Raises:
-        HyperparameterError: If an argument is out of range; all offenders are listed.
-    """
-    wrong = []
+    """Build the noise by name; raises HyperparameterError that lists every argument out of range."""
+    errors = []
     if name not in {"fixed", "learned", "gamma"}:
-        wrong.append(f"noise={name!r}, but it is 'fixed', 'learned' or 'gamma'")
+        errors.append(f"noise={name!r}, but it must be 'fixed', 'learned' or 'gamma'")
     if not 0 < std < math.inf:
-        wrong.append(f"noise_std={std}, but a standard deviation must be positive and finite")
+        errors.append(f"noise_std={std}, but a standard deviation must be positive and finite")
     if len(prior) != 2 or not all(0 < value < math.inf for value in prior):
-        wrong.append(f"noise_prior={tuple(prior)}, but shape and rate of a Gamma must be positive and finite")
-    if wrong:
-        raise HyperparameterError(f"BayesRegressor got {'; '.join(wrong)}.")
+        errors.append(f"noise_prior={tuple(prior)}, but shape and rate must be positive and finite")
+    if errors:
+        raise HyperparameterError(f"BayesRegressor got {'; '.join(errors)}.")
     if name == "gamma":
         return GammaNoise(std, prior)
     return LearnedNoise(std) if name == "learned" else FixedNoise(std)

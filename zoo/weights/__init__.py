@@ -1,4 +1,4 @@
-"""Weights from elsewhere: read without running code, compared with the model key by key, fetched where published."""
+"""Pretrained weights: download them, read them without running code, and load them strictly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published weights, and the cache that they are downloaded to."""
+"""Published weights and their download cache."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lightning_bayes.zoo.transforms import ImageTransform
 
 
 class PublishedWeights(NamedTuple):
-    """Weights with the input transform that belongs to them.
+    """Weights with their input transform.
 
     Attributes:
         state: Tensors by name.
-        transform: The input transform; None if not known.
-        source: Where the weights come from, for messages.
+        transform: The input transform; None if unknown.
+        source: Origin of the weights, for messages.
     """
 
     state: dict[str, Tensor]
@@ -29,28 +29,18 @@ class PublishedWeights(NamedTuple):
 
 
 def fetch(url: str) -> Path:
-    """The file of a URL in the cache of torch.hub, downloaded if it is not there.
-
-    Args:
-        url: Where it is published; a hash in its name (``-f37072fd.pth``) is checked after the download.
-
-    Returns:
-        The file.
-
-    Raises:
-        WeightsError: If it is not there and cannot be downloaded; names the file and its place.
-    """
+    """The path of a URL in torch.hub's cache. Downloads the file if needed; raises WeightsError if that fails."""
     name = os.path.basename(url)
     path = Path(torch.hub.get_dir()) / "checkpoints" / name
     if path.is_file():
         return path
-    digest = re.search(r"-([0-9a-f]{8,})\.", name)
+    digest = re.search(r"-([0-9a-f]{8,})\.", name)  # such as f37072fd in resnet18-f37072fd.pth
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), hash_prefix=digest and digest[1])
-    except (OSError, RuntimeError) as error:  # no network, no place to write, or another hash
+    except (OSError, RuntimeError) as error:  # no network, no write permission, or a hash mismatch
         raise WeightsError(
-            f"{url} could not be fetched ({error}). Without network, fetch it elsewhere and put it in place as {path}, or "
-            f"pass the path of the file: pretrained='.../{name}'."
+            f"{url} could not be downloaded ({error}). Without network access, download it elsewhere and copy it to {path}, "
+            f"or pass the path of the file: pretrained='.../{name}'."
         ) from error
     return path

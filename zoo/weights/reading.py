@@ -16,30 +16,30 @@ from lightning_bayes.posteriors import FileKind, verified_load
 _WEIGHTS_FILE: Final = FileKind(
     "plain tensors",
     WeightsError,
-    "Anything else is refused, because reading it could run code. Save model.state_dict() with torch.save, or as "
+    "Anything else is rejected, because reading it could run code. Save model.state_dict() with torch.save, or as "
     ".safetensors, and check that the file is complete.",
-    "Fetch it again.",
+    "Download it again.",
 )
-_NESTED: Final = ("state_dict", "model")  # where training scripts put a model's weights
-_PREFIXES: Final = ("module.", "_orig_mod.", "model.")  # of DataParallel, torch.compile and the tasks of this package
+_NESTED: Final = ("state_dict", "model")  # keys under which training scripts store a model's weights
+_PREFIXES: Final = ("module.", "_orig_mod.", "model.")  # DataParallel, torch.compile, and the tasks of this package
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read a model's weights from a ``.safetensors`` file or one of ``torch.save``.
+    """Read a model's weights from a ``.safetensors`` file or a ``torch.save`` file.
 
     Args:
-        path: The file: a state dict, or a checkpoint that holds one as ``state_dict`` or ``model``.
+        path: A state dict, or a checkpoint with a state dict under the key ``state_dict`` or ``model``.
 
     Returns:
-        Tensors by name, on the CPU; a prefix that all of them share (``model.``, ``module.``) is cut off.
+        Tensors by name, on the CPU, without a prefix that all names share (``model.``, ``module.``).
 
     Raises:
-        WeightsError: If there is no file, it is damaged, or it holds objects other than tensors, such as a pickled module.
-            Those are not unpickled, because that could run code.
+        WeightsError: If the file is missing or damaged, or contains objects other than tensors, such as a pickled module.
+            Such objects are not unpickled, because that could run code.
     """
     file = Path(path)
     if not file.is_file():
-        raise WeightsError(f"There is no file of weights at {file.absolute()}. Pass the path of a state dict.")
+        raise WeightsError(f"There is no weights file at {file.absolute()}. Pass the path of a state dict.")
     parse = _read_safetensors if file.suffix == ".safetensors" else None
     return unwrapped(verified_load(file, _WEIGHTS_FILE, parse=parse), str(file))
 
@@ -50,17 +50,17 @@ def _read_safetensors(file: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def unwrapped(content: Any, source: str = "The state dict") -> dict[str, Tensor]:
-    """The state dict inside of a checkpoint.
+    """Extract the state dict from a checkpoint.
 
     Args:
-        content: A state dict, or a dictionary that holds one.
-        source: Its name in error messages.
+        content: A state dict, or a checkpoint that contains one.
+        source: Name of the checkpoint in error messages.
 
     Returns:
         Tensors by name, without a prefix that all names share.
 
     Raises:
-        WeightsError: If there is no state dict.
+        WeightsError: If `content` has no state dict.
 
     Example:
         >>> import torch
@@ -71,12 +71,12 @@ def unwrapped(content: Any, source: str = "The state dict") -> dict[str, Tensor]
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content:
-        raise WeightsError(f"{source} holds a {type(content).__name__} instead of a state dict with tensors by name.")
+        raise WeightsError(f"{source} is a {type(content).__name__}, not a state dict of tensors by name.")
     others = [str(name) for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if others:
-        raise WeightsError(f"{source} holds no state dict: {', '.join(others)} are not tensors by name.")
+        raise WeightsError(f"{source} is not a state dict of tensors by name; other entries: {', '.join(others)}.")
     state = dict(content)
     for prefix in _PREFIXES:
         if all(name.startswith(prefix) for name in state):
-            state = {name[len(prefix) :]: value for name, value in state.items()}
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
