@@ -1,6 +1,6 @@
-# `make demo` and `make test` need Python 3.10 or newer and make; everything else goes into .venv.
-# One environment holds four sets of extras, each with its own stamp, so that `make demo` installs no test tools and a
-# second call installs nothing. Installation is repeated when pyproject.toml changes.
+# `make demo` and `make test` need Python 3.10 or newer and make; everything else is installed into .venv.
+# One environment holds four sets of extras, each with its own stamp file: `make demo` installs no test tools, and a
+# second call installs nothing. A change of pyproject.toml triggers a new installation.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST := pytest --numprocesses $(WORKERS) --dist loadfile
 
 ifeq ($(origin VENV),command line)
-# The caller's environment is used as it is (offline, a container, a cluster): nothing is installed into it.
+# Use the caller's environment as is (offline, a container, a cluster) and install nothing into it.
 STAMP_DEMO :=
 STAMP_TEST :=
 STAMP_BENCH :=
@@ -35,26 +35,26 @@ PIP := $(RUN) pip --disable-pip-version-check --no-input
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "PYTHON=python3.12    the interpreter that .venv is made with (default: python3)"
-	@echo "OLDEST=... NEWEST=...  the interpreters of test-matrix (default: python3.10 and PYTHON)"
-	@echo "WORKERS=4            processes that share the tests (default: 2)"
-	@echo "PIP_FLAGS='...'      arguments of pip install, such as --index-url of an index with CPU-only torch"
-	@echo "VENV=/path           run in this environment as it is; nothing is installed into it"
+	@echo "PYTHON=python3.12    Python interpreter for .venv (default: python3)"
+	@echo "OLDEST=... NEWEST=...  Python interpreters for test-matrix (default: python3.10 and PYTHON)"
+	@echo "WORKERS=4            number of test processes (default: 2)"
+	@echo "PIP_FLAGS='...'      extra arguments for pip install, for example --index-url for CPU-only torch"
+	@echo "VENV=/path           use an existing environment and install nothing into it"
 
-demo: $(STAMP_DEMO)  ## train Adam and VOGN on real digits, write table and figures to runs/demo
+demo: $(STAMP_DEMO)  ## train Adam and VOGN on real digits; write a table and figures to runs/demo
 	@$(RUN) lightning_bayes.demo
 
 test: lint type  ## lint, type-check and run the tests
 	@echo "make: pytest"
 	@$(RUN) $(PYTEST)
 
-coverage: $(STAMP_TEST)  ## run the tests and list the lines that none of them executes
+coverage: $(STAMP_TEST)  ## run the tests and list the lines they do not cover
 	@$(RUN) $(PYTEST) --cov=lightning_bayes --cov-report=term-missing:skip-covered
 
 test-slow: $(STAMP_TEST)  ## run the tests that take minutes
 	@$(RUN) $(PYTEST) -m slow
 
-test-matrix: $(MATRIX)/oldest/.stamp $(MATRIX)/newest/.stamp  ## run the tests with the oldest and the newest versions
+test-matrix: $(MATRIX)/oldest/.stamp $(MATRIX)/newest/.stamp  ## run the tests with the oldest and the newest supported versions
 	@for end in oldest newest; do \
 	  echo "make: pytest, $$end versions: $$(cat $(MATRIX)/$$end/.stamp)"; \
 	  $(MATRIX)/$$end/bin/python -m $(PYTEST) || exit 1; \
@@ -74,7 +74,7 @@ $(MATRIX)/newest/.stamp: pyproject.toml
 	  echo "make: there is no '$(NEWEST)' here. Name a newer Python: make test-matrix NEWEST=/path/to/python3" >&2; exit 1; }
 	@$(call matrix_environment,newest,$(NEWEST),--upgrade --upgrade-strategy eager)
 
-# An end of the matrix, its interpreter, and arguments of pip install that choose its versions.
+# Arguments: oldest or newest, the interpreter, and pip install arguments that select the versions.
 define matrix_environment
 	echo "make: creating $(MATRIX)/$(1) with $$("$(2)" --version). This takes minutes: torch is large."; \
 	"$(2)" -m venv --clear $(MATRIX)/$(1) && \
@@ -84,22 +84,22 @@ define matrix_environment
 	$(MATRIX)/$(1)/bin/python -m pip list 2>/dev/null | awk '/^(torch|lightning|torchmetrics) / { printf "%s %s  ", $$1, $$2 }' > $@
 endef
 
-lint: $(STAMP_TEST)  ## ruff: rules and format
+lint: $(STAMP_TEST)  ## run ruff: lint rules and formatting
 	@echo "make: ruff"
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 
-type: $(STAMP_TEST)  ## mypy, strict
+type: $(STAMP_TEST)  ## run mypy in strict mode
 	@echo "make: mypy"
 	@$(RUN) mypy
 
-bench: $(STAMP_BENCH)  ## time a training step against Adam and the peers
+bench: $(STAMP_BENCH)  ## compare the time of a training step with Adam and other packages
 	@$(RUN) benchmarks.speed.step
 
-docs: $(STAMP_DOCS)  ## build the documentation site in build/site; broken links fail
+docs: $(STAMP_DOCS)  ## build the documentation site in build/site; broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
-clean:  ## remove builds and caches; environments and runs/ stay
+clean:  ## remove build artifacts and caches; keep environments and runs/
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
 	find . -path './.venv*' -prune -o -name '*.egg-info' -type d -prune -exec rm -rf {} +
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -120,7 +120,7 @@ clean:  ## remove builds and caches; environments and runs/ stay
 
 .venv/.stamp-%: pyproject.toml | .venv/.stamp-venv
 	@echo "make: installing lightning-bayes[$*] into .venv. The first time this takes minutes: torch is large."
-	@# A terminal gets pip's progress bars, a log does not. setuptools' warning about editable installs concerns nobody.
+	@# Show pip's progress bars only in a terminal. setuptools' warning about editable installs is irrelevant here.
 	@if [ -t 1 ]; then quiet=; else quiet=--quiet; fi; PYTHONWARNINGS=ignore $(PIP) install $$quiet $(PIP_FLAGS) --editable '.[$*]'
 	@echo "make: installed $$($(RUN) pip list 2>/dev/null | awk '/^(torch|lightning) / { printf "%s %s  ", $$1, $$2 }')"
 	@touch $@

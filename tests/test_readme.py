@@ -1,4 +1,4 @@
-"""What README and docs show is run: Python blocks in their order, commands as far as their arguments parse."""
+"""Runs the Python blocks of the README and docs in order, and parses the arguments of their commands."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 class Block(NamedTuple):
     language: str
-    line: int  # of its first line of code, counted from 1
+    line: int  # line number of its first line of code, from 1
     code: str
 
 
 def blocks(text, *languages):
-    found = [Block(m[1], text.count("\n", 0, m.start(2)) + 1, m[2]) for m in FENCE.finditer(text)]
-    return [block for block in found if block.language in languages]
+    fenced = [Block(m[1], text.count("\n", 0, m.start(2)) + 1, m[2]) for m in FENCE.finditer(text)]
+    return [block for block in fenced if block.language in languages]
 
 
 def commands(text):
-    """Every call of `lightning-bayes` in shell blocks, as lists of arguments without the program."""
+    """Arguments of every `lightning-bayes` command in shell blocks."""
     lines = "\n".join(block.code.replace("\\\n", " ") for block in blocks(text, "bash", "sh", "console")).splitlines()
     words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
     return [line[1:] for line in words if line[:1] == ["lightning-bayes"]]
 
 
 def config_of(arguments):
-    """What follows --config or -c; None without one."""
+    """Value of --config or -c, or None."""
     for position, argument in enumerate(arguments):
         option, _, value = argument.partition("=")
         if option in {"--config", "-c"}:
@@ -66,27 +66,27 @@ def config_of(arguments):
 
 
 def is_runnable(block):
-    """Whether this torch is as new as ``# requires: torch 2.6`` in a block says, if it does."""
+    """Whether torch meets the block's ``# requires: torch 2.6`` line, if there is one."""
     needed = re.findall(r"^# requires: torch (\S+)$", block.code, re.MULTILINE)
     return all(Version(torch.__version__) >= Version(least) for least in needed)
 
 
 def run(block, namespace, name):
-    exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)  # errors point at the README's line
+    exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)  # errors report the line in the README
 
 
 def is_own_run(config):
-    return config.startswith("runs/")  # a file that an earlier command of the README has written
+    return config.startswith("runs/")  # written by an earlier command of the page
 
 
-# Lightning's remarks on examples that are this short, or on a machine without TensorBoard.
+# Lightning's warnings about short examples and about a missing TensorBoard.
 @pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*`tensorboardX` has been removed:UserWarning")
 @PAGES
 def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("readme")
-    monkeypatch.setitem(sys.modules, "readme", module)  # where its classes say that they come from
+    monkeypatch.setitem(sys.modules, "readme", module)  # the __module__ of its classes
     shown = blocks((ROOT / page).read_text("utf-8"), "python")
     assert shown
     for block in filter(is_runnable, shown):
@@ -100,7 +100,7 @@ def test_commands_name_packaged_configs(page):
     named = {config for arguments in shown if (config := config_of(arguments)) is not None}
     assert named
     for name in sorted(name for name in named if not is_own_run(name)):
-        assert find_configs([name])  # else it says that there is none
+        assert find_configs([name])  # raises for an unknown name
 
 
 @PAGES

@@ -1,4 +1,4 @@
-"""Lets ``Example:`` in docstrings be the section that Griffe knows as ``Examples:``, so that doctests are shown as code."""
+"""Griffe extension that renames ``Example:`` sections to ``Examples:``, so that doctests are rendered as code."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ import griffe
 
 
 class DoctestSections(griffe.Extension):
-    """Renames the section before docstrings are parsed."""
+    """Renames ``Example:`` sections before docstrings are parsed."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rewrite one docstring.
-
-        Args:
-            obj: Whatever has it.
-        """
+        """Rename the section in the docstring of one object."""
         if obj.docstring:
             obj.docstring.value = re.sub(r"^(\s*)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)

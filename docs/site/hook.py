@@ -1,4 +1,4 @@
-"""The hook of ``mkdocs.yml``: adds the generated pages to those in ``docs/``."""
+"""MkDocs hook: adds the generated pages to the pages in ``docs/``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # mkdocs itself may run as a command, without the repository on the path
+sys.path.insert(0, str(ROOT))  # the mkdocs command does not put the repository on the path
 
 from docs.site import api, tutorials  # noqa: E402
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add generated pages, and run the tutorials that have changed.
-
-    Args:
-        files: The files in ``docs/``.
-        config: The site's settings.
-
-    Returns:
-        The same files and the generated ones.
-    """
+    """Add the generated pages to ``files``, and run the tutorials that have changed."""
     for path, text in api.pages().items():
         files.append(File.generated(config, path, content=text))
     for name in tutorials.names():

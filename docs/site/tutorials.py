@@ -1,10 +1,10 @@
-"""Runs the tutorials, and turns each of them into a page with its outputs and figures.
+"""Runs the tutorials and renders each as a page with its outputs and figures.
 
     python -m docs.site.tutorials [NAME ...] [--out FOLDER]
 
 A tutorial is a Python file of cells: ``# %%`` starts code, ``# %% [markdown]`` starts text in comments. A line
-``# requires: PACKAGE`` before the first cell names a package without which the tutorial is shown and not run. Each tutorial
-runs in a process and an empty folder of its own; pictures that a cell saves there as PNG are shown below it.
+``# requires: PACKAGE`` before the first cell names a required package; if it is missing, the tutorial is shown but not run.
+Each tutorial runs in a separate process and an empty folder. PNG files that a cell saves there are shown below the cell.
 """
 
 from __future__ import annotations
@@ -29,42 +29,31 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "tutorials"
 CACHE = ROOT / "build" / "tutorials"
-SECONDS = 600  # that one tutorial may take, on a busy machine
+SECONDS = 600  # timeout of one tutorial on a busy machine
 
 
 class Cell(NamedTuple):
-    """A part of a tutorial."""
+    """A code or text cell of a tutorial."""
 
     is_code: bool
-    line: int  # of its first line, counted from 1
+    line: int  # line number of its first line, from 1
     text: str
 
 
 def names() -> list[str]:
-    """The tutorials in their order.
-
-    Returns:
-        File names without suffix.
-    """
+    """Sorted file names of the tutorials, without suffix."""
     return sorted(path.stem for path in FOLDER.glob("[0-9]*.py"))
 
 
 def cells(source: str) -> list[Cell]:
-    """Split a tutorial.
-
-    Args:
-        source: Its text.
-
-    Returns:
-        The cells; comment signs are removed from text.
-    """
-    found = []
+    """Split the source of a tutorial into cells; text cells lose their comment signs."""
+    split = []
     starts = [*re.finditer(r"^# %%(.*)\n", source, re.MULTILINE)]
     for start, end in zip(starts, [*(match.start() for match in starts[1:]), len(source)], strict=True):
         text = source[start.end() : end].strip("\n")
         is_code = "[markdown]" not in start[1]
-        found.append(Cell(is_code, source.count("\n", 0, start.end()) + 1, text if is_code else _uncommented(text)))
-    return found
+        split.append(Cell(is_code, source.count("\n", 0, start.end()) + 1, text if is_code else _uncommented(text)))
+    return split
 
 
 def _uncommented(text: str) -> str:
@@ -72,29 +61,17 @@ def _uncommented(text: str) -> str:
 
 
 def missing(source: str) -> list[str]:
-    """Packages that a tutorial needs and this environment lacks.
-
-    Args:
-        source: Its text.
-
-    Returns:
-        Their names.
-    """
+    """Names of the required packages of a tutorial that are not installed."""
     needed = re.findall(r"^# requires: (\S+)$", source, re.MULTILINE)
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 def run(name: str, out: Path) -> None:
-    """Execute a tutorial here, in the working directory, and write its page.
-
-    Args:
-        name: Its name.
-        out: Folder of ``NAME.md`` and the figures.
-    """
+    """Run a tutorial in this process and working directory; write ``NAME.md`` and its figures to ``out``."""
     source = (FOLDER / f"{name}.py").read_text("utf-8")
     lacking = missing(source)
     module = types.ModuleType("tutorial")
-    sys.modules["tutorial"] = module  # where its classes say that they come from
+    sys.modules["tutorial"] = module  # the __module__ of its classes
     parts, figures = [], 0
     for cell in cells(source):
         if not cell.is_code:
@@ -109,28 +86,28 @@ def run(name: str, out: Path) -> None:
             exec(code, vars(module))
         if printed.getvalue().strip():
             parts.append(f"``` {{.text .output}}\n{printed.getvalue().rstrip()}\n```")
-        for path in sorted(Path().glob("*.png")):  # what the cell has saved
+        for path in sorted(Path().glob("*.png")):  # figures saved by the cell
             figures += 1
             shutil.move(path, out / f"{name}_{path.name}")
             parts.append(f"![Figure {figures} of this tutorial]({name}_{path.name})")
     if lacking:
-        parts.insert(1, f"!!! note\n    Shown and not run: this environment lacks {', '.join(lacking)}.")
-    parts.append(f"---\n\nThis page is [`docs/tutorials/{name}.py`]({name}.py), executed by `make docs`.")
+        parts.insert(1, f"!!! note\n    This tutorial was not run, because the environment lacks {', '.join(lacking)}.")
+    parts.append(f"---\n\nThis page was generated from [`docs/tutorials/{name}.py`]({name}.py) by `make docs`.")
     (out / f"{name}.md").write_text("\n\n".join(parts) + "\n", "utf-8")
 
 
 def render(name: str, out: Path) -> Path:
-    """Execute a tutorial in a process of its own.
+    """Run a tutorial in a separate process.
 
     Args:
-        name: Its name.
-        out: Folder of the page and its figures.
+        name: Name of the tutorial.
+        out: Output folder for the page and its figures.
 
     Returns:
-        The page.
+        Path of the page.
 
     Raises:
-        RuntimeError: If the tutorial fails; with what it wrote.
+        RuntimeError: If the tutorial fails; the message contains its output.
     """
     out.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -144,14 +121,7 @@ def render(name: str, out: Path) -> Path:
 
 
 def cached(name: str) -> list[Path]:
-    """The page of a tutorial and its figures, executed only if it or the package has changed.
-
-    Args:
-        name: Its name.
-
-    Returns:
-        Files in `CACHE`, the page among them.
-    """
+    """Page and figures of a tutorial in `CACHE`; runs it only if the tutorial or the package has changed."""
     folder, key = CACHE / name, _key(name)
     stamp = folder / "key"
     if not stamp.exists() or stamp.read_text("utf-8") != key:
@@ -179,9 +149,9 @@ def _package_key() -> str:
 def main() -> None:
     """Run tutorials from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="tutorials; all by default")
-    parser.add_argument("--out", type=Path, default=CACHE / "loose", help="folder of pages and figures")
-    parser.add_argument("--here", action="store_true", help="in this process and folder")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="tutorials to run (default: all)")
+    parser.add_argument("--out", type=Path, default=CACHE / "loose", help="output folder for pages and figures")
+    parser.add_argument("--here", action="store_true", help="run in this process and folder")
     options = parser.parse_args()
     for name in options.names or names():
         if options.here:

@@ -1,7 +1,8 @@
 # %% [markdown]
-# # 1. Your own module, uncertain
+# # 1. Train your own module with uncertainty
 #
-# A small classifier of two moons, once with AdamW alone and once with `VOGNCallback`. The module knows nothing of Bayes.
+# This tutorial trains a small classifier on the two-moons data, once with AdamW alone and once with `VOGNCallback`. The module
+# itself contains nothing Bayesian.
 
 # %%
 import matplotlib.pyplot as plt
@@ -33,7 +34,7 @@ class Net(LightningModule):
 
 
 # %% [markdown]
-# The same function trains both. The only difference is the callback.
+# The same function trains both models. The only difference is the callback.
 
 
 # %%
@@ -63,7 +64,8 @@ vogn, trainer = train(VOGNCallback())
 trainer.save_checkpoint("vogn.ckpt")
 
 # %% [markdown]
-# The checkpoint is an ordinary one. Its weights are the posterior mean, and `load_posterior` reads the posterior.
+# The checkpoint is an ordinary Lightning checkpoint. Its weights are the posterior mean, and `load_posterior` reads the
+# posterior.
 
 # %%
 posterior = load_posterior("vogn.ckpt")
@@ -73,8 +75,8 @@ for name, deviation in deviations.items():
     print(f"{name:12} mean |weight| {posterior.mean[name].abs().mean():.3f}   mean standard deviation {deviation:.3f}")
 
 # %% [markdown]
-# `mc_predict` averages probabilities over posterior samples. The mutual information is the part of the uncertainty that comes from
-# the weights. AdamW has one set of weights, so it has none.
+# `mc_predict` averages probabilities over posterior samples. The mutual information is the part of the predictive uncertainty
+# that comes from the weights. AdamW has a single set of weights, so it has no mutual information.
 
 # %%
 steps = torch.linspace(-3, 4, 120)
@@ -104,7 +106,7 @@ for ax, (title, values) in zip(axes, panels.items(), strict=True):
 figure.savefig("moons.png", dpi=110)
 
 # %% [markdown]
-# The mutual information is largest along the decision boundary and grows away from the data along it. Far from the boundary the
-# default posterior is as certain as AdamW: its noise is small, so that short runs lose nothing. A wider posterior takes
-# `VOGNCallback(relative_noise=...)`, and [the tutorial on intervals](4_regression_intervals.md) shows posteriors with the prior's
-# own width.
+# The mutual information is largest along the decision boundary, and along it grows with the distance from the data. Far from the
+# boundary, the default posterior is as confident as AdamW: its noise is small, so that short runs lose nothing. For a wider
+# posterior, pass `VOGNCallback(relative_noise=...)`. [The tutorial on intervals](4_regression_intervals.md) shows posteriors
+# whose width follows from the prior.

@@ -1,8 +1,8 @@
 # %% [markdown]
-# # 2. Calibration and inputs out of distribution
+# # 2. Calibration and out-of-distribution inputs
 #
-# An MLP on 300 handwritten digits of scikit-learn: few enough for an overconfident network. Adam alone, VOGN, and a Laplace
-# approximation around Adam's weights are measured by the same functions.
+# An MLP is trained on 300 handwritten digits of scikit-learn, few enough to make it overconfident. The same functions evaluate
+# Adam alone, VOGN, and a Laplace approximation around Adam's weights.
 
 # %%
 import torch
@@ -25,8 +25,8 @@ digits.setup("fit")
 train = DataLoader(Subset(digits.train_set, range(300)), batch_size=30, shuffle=True)
 validation, validation_classes = digits.val_set.tensors
 test, classes = digits.test_set.tensors
-outside = torch.cat([each.tensors[0] for each in digits.ood_sets])  # patches of photographs, and shuffled digits
-print(len(test), "test digits,", len(outside), "inputs out of distribution")
+outside = torch.cat([ood_set.tensors[0] for ood_set in digits.ood_sets])  # photo patches and shuffled digits
+print(len(test), "test digits,", len(outside), "out-of-distribution inputs")
 
 
 # %%
@@ -52,8 +52,8 @@ callback = VOGNCallback()
 vogn = fit(callback)
 evidence = laplace(adam, train, "classification")  # Kronecker factors of the last layer, prior by marginal likelihood
 chosen = laplace(adam, train, "classification", prior_precision="validation", validation=digits.val_dataloader())
-for name, found in {"marginal likelihood": evidence, "validation": chosen}.items():
-    print(f"prior precision by {name}: {next(iter(found.prior_precision.values())):.3g}")
+for name, result in {"marginal likelihood": evidence, "validation": chosen}.items():
+    print(f"prior precision by {name}: {next(iter(result.prior_precision.values())):.3g}")
 
 # %% [markdown]
 # A temperature is chosen on validation digits, never on the test set. For a sampled posterior it divides the logits of every
@@ -89,9 +89,9 @@ for name, probs in inside.items():
     print(f"{name:20} {values['cls/Acc']:8.3f} {values['cls/NLL']:7.3f} {values['cal/ECE']:7.3f} {auroc:10.3f}")
 
 # %% [markdown]
-# One seed and one small problem: read the columns, not the ranking. NLL and ECE judge the probabilities of digits; the AUROC
-# judges whether entropy separates digits from other inputs. The prior of a Laplace approximation matters: with 300 images the
-# marginal likelihood chooses one that is far too wide here.
+# This is one seed and one small problem, so compare the columns, not the ranking. NLL and ECE evaluate the probabilities on
+# digits. The AUROC measures how well the entropy separates digits from other inputs. The prior of a Laplace approximation
+# matters: with 300 images, the marginal likelihood chooses a prior that is far too wide here.
 
 # %%
 shown = ("Adam", "VOGN", "Laplace, validation")
@@ -101,8 +101,7 @@ entropy_histogram(entropies).savefig("2_entropy.png")
 risk_coverage_diagram({name: (inside[name], classes) for name in shown}).savefig("3_risk_coverage.png")
 
 # %% [markdown]
-# Bars below the diagonal of the reliability diagram are overconfident. The risk-coverage curve shows the error among the answered
-# inputs if the least certain ones are refused.
+# Bars below the diagonal of the reliability diagram indicate overconfidence. The risk-coverage curve shows the error on the
+# answered inputs if the least certain ones are rejected.
 #
-# From the command line `lightning-bayes test` writes these figures and metrics for any run; see
-# [evaluation](../evaluation.md).
+# On the command line, `lightning-bayes test` writes these figures and metrics for any run; see [evaluation](../evaluation.md).

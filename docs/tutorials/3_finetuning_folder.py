@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 3. Fine-tuning on a folder of images
 #
-# Seventy training pictures of each of three shapes, a network that has learned digits, and a posterior in one file that serves predictions.
-# The pictures are drawn here; put your own folder in their place.
+# A network pretrained on digits is fine-tuned on three shapes with seventy training images each. The resulting posterior is saved
+# in a single file that serves predictions. The images are generated here; replace them with your own folder.
 
 # %%
 from pathlib import Path
@@ -24,7 +24,7 @@ def uniform(low, high):
 
 
 def picture(kind):
-    """A white shape of random size and place on black, 56 x 56 pixels, with noise."""
+    """A white shape of random size and position on a black background, 56 x 56 pixels, with noise."""
     image = Image.new("L", (56, 56))
     x, y, r = uniform(20, 36), uniform(20, 36), uniform(9, 17)
     corners = {"square": 4, "triangle": 3, "disc": 60}[kind]
@@ -44,7 +44,7 @@ for kind in ("disc", "square", "triangle"):
         picture(kind).save(f"pictures/{kind}/{number}.png")
 
 # %% [markdown]
-# First a network that knows something else: LeNet-5 on digits, enlarged to 28 × 28 pixels.
+# First, pretrain a network on a different task: LeNet-5 on digits, enlarged to 28 × 28 pixels.
 
 # %%
 seed_everything(0, verbose=False)
@@ -62,7 +62,8 @@ for _ in range(4):
 print(f"digits: {(lenet(images).argmax(1) == classes).float().mean():.3f} correct on the training images")
 
 # %% [markdown]
-# Now the folder. `prior_mean="initial"` centres the prior at the pretrained weights. The new head starts from random ones.
+# Now fine-tune on the folder. `prior_mean="initial"` centres the prior at the pretrained weights. The new head starts from random
+# weights.
 
 # %%
 data = ImageFolderDataModule(
@@ -87,7 +88,7 @@ print(
 )
 
 # %% [markdown]
-# The posterior, the architecture, the input transform and the class names go into one file. `Predictor` reads it, in another
+# The posterior, the architecture, the input transform and the class names are saved in one file. `Predictor` loads it in another
 # process, without this script.
 
 # %%
@@ -105,14 +106,15 @@ answers = predict(known + unknown)
 figure, axes = plt.subplots(1, 6, figsize=(11, 2.4), layout="constrained")
 for index, (ax, image) in enumerate(zip(axes, known + unknown, strict=True)):
     ax.imshow(image, cmap="gray")
-    verdict = "refused" if answers.reject[index] else answers.labels[index]
+    verdict = "rejected" if answers.reject[index] else answers.labels[index]
     ax.set_title(f"{verdict}\nentropy {answers.entropy[index]:.2f}", fontsize=9)
     ax.axis("off")
 figure.savefig("answers.png", dpi=110)
 
 # %% [markdown]
-# The last three are digits, which the folder does not have. The threshold refuses some of them, and others pass: a network that
-# tells shapes apart has not learned what is no shape. Choose thresholds on validation data, and measure OOD detection on inputs of
-# the kind that you expect (`--data.ood`, see [evaluation](../evaluation.md#ood-data-and-shift)).
+# The last three images are digits, which are not in the folder. The threshold rejects some of them and accepts others: a network
+# that distinguishes shapes has not learned to recognise inputs that are not shapes. Choose thresholds on validation data, and
+# measure OOD detection on inputs of the kind that you expect (`--data.ood`, see
+# [evaluation](../evaluation.md#ood-data-and-shift)).
 #
-# The same from the command line, with ResNet-18 and ImageNet weights: see [fine-tuning](../finetuning.md).
+# [Fine-tuning](../finetuning.md) shows the same from the command line, with ResNet-18 and ImageNet weights.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 4. Regression with honest intervals
 #
-# Points on a curve with a gap. Four posteriors of the same network predict intervals, and their coverage is counted: on new
-# points of the same kind, and in the gap.
+# The data are points on a curve with a gap. Four posteriors of the same network predict intervals, and we measure their coverage
+# on new points from the training distribution and in the gap.
 
 # %%
 import matplotlib.pyplot as plt
@@ -14,7 +14,7 @@ from lightning_bayes import NoisyKFACCallback, PosteriorScale, VOGNCallback, lap
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.zoo import BayesRegressor
 
-NOISE = 0.1  # known to every method
+NOISE = 0.1  # standard deviation, known to every method
 generator = torch.Generator().manual_seed(0)
 
 
@@ -57,24 +57,24 @@ vogn = fit(default, scale)
 natural = NoisyKFACCallback(lr=0.01, prior_precision=1.0, stats_interval=1, inverse_interval=10)
 kfac = fit(natural)
 adam = fit()
-found = laplace(
+result = laplace(
     adam.model, DataLoader(train, batch_size=80), Gaussian(NOISE), structure="full", subset="all", prior_precision=1.0
 )
 
 # %% [markdown]
-# `moments` gives mean and variance of f(x). The noise adds to the variance of a new observation.
+# `moments` returns mean and variance of f(x). For a new observation, the noise variance is added.
 
 
 # %%
-def moments(module, posterior, x, **how):
-    return mc_predict(module, posterior, x, link="identity", **how)
+def moments(module, posterior, x, **options):
+    return mc_predict(module, posterior, x, link="identity", **options)
 
 
 methods = {
     "VOGN, default": lambda x: moments(vogn, default.optimizer.posterior(), x, samples=200),
     "VOGN, PosteriorScale": lambda x: moments(vogn, scale.scaled(default.optimizer.posterior()), x, samples=200),
     "Noisy K-FAC, natural step": lambda x: moments(kfac, natural.optimizer.posterior(), x, samples=200),
-    "Laplace, all weights": lambda x: moments(adam.model, found.posterior, x, linearized="closed_form"),
+    "Laplace, all weights": lambda x: moments(adam.model, result.posterior, x, linearized="closed_form"),
 }
 
 new = clusters(4000)
@@ -106,10 +106,10 @@ figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=Fals
 figure.savefig("bands.png", dpi=110)
 
 # %% [markdown]
-# On new points of the same kind all four cover about as much as they promise, because the noise dominates there. In the gap and
-# beyond the data they differ. The default is made for prediction on data like the training data, and its band does not widen. The
-# Laplace approximation of all weights has a stated prior and the exact curvature: its band widens where there are no data. It costs
-# a matrix of all weights, so it is for small networks.
+# On new points from the training distribution, the coverage of all four methods is close to the nominal level, because the noise
+# dominates there. In the gap and beyond the data they differ. The default is meant for inputs that resemble the training data,
+# and its band does not widen. The Laplace approximation of all weights uses an explicit prior and the exact curvature, and its
+# band widens where there are no data. It requires a full matrix over all weights, so it is limited to small networks.
 #
-# Rules of thumb: state a prior when the width matters, choose the width on validation data (`PosteriorScale`) when you cannot, and
-# count the coverage on data that were not used.
+# Rules of thumb: specify a prior if the width matters; otherwise choose the width on validation data (`PosteriorScale`). Always
+# measure the coverage on held-out data.

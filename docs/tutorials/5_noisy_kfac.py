@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 5. Noisy K-FAC: correlated weights
 #
-# VOGN has one variance for each weight. Noisy K-FAC has a matrix-variate Gaussian for each layer, whose precision is a Kronecker
-# product L ⊗ R: the weights of a layer are correlated. This tutorial trains both on digits and looks at the correlations.
+# VOGN has one variance per weight. Noisy K-FAC has one matrix-variate Gaussian per layer, whose precision is a Kronecker product
+# L ⊗ R, so the weights of a layer are correlated. This tutorial trains both on digits and looks at the correlations.
 
 # %%
 import matplotlib.pyplot as plt
@@ -39,8 +39,8 @@ for name, callback in {"VOGN": VOGNCallback(), "Noisy K-FAC": NoisyKFACCallback(
     print(f"{name:12}", "  ".join(f"{key} {metrics[key]:.4f}" for key in keys))
 
 # %% [markdown]
-# The posterior of Noisy K-FAC is a `MatrixGaussian`. For the weight of a layer, `factors` are L (outputs) and R (inputs, and the
-# bias as the last).
+# The posterior of Noisy K-FAC is a `MatrixGaussian`. For the weight of a layer, `factors` are L (over outputs) and R (over
+# inputs, with the bias last).
 
 # %%
 posterior = load_posterior("Noisy K-FAC.ckpt")
@@ -54,7 +54,7 @@ def correlations(precision):
     return covariance / deviations.outer(deviations)
 
 
-inputs = correlations(right)[:64, :64]  # between the weights of one unit, by pixel
+inputs = correlations(right)[:64, :64]  # between the input weights of one unit, by pixel
 off_diagonal = inputs - inputs.diag().diag()
 print(f"largest correlation between two pixels' weights: {off_diagonal.abs().max():.3f}")
 
@@ -70,9 +70,9 @@ figure.colorbar(picture, ax=axes)
 figure.savefig("correlations.png", dpi=110)
 
 # %% [markdown]
-# The pixels of digits are correlated, so the data determine sums of neighbouring weights better than each weight alone. A diagonal
-# posterior cannot say that.
+# The pixels of digits are correlated, so the data determine sums of neighbouring weights better than each weight alone. A
+# diagonal posterior cannot represent this.
 #
-# The factors are measured every twentieth update and inverted every two hundredth (`stats_interval`, `inverse_interval`).
-# [Kronecker factors](../kronecker.md) says what BackPACK's engine measures instead, and
-# [regression](../regression.md) has the comparison with Hamiltonian Monte Carlo.
+# By default the factors are measured every twentieth update and inverted every two hundredth (`stats_interval`,
+# `inverse_interval`). [Kronecker factors](../kronecker.md) describes the factors of the BackPACK engine, and
+# [regression](../regression.md) compares the method with Hamiltonian Monte Carlo.

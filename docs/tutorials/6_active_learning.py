@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 6. Active learning
 #
-# A pool of unlabelled digits, 20 labels to start with, and 20 more in each round. The posterior chooses which ones: `bald` is the
+# Starting from a pool of unlabelled digits with 20 labels, each round labels 20 more. The posterior selects them: `bald` is the
 # mutual information between the label and the weights.
 
 # %%
@@ -39,8 +39,8 @@ def fit(pool):
 
 
 # %% [markdown]
-# Every round trains from the start on what is labelled, predicts the rest of the pool, and labels the rows with the highest score.
-# The random choice is the control. Two seeds of the first 20 labels.
+# Every round trains from scratch on the labelled rows, predicts the remaining pool, and labels the rows with the highest score.
+# Random selection is the control. The experiment runs for two seeds of the initial 20 labels.
 
 # %%
 scores = {
@@ -79,6 +79,6 @@ ax.legend(frameon=False)
 figure.savefig("curves.png", dpi=110)
 
 # %% [markdown]
-# Thin lines are single runs. With two seeds and five rounds, differences of two or three points are within the spread, and on so easy
-# a problem the random choice is hard to beat: keep it as a control on your own data.
-# `batch_bald` chooses rows that do not repeat each other, and `power_bald` draws them at random in proportion to their score.
+# Thin lines are single runs. With two seeds and five rounds, differences of two or three points are within the variation between
+# runs, and on such an easy problem random selection is hard to beat: keep it as a control on your own data. `batch_bald` avoids
+# selecting redundant rows, and `power_bald` samples rows at random in proportion to their score.

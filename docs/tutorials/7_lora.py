@@ -1,9 +1,9 @@
 # requires: peft
 # %% [markdown]
-# # 7. LoRA: a posterior for the adapters alone
+# # 7. LoRA: a posterior for the adapters only
 #
-# A network that has learned the digits 0 to 4 adapts to 5 to 9 by low-rank adapters of peft. The backbone is frozen, and only the
-# adapters have a posterior. The same lines serve a language model of transformers.
+# A network trained on the digits 0 to 4 is adapted to 5 to 9 with low-rank adapters from peft. The backbone is frozen, and only
+# the adapters have a posterior. The same code works for a transformers language model.
 
 # %%
 from copy import deepcopy
@@ -41,7 +41,7 @@ inputs, classes = part(digits.test_set, 0).tensors
 print(f"digits 0 to 4: accuracy {(backbone(inputs).argmax(1) == classes).float().mean():.3f}")
 
 # %% [markdown]
-# peft replaces the named layers. Its modules contain ordinary linear layers, which the curvature rules know.
+# peft replaces the named layers. Its modules contain ordinary linear layers, which the curvature rules support.
 
 
 # %%
@@ -100,5 +100,5 @@ print(f"\n{uncertain:,} of {total:,} parameters have a posterior:")
 print(*sorted(posterior.mean), sep="\n")
 
 # %% [markdown]
-# 60 images, one seed: the table shows that it runs, not which method is best. For a language model pass its peft model in the same
-# way. If a layer has no per-example gradients, `IVONCallback` needs none.
+# With 60 images and one seed, the table shows that the method works, not which method is best. For a language model, pass its
+# peft model in the same way. If a layer has no per-example gradients, use `IVONCallback`, which needs none.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 8. Several processes
 #
-# `strategy="bayes_ddp"` trains on several devices. Here two processes of this machine play them. With one noise group, two processes
-# with batches of 16 make the updates of one process with batches of 32.
+# `strategy="bayes_ddp"` trains on several devices. Here two processes on one machine stand in for two devices. With one noise
+# group, two processes with batches of 16 perform the same updates as one process with batches of 32.
 
 # %%
 import subprocess
@@ -34,7 +34,8 @@ two = fit(
 )
 
 # %% [markdown]
-# A distributed sampler shuffles in another order, so the two runs see other batches; they agree in what does not depend on the order.
+# A distributed sampler shuffles in a different order, so the two runs see different batches. They agree in everything that does
+# not depend on the order.
 
 # %%
 print(f"N: {one.num_data:.0f} and {two.num_data:.0f}")
@@ -44,12 +45,12 @@ for name in one.mean:
     print(f"{name:24} weights {sizes[0]:.4f} {sizes[1]:.4f}   noise {noise[0]:.4f} {noise[1]:.4f}")
 
 # %% [markdown]
-# The checkpoint of the second run was written by rank 0, and a single process reads it. It also resumes it:
+# Rank 0 wrote the checkpoint of the second run. A single process can read it, and resume from it:
 
 # %%
 resumed = fit("three", "--data.batch_size=32", "--trainer.max_epochs=3", "--ckpt_path=two/checkpoints/last.ckpt")
 print("finite:", all(torch.isfinite(mean).all() for mean in resumed.mean.values()))
 
 # %% [markdown]
-# [Several devices and faults](../distributed.md) has torchrun and SLURM, samples instead of examples spread over ranks, and what
-# happens when a rank dies.
+# [Distributed training](../distributed.md) covers torchrun and SLURM, distributing weight samples instead of examples, and the
+# behaviour when a rank fails.

@@ -1,4 +1,4 @@
-"""The generated API reference has every public name, once."""
+"""The generated API reference lists every public name exactly once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def public_packages():
     return ["lightning_bayes", *api.packages()]
 
 
-def named(path):
+def imported(path):
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
@@ -31,8 +31,8 @@ def test_every_exported_name_has_an_entry(package):
     for name in module.__all__:
         item = api.Exported("lightning_bayes.public" if package == "lightning_bayes" else package, name)
         home = api.homes()[api.origin(item)]
-        assert home.path in documented, f"{package}.{name} is in no page of the API reference"
-        assert named(home.path) is getattr(module, name)
+        assert home.path in documented, f"{package}.{name} is missing from the API reference"
+        assert imported(home.path) is getattr(module, name)
 
 
 def test_every_package_with_exports_is_found():

@@ -1,4 +1,4 @@
-"""The recipes of docs/hosts.md are run, each in a copy of the definitions that the page begins with."""
+"""Runs the recipes of docs/hosts.md, each after the shared definitions at the top of the page."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def test_every_recipe_runs(number, tmp_path, monkeypatch):
             pytest.importorskip(name, minversion=version or None)
     monkeypatch.chdir(tmp_path)
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
-        monkeypatch.setenv(name, value)  # what torchrun sets, for one process
+        monkeypatch.setenv(name, value)  # the variables of torchrun, for one process
     module = types.ModuleType("hosts")
     monkeypatch.setitem(sys.modules, "hosts", module)
     for block in (FENCED[0], code):
         exec(compile(block, str(PAGE), "exec"), vars(module))
-    made = [value for value in vars(module).values() if not isinstance(value, type)]
-    assert all(bool(p.isfinite().all()) for net in made if isinstance(net, torch.nn.Module) for p in net.parameters())
-    counts = [value.num_updates for value in made if hasattr(value, "num_updates")]
+    objects = [value for value in vars(module).values() if not isinstance(value, type)]
+    networks = [value for value in objects if isinstance(value, torch.nn.Module)]
+    assert all(bool(param.isfinite().all()) for network in networks for param in network.parameters())
+    counts = [value.num_updates for value in objects if hasattr(value, "num_updates")]
     assert all(counts)

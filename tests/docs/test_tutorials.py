@@ -1,4 +1,4 @@
-"""Every tutorial runs, and becomes a page with what it printed and drew."""
+"""Every tutorial runs and is rendered with its output and figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def source(name):
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A folder with one tutorial, that runs."""
+    """Folder with one small tutorial."""
     monkeypatch.setattr(tutorials, "FOLDER", tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "1_small.py").write_text(SMALL.partition("\n")[2], "utf-8")
@@ -51,7 +51,7 @@ def test_cells_know_their_lines():
     assert second.line == 11
 
 
-def test_outputs_and_figures_stand_below_their_cell(small):
+def test_outputs_and_figures_follow_their_cell(small):
     tutorials.run("1_small", small / "out")
     page = (small / "out/1_small.md").read_text("utf-8")
     assert page.index('print("one", 1)\n```') < page.index("\none 1\n```") < page.index("(1_small_b.png)")
