@@ -113,9 +113,7 @@ class States(Callback):
         self.seen.append({**weights(pl_module), **{name: value.clone() for name, value in state.items()}})
 
 
-SKIPPED = (
-    r"Update 3 has a non-finite gradient or curvature \(gradients of net\.0\.weight.*skipped.*\(1 in a row\)"
-)
+SKIPPED = r"Update 3 has a non-finite gradient or curvature \(gradients of net\.0\.weight.*skipped.*\(1 in a row\)"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)

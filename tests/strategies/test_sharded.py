@@ -73,7 +73,9 @@ def test_the_default_step_is_refused(sharded):
 
 def test_a_model_that_is_spread_in_part_is_refused(sharded):
     sharded.more = torch.nn.Linear(2, 2)
-    with pytest.raises(UnsupportedTrainingError, match=r"not sharded over all 1 processes .*: more\.weight, more\.bias"):
+    with pytest.raises(
+        UnsupportedTrainingError, match=r"not sharded over all 1 processes .*: more\.weight, more\.bias"
+    ):
         IVON(sharded, lr=0.01, num_data=48)
 
 

@@ -388,7 +388,9 @@ def test_update_that_is_not_finite_is_skipped_and_counted(where, generator):
 
     for count in (1, 2):
         poisoned()
-        with pytest.warns(UserWarning, match=rf"Update 2 has a non-finite gradient or curvature .* \({count} in a row\)"):
+        with pytest.warns(
+            UserWarning, match=rf"Update 2 has a non-finite gradient or curvature .* \({count} in a row\)"
+        ):
             opt.step()
     torch.testing.assert_close(dict(model.state_dict()), kept, rtol=0, atol=0)
     for key, value in state.items():
