@@ -77,7 +77,7 @@ def test_drawn_configurations_estimate_the_enumerated_entropy(pool, monkeypatch)
     weight = 1 / (20_000 * joint.mean(0))
     conditional = predictive_entropy(pool[:, :, :].flatten(0, 1)[None]).view(5, 7).mean(0)
     before = information(pool, rows) + float(conditional[rows].sum())
-    found = (acquisition._entropy_with_each(joint, weight, pool) - before - conditional)[[1, 2, 4, 6]]
+    found = (acquisition._joint_entropies(joint, weight, pool) - before - conditional)[[1, 2, 4, 6]]
     torch.testing.assert_close(found.float(), exact.float(), atol=0.02, rtol=0)
 
 
@@ -147,19 +147,19 @@ def test_top_rows_are_in_order():
     ],
 )
 def test_an_empty_pool_is_named(choose):
-    with pytest.raises(DataError, match=r"pool is empty: no row is left to label\. Stop here, or add"):
+    with pytest.raises(DataError, match=r"pool is empty: there are no rows left to label\. Stop, or add"):
         choose(torch.zeros(4, 0, 3))
 
 
 @pytest.mark.parametrize("choose", [bald, predictive_entropy, lambda one: batch_bald(one, 1)])
 def test_one_class_is_named(choose):
-    with pytest.raises(DataError, match="one class, so no label tells anything"):
+    with pytest.raises(DataError, match="one class, so labels carry no information"):
         choose(torch.ones(4, 5, 1))
 
 
 def test_more_rows_than_the_pool_has(pool):
     for choose in (lambda: batch_bald(pool, 8), lambda: top_rows(bald(pool), 8), lambda: power_bald(pool, 0)):
-        with pytest.raises(HyperparameterError, match=r"cannot be chosen from a pool of 7\. Choose 1 to 7"):
+        with pytest.raises(HyperparameterError, match=r"Cannot choose size=\d rows from a pool of 7\. Choose 1 to 7"):
             choose()
 
 

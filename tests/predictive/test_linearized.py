@@ -220,10 +220,12 @@ class Custom(nn.Module):
 
 def test_a_layer_without_forward_mode_derivative_is_named():
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), Custom()))
-    with pytest.raises(UnsupportedLayerError, match=r"which 1\.1 \(Custom\) does not give: .*\(linearized=False\), or"):
+    with pytest.raises(
+        UnsupportedLayerError, match=r"which 1\.1 \(Custom\) does not support: .*\(linearized=False\), or"
+    ):
         mc_predict(model, mean_field(model), torch.randn(2, 3), 2, linearized=True)
     bag = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 2))
-    with pytest.raises(UnsupportedLayerError, match=r"which 0 \(EmbeddingBag\) does not give: .*embedding_bag"):
+    with pytest.raises(UnsupportedLayerError, match=r"which 0 \(EmbeddingBag\) does not support: .*embedding_bag"):
         mc_predict(bag, mean_field(bag), torch.randint(5, (3, 4)), 2, linearized=True)
     assert not bag[0]._forward_hooks
     assert not bag[0]._forward_pre_hooks
@@ -241,7 +243,7 @@ def test_an_output_that_has_no_average_is_refused():
             return {"logits": super().forward(x)}
 
     model = Named(3, 2)
-    with pytest.raises(ShapeError, match="Named returned a dict, which has no average over samples"):
+    with pytest.raises(ShapeError, match="Named returned a dict, which cannot be averaged over samples"):
         mc_predict(model, mean_field(model), torch.zeros(1, 3), 2, linearized=True)
 
 

@@ -218,5 +218,5 @@ def test_an_output_that_has_no_average_is_refused():
             return {"logits": super().forward(x)}
 
     model = Named(3, 2)
-    with pytest.raises(ShapeError, match="Named returned a dict, which has no average over samples"):
+    with pytest.raises(ShapeError, match="Named returned a dict, which cannot be averaged over samples"):
         mc_predict(model, posterior_of(model), torch.zeros(1, 3), samples=2)

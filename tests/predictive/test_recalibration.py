@@ -149,15 +149,17 @@ def test_no_batch_is_refused(model):
 
 
 def test_dropout_has_no_statistics_of_a_sample(model, batches):
-    with pytest.raises(HyperparameterError, match=r"DropoutSamples are other networks for every batch.*update_bn"):
+    with pytest.raises(HyperparameterError, match=r"DropoutSamples are different networks for every batch.*update_bn"):
         recalibrate(model, DropoutSamples([model[2]], S), runs(model, batches))
 
 
 def test_an_ensemble_has_no_mean(model, batches):
-    with pytest.raises(HyperparameterError, match=r"MemberSamples have no mean with statistics\. Say of='sample'"):
+    with pytest.raises(
+        HyperparameterError, match=r"MemberSamples have no mean to estimate statistics at\. Use of='sample'"
+    ):
         recalibrate(model, MemberSamples([state(model)]), runs(model, batches), of="mean")
 
 
 def test_another_word_is_refused(model, batches):
-    with pytest.raises(HyperparameterError, match=r"of='batch' is unknown; say whose statistics"):
+    with pytest.raises(HyperparameterError, match=r"of='batch' is unknown; use 'sample' or 'mean'"):
         recalibrate(model, PosteriorSamples(posterior_of(model), S), runs(model, batches), of="batch")

@@ -98,7 +98,7 @@ def test_misfits_are_listed_with_the_next_step():
     mean["0.weight"] = torch.zeros(4, 5)
     other = MeanField(mean, {n: torch.ones_like(m) for n, m in mean.items()}, dict.fromkeys(mean, 1.0), 10)
     message = (
-        r"not one of this Sequential \(missing: 1\.num_batches_tracked, 1\.running_mean, "
+        r"does not fit this Sequential \(missing: 1\.num_batches_tracked, 1\.running_mean, "
         r"1\.running_var, 2\.bias; unknown to the model: head\.weight; of another shape: 0\.weight\)"
         r".*posterior\.select\('model\.'\)"
     )

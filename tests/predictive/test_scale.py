@@ -93,7 +93,7 @@ def test_noise_that_nobody_states_is_the_one_of_the_lowest_nll(generator):
 
 
 def test_targets_that_do_not_fit_are_shown():
-    with pytest.raises(ShapeError, match=r"outputs are \[2, 4, 3\], the samples first, and targets \[4\]"):
+    with pytest.raises(ShapeError, match=r"outputs are \[2, 4, 3\], with the samples first, and targets \[4\]"):
         predictive_nll(torch.zeros(2, 4, 3), torch.zeros(4), "identity")
     with pytest.raises(ShapeError, match=r"got \[2, 4, 3\] and \[5\]"):
         predictive_nll(torch.zeros(2, 4, 3), torch.zeros(5, dtype=torch.long), "softmax")
