@@ -104,7 +104,7 @@ def test_bad_input(generator):
         ConformalSets.fit(probs, labels, score="margin")
     with pytest.raises(HyperparameterError, match=r"coverage=90 must lie between 0 and 1; 90 % is 0\.9"):
         ConformalSets.fit(probs, labels, 90)
-    with pytest.raises(DataError, match="no calibration row"):
+    with pytest.raises(DataError, match="no calibration rows"):
         conformal_quantile(torch.zeros(0), 0.9)
     with pytest.raises(DataError, match="one class"):
         ConformalSets.fit(torch.ones(10, 1), labels * 0)

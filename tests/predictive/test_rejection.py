@@ -79,7 +79,7 @@ def test_the_fewest_rows_just_pass():
         rows = fewest_rows(risk, confidence)
         probs = torch.tensor([[0.9, 0.1]]).repeat(rows, 1)
         assert Rejector.fit(probs, torch.zeros(rows).long(), risk, confidence).coverage == 1
-        with pytest.raises(DataError, match=f"it takes {rows} or more. Give more rows"):
+        with pytest.raises(DataError, match=f"at least {rows} rows are needed. Pass more rows"):
             Rejector.fit(probs[1:], torch.zeros(rows - 1).long(), risk, confidence)
 
 
@@ -93,7 +93,7 @@ def test_a_prediction_is_taken_as_it_is(generator):
 
 def test_bad_input(generator):
     probs, labels = calibrated(generator, 100)
-    with pytest.raises(DataError, match=r"No threshold keeps the risk at 0\.001 .* 25\.0% are wrong"):
+    with pytest.raises(DataError, match=r"No threshold guarantees a risk of 0\.001 .* 25\.0% are wrong"):
         Rejector.fit(probs, torch.tensor([0, 0, 0, 1]).repeat(25), risk=0.001)
     with pytest.raises(HyperparameterError, match=r"risk=5 .* a risk of 5 % is 0\.05"):
         Rejector.fit(probs, labels, risk=5)

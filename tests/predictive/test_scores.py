@@ -63,6 +63,6 @@ def test_other_shapes_are_refused(shape):
         with pytest.raises(ShapeError, match=r"of at least two classes, got \["):
             OOD_SCORES[name](torch.zeros(shape))
     with pytest.raises(
-        ShapeError, match=r"needs the logits of several samples.*got \[4, 3\]\. A single network has none"
+        ShapeError, match=r"needs the logits of several samples.*got \[4, 3\]\. It is undefined for a single network"
     ):
         OOD_SCORES["mutual_information"](torch.zeros(4, 3))

@@ -114,7 +114,7 @@ def test_bad_input_is_named():
         with pytest.raises(ShapeError, match=r"targets \[batch\] of at least one example, got \["):
             fit_temperature(outputs, targets)
     for strange in (3, -1):
-        with pytest.raises(ShapeError, match=r"indices from 0 to 2, but lie between .* (1|3)\. Leave out the examples"):
+        with pytest.raises(ShapeError, match=r"indices from 0 to 2, but lie between .* (1|3)\. Leave out examples"):
             fit_temperature(torch.zeros(2, 3), torch.tensor([1, strange]))
     outputs = torch.zeros(2, 4, 3)
     outputs[1, 2, 0] = torch.nan
