@@ -9,7 +9,7 @@ is a p-value for the null hypothesis that r(t) exceeds the tolerated risk r* (Cl
 2017, https://arxiv.org/abs/1705.08500, bound the risk in this way). Thresholds are tested from the most confident rows down,
 by fixed-sequence tests. Each sequence stops at its first p-value above δ divided by the number of sequences (Angelopoulos et
 al. 2021, "Learn then Test", https://arxiv.org/abs/2110.01052). With probability at least 1 - δ over the calibration rows,
-the risk of the answers is at most r*. Calibration rows must be drawn independently from the distribution of the new inputs and
+the risk of the answers is at most r*. Calibration rows must be independent draws from the distribution of the new inputs and
 not used in training.
 """
 
