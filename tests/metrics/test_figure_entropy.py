@@ -39,7 +39,7 @@ def test_panels_name_the_model_the_sets_and_the_units(entropies):
     assert figure.get_suptitle() == "Who knows?"
     assert [axes.get_title() for axes in figure.axes] == ["Adam", "VOGN"]
     assert [axes.get_xlabel() for axes in figure.axes] == ["Entropy [nats]"] * 2
-    assert [axes.get_ylabel() for axes in figure.axes] == ["Share of the set [%]", ""]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["Fraction of the set [%]", ""]
     for axes in figure.axes:
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["digits", "photos"]
 
@@ -60,9 +60,11 @@ def test_bad_input_is_named():
         entropy_histogram({})
     with pytest.raises(ShapeError, match="at least one set of inputs for VOGN"):
         entropy_histogram({"VOGN": {}})
-    with pytest.raises(ShapeError, match=r"non-empty vector \[inputs\]; those of VOGN, digits are \[2, 1\]"):
+    with pytest.raises(
+        ShapeError, match=r"Entropies of VOGN, digits must be a non-empty vector \[inputs\], got \[2, 1\]"
+    ):
         entropy_histogram({"VOGN": {"digits": torch.rand(2, 1)}})
-    with pytest.raises(ShapeError, match=r"those of VOGN, digits are \[0\]"):
+    with pytest.raises(ShapeError, match=r"VOGN, digits must be a non-empty vector .* got \[0\]"):
         entropy_histogram({"VOGN": {"digits": torch.rand(0)}})
     with pytest.raises(NonFiniteError, match="1 of 2 entropies of VOGN, photos are not finite"):
         entropy_histogram({"VOGN": {"digits": some, "photos": torch.tensor([1.0, torch.nan])}})

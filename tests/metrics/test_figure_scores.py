@@ -72,7 +72,7 @@ def test_bad_input_is_named():
         score_histograms({})
     with pytest.raises(ShapeError, match="at least one set of inputs for entropy"):
         score_histograms({"entropy": {}})
-    with pytest.raises(ShapeError, match=r"Scores must be a non-empty vector .* those of entropy, test are \[2, 1\]"):
+    with pytest.raises(ShapeError, match=r"Scores of entropy, test must be a non-empty vector .* got \[2, 1\]"):
         score_histograms({"entropy": {"test": torch.rand(2, 1)}})
     with pytest.raises(NonFiniteError, match="1 of 2 scores of energy, photos are not finite"):
         score_histograms({"energy": {"photos": torch.tensor([1.0, torch.inf])}})

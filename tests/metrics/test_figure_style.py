@@ -25,7 +25,7 @@ def test_the_first_three_colours_stay_apart_without_red_or_green_cones(projectio
 
 
 def test_an_empty_figure_is_refused():
-    with pytest.raises(ShapeError, match=r"Nothing to draw: give at least one model\."):
+    with pytest.raises(ShapeError, match=r"Nothing to draw: pass at least one model\."):
         check_not_empty({}, "model")
 
 

@@ -95,5 +95,5 @@ def test_bad_input_is_named(shell):
         metric.update(torch.rand(3, 1), torch.zeros(3))
     with pytest.raises(NonFiniteError, match=r"1 of 2 OOD scores are nan"):
         metric.update(torch.tensor([0.0, torch.nan]), torch.zeros(2))
-    with pytest.raises(ShapeError, match=r"has values from 0 to 7\. Class labels"):
+    with pytest.raises(ShapeError, match=r"has values from 0 to 7\. Do not pass class labels"):
         metric.update(torch.rand(2), torch.tensor([0, 7]))

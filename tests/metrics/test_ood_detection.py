@@ -101,9 +101,9 @@ def test_two_ranks_with_uneven_shards_agree_with_one_process(tmp_path):
 
 def test_bad_input_is_named():
     for sets, scores, message in [
-        ([], ["entropy"], r"sets=\[\] must name at least one of them, and each once"),
-        (["a", "a"], ["entropy"], r"sets=\['a', 'a'\] must name"),
-        (["a"], [], r"scores=\[\] must name"),
+        ([], ["entropy"], r"sets=\[\] must contain at least one name, each once"),
+        (["a", "a"], ["entropy"], r"sets=\['a', 'a'\] must contain"),
+        (["a"], [], r"scores=\[\] must contain"),
     ]:
         with pytest.raises(HyperparameterError, match=message):
             OODDetection(sets, scores)

@@ -36,7 +36,7 @@ def test_shells_are_means_over_all_points_of_uneven_batches():
 def test_a_variance_that_is_not_positive_is_refused(bad):
     mean, variance, target = predictions(4)
     variance[2] = bad
-    with pytest.raises(HyperparameterError, match=rf"positive variances, but the smallest one is {bad:.4g}\. Add"):
+    with pytest.raises(HyperparameterError, match=rf"positive variances, but the smallest is {bad:.4g}\. Add"):
         gaussian_nll(mean, variance, target)
 
 
@@ -65,5 +65,5 @@ def test_a_mixture_of_very_small_densities_stays_finite():
 
 @pytest.mark.parametrize("shape", [(), (0, 4)])
 def test_a_mixture_needs_a_sample(shape):
-    with pytest.raises(ShapeError, match=r"log_densities has shape \[.*needs \[samples, \.\.\.\] with at least one"):
+    with pytest.raises(ShapeError, match=r"log_densities has shape \[.*expected \[samples, \.\.\.\] with at least one"):
         mixture_nll(torch.zeros(shape))

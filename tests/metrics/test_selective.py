@@ -125,7 +125,7 @@ def test_what_is_no_share_is_refused(value):
         lambda: CoverageAtRisk(value),
         lambda: RiskAtCoverage(value),
     ):
-        with pytest.raises(HyperparameterError, match=rf"={value} must be a share between 0 and 1; 5 % is 0\.05"):
+        with pytest.raises(HyperparameterError, match=rf"={value} must be a fraction between 0 and 1; 5 % is 0\.05"):
             refused()
 
 

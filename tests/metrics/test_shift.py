@@ -112,5 +112,5 @@ def test_by_severity_leaves_out_keys_of_another_scheme():
 
 @pytest.mark.parametrize("shifts", [[], [("fog", 1), ("fog", 1)]])
 def test_shifts_must_be_named_and_different(shifts):
-    with pytest.raises(HyperparameterError, match=r"must name at least one \(kind, severity\), and each once"):
+    with pytest.raises(HyperparameterError, match=r"must contain at least one \(kind, severity\), and each once"):
         ShiftMetrics(shifts)

@@ -47,7 +47,7 @@ def test_the_mean_over_ties_is_the_expectation_over_their_orders():
         (torch.rand(4), torch.zeros(4).long(), r"probs \[batch, classes\].*got torch.float32 \[4\] and \[4\]"),
         (torch.rand(4, 2), torch.zeros(3).long(), r"\[4, 2\] and \[3\]. Flatten"),
         (torch.ones(4, 2).long(), torch.zeros(4).long(), r"floating-point probs .*got torch.int64"),
-        (torch.full((2, 2), 0.5), torch.zeros(2), r"class indices, but got torch.float32"),
+        (torch.full((2, 2), 0.5), torch.zeros(2), r"class indices, got torch.float32"),
         (torch.full((2, 2), 0.5), torch.tensor([0, 2]), r"indices from 0 to 1, but lie between 0 and 2"),
         (torch.full((2, 2), 0.5), torch.tensor([0, -1]), r"but lie between -1 and 0"),
         (torch.tensor([[0.5, 0.5], [3.0, -2.0]]), torch.tensor([0, 1]), r"Row 1 .* starts with \[3, -2\] .*softmax"),
