@@ -38,20 +38,7 @@ def quiet_frame(axes: Axes) -> None:
 
 
 def checked_values(values: Tensor, what: str, where: str) -> Tensor:
-    """Check that values are a vector of finite numbers.
-
-    Args:
-        values: The values to draw, ``[inputs]``.
-        what: Name of the values, for errors.
-        where: Name of the model or set they belong to, for errors.
-
-    Returns:
-        The values on the CPU in float64.
-
-    Raises:
-        ShapeError: If the values are not a vector, or are empty.
-        NonFiniteError: If a value is not finite.
-    """
+    """Return a vector of finite values on the CPU in float64; `what` and `where` name the values in errors."""
     if values.ndim != 1 or len(values) == 0:
         raise ShapeError(f"{what} of {where} must be a non-empty vector [inputs], got {list(values.shape)}.")
     if not bool(values.isfinite().all()):

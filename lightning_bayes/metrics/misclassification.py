@@ -4,7 +4,7 @@ Errors are the positive class, with score ``1 - max_c p_c`` (Hendrycks & Gimpel 
 AUROC uses in-distribution examples only. It is most likely the AUROC in the tables of Osawa et al. 2019
 (https://arxiv.org/abs/1906.02506), who do not define it.
 
-Every value is ``nan`` if all predictions are correct or all are wrong, where it is undefined.
+Every value is undefined and ``nan`` if all predictions are correct, or all are wrong.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ OOD is the positive class, and a higher score means more OOD (Hendrycks & Gimpel
 Only the order of the scores matters. They are replaced by ranks, because torchmetrics applies a sigmoid to scores outside
 [0, 1], which makes all scores above about 17 equal in float32.
 
-Every value is ``nan`` if either kind of input is missing, where it is undefined.
+Every value is undefined and ``nan`` if either kind of input is missing.
 """
 
 from __future__ import annotations

@@ -23,17 +23,11 @@ _TOLERANCE = 1e-9  # of the gradient per parameter group, in nats
 
 
 class Fit(NamedTuple):
-    """The network's fit to the training data.
+    """The network's fit to the training data."""
 
-    Attributes:
-        nll: -Σ log p(y_i | f_i) in nats; at σ = 1 for regression.
-        squares: Σ (y - f)² for regression, otherwise None.
-        targets: Number of targets.
-    """
-
-    nll: float
-    squares: float | None
-    targets: int
+    nll: float  # -Σ log p(y_i | f_i) in nats; at σ = 1 for regression
+    squares: float | None  # Σ (y - f)² for regression, otherwise None
+    targets: int  # number of targets
 
 
 @dataclass(frozen=True)

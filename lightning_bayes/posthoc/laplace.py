@@ -144,8 +144,9 @@ def laplace(
     build = _Builder(model, evidence, groups, likelihood, training.examples)
     if prior_precision == "validation":
         assert validation is not None
-        start = maximise(evidence, groups, std, None, chooses_noise)
-        deltas, std = choose_by_validation(model, build, validation, likelihood, start, chooses_noise)
+        _, std = maximise(evidence, groups, std, None, chooses_noise)
+        delta, std = choose_by_validation(model, build, validation, likelihood, std, chooses_noise)
+        deltas = [delta]
     else:
         fixed_deltas = None if prior_precision == "marglik" else [float(prior_precision)] * len(groups)
         deltas, std = maximise(evidence, groups, std, fixed_deltas, chooses_noise)

@@ -44,17 +44,7 @@ def check_settings(structure: str, prior_precision: float | str, prior_structure
 
 
 def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood, bool]:
-    """Look up a likelihood.
-
-    Args:
-        likelihood: A likelihood, or ``"classification"``, ``"binary"`` or ``"regression"``.
-
-    Returns:
-        The likelihood, and whether its noise should be chosen; σ is 1 in this case.
-
-    Raises:
-        HyperparameterError: If the name is unknown.
-    """
+    """Return the likelihood, by name or as given, and whether its noise should be chosen; σ is then 1."""
     if isinstance(likelihood, Likelihood):
         return likelihood, False
     if likelihood not in _LIKELIHOODS:

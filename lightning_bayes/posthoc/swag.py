@@ -51,11 +51,7 @@ class SWAG:
         self._deviations: dict[str, list[Tensor]] = {}
 
     def collect(self, weights: Mapping[str, Tensor]) -> None:
-        """Add one iterate.
-
-        Args:
-            weights: θ_t by parameter name.
-        """
+        """Add one iterate θ_t, by parameter name."""
         self.count += 1
         for name, value in weights.items():
             exact = value.detach().double()  # mean_t θ_t² - θ̄² loses digits

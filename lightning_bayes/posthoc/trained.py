@@ -15,11 +15,7 @@ from lightning_bayes.posthoc.evidence import Fit
 
 @final
 class TrainingFit:
-    """Sums the errors of a network and of the best constant prediction on the training data.
-
-    Args:
-        likelihood: The likelihood of the targets.
-    """
+    """Sums the errors of a network and of the best constant prediction on the training data."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         self.likelihood = likelihood
@@ -47,15 +43,7 @@ class TrainingFit:
         return Fit(self.nll, squares, self.targets)
 
     def require_trained(self, model: str) -> None:
-        """Require that the network predicts better than the best constant.
-
-        Args:
-            model: Name of the network, for the error.
-
-        Raises:
-            NonFiniteError: If the NLL of the network is not finite.
-            UnsupportedTrainingError: If the network is not better.
-        """
+        """Raise an error unless the network, with name `model`, predicts better than the best constant."""
         if not math.isfinite(self.nll):
             raise NonFiniteError(f"The NLL of {model} on the training data is {self.nll}. Its outputs are not finite.")
         error, constant_error, measure = self._errors()

@@ -36,9 +36,9 @@ def choose_by_validation(
     build: Callable[[list[float], float], HasPosterior],
     validation: Iterable[Any],
     likelihood: Likelihood,
-    start: tuple[list[float], float],
+    std: float,
     chooses_noise: bool,
-) -> tuple[list[float], float]:
+) -> tuple[float, float]:
     """Choose the prior precision with the lowest NLL, and the noise if requested, one after the other.
 
     Args:
@@ -46,11 +46,11 @@ def choose_by_validation(
         build: Builds the posterior for a prior precision and a noise.
         validation: Held-out data as pairs (inputs, targets).
         likelihood: The likelihood of the targets.
-        start: The prior precision and the noise with the highest marginal likelihood.
+        std: σ, the initial value if `chooses_noise`.
         chooses_noise: Whether to choose the noise.
 
     Returns:
-        A list of one δ, and σ.
+        δ and σ.
     """
     batches = list(labelled(validation, next(model.parameters()).device))
 
@@ -61,12 +61,11 @@ def choose_by_validation(
     def best_delta(std: float) -> float:
         return minimise_over_logarithm(partial(nll, std=std), SMALLEST, LARGEST, _GRID, _TOLERANCE)
 
-    std = start[1]
     delta = best_delta(std)
     if chooses_noise:
         std = minimise_over_logarithm(partial(nll, delta), std / _NOISE_RANGE, std * _NOISE_RANGE, _GRID, _TOLERANCE)
         delta = best_delta(std)
-    return [delta], std
+    return delta, std
 
 
 def _nll(

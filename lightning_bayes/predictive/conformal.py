@@ -151,7 +151,7 @@ class ConformalSets:
             labels: Class indices, ``[N]``.
             coverage: c.
             score: ``"thr"``, ``"aps"`` or ``"raps"``.
-            penalty: λ of RAPS. Tune λ and k on other rows.
+            penalty: λ of RAPS. Tune λ and k on separate rows.
             free: k of RAPS.
             generator: Generator of u, on the CPU; the global one by default.
 

@@ -75,16 +75,7 @@ def predictive_nll(
 
 
 def nll_sum_of(density: LogDensity, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood of a sampled prediction, summed over targets.
-
-    Args:
-        density: Log-density of the targets under every sample.
-        outputs: Outputs under each sample, ``[S, B, …]``.
-        targets: ``[B, …]``.
-
-    Returns:
-        A scalar in nats, in float64.
-    """
+    """Negative log-likelihood summed over targets, in nats and float64; outputs ``[S, B, …]``, targets ``[B, …]``."""
     samples = len(outputs)
     block_size = max(1, _BLOCK // max(1, outputs[:, :1].numel()))
     total = torch.zeros((), dtype=torch.float64, device=outputs.device)
@@ -95,20 +86,7 @@ def nll_sum_of(density: LogDensity, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def fit_noise_std(outputs: Tensor, targets: Tensor, reduce: Reduce = lambda total: total) -> float:
-    """Standard deviation of the Gaussian noise that minimises the NLL of the sampled prediction.
-
-    Args:
-        outputs: Means under each sample, ``[S, B, …]``.
-        targets: ``[B, …]``.
-        reduce: Sums a tensor over processes.
-
-    Returns:
-        σ, between 1/100 and 1 times the root mean square of the residuals.
-
-    Example:
-        >>> round(fit_noise_std(torch.zeros(1, 2), torch.tensor([3.0, -3.0])), 3)
-        3.0
-    """
+    """Return the noise σ with the lowest NLL, between 1/100 and 1 times the root mean square of the residuals."""
     squares = (outputs - targets).double().square().mean(0)
     total = reduce(torch.stack([squares.sum(), torch.tensor(float(squares.numel()), dtype=squares.dtype)]))
     largest = max(math.sqrt(float(total[0] / total[1])), 1e-12)

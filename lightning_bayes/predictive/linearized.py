@@ -51,16 +51,7 @@ class LinearizedSamples(Samples):
         self.samples, self.count = samples, samples.count
 
     def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Return f(x, μ) + J (θ_s - μ), stacked over the samples; several samples share one pass of `forward`.
-
-        Args:
-            model: The model, in evaluation mode. Its own weights are not used.
-            forward: Computes the model's output.
-            indices: Sample indices.
-
-        Returns:
-            Outputs, stacked in the order of `indices`.
-        """
+        """Compute f(x, μ) + J (θ_s - μ) for several samples per pass of `forward`; see `Samples.chosen`."""
         _load_derivatives()
         mean = self.samples.posterior.mean
         expansion = partial(_expansion, _Call(model, forward), mean)

@@ -86,17 +86,5 @@ def nll_sum(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
 
 
 def minimise_over_temperature(loss: Callable[[float], float]) -> float:
-    """Minimise over a grid in log T, then by Brent's method between the neighbours of the best grid point.
-
-    Args:
-        loss: A function of T.
-
-    Returns:
-        T between `SMALLEST` and `LARGEST`, with a relative accuracy of 1e-6.
-
-    Example:
-        >>> import math
-        >>> round(minimise_over_temperature(lambda t: math.log(t / 3) ** 2), 5)
-        3.0
-    """
+    """Return the T between `SMALLEST` and `LARGEST` with the lowest loss, to a relative accuracy of 1e-6."""
     return minimise_over_logarithm(loss, SMALLEST, LARGEST, _GRID, _TOLERANCE)
