@@ -21,7 +21,7 @@ def entropies():
     }
 
 
-def test_outlines_are_the_shares_that_numpy_counts_in_shared_bins(entropies):
+def test_outlines_are_fractions_in_shared_bins(entropies):
     figure = entropy_histogram(entropies, bins=12)
     largest = max(values.max().item() for sets in entropies.values() for values in sets.values())
     assert len(figure.axes) == 2
@@ -54,7 +54,7 @@ def test_it_saves_without_a_display_and_without_pyplot(entropies, tmp_path):
     assert (tmp_path / "entropy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     some = torch.tensor([0.5])
     with pytest.raises(ShapeError, match=r"at least one model with its \{set of inputs: entropies\}"):
         entropy_histogram({})
