@@ -62,7 +62,7 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
             f"Classification metrics need at least two classes, got num_classes={num_classes}. "
             "Give a binary classifier two outputs."
         )
-    metrics: dict[str, Metric] = {
+    metrics: dict[str, Metric | MetricCollection] = {
         "cls/Acc": Accuracy(num_classes),
         "cls/NLL": NegativeLogLikelihood(),
         "cls/Brier": BrierScore(),
@@ -145,5 +145,5 @@ def sampled_regression_metrics(prefix: str) -> MetricCollection:
     return _collection({"reg/RMSE": RootMeanSquaredError(), "reg/NLL": MixtureNLL()}, prefix)
 
 
-def _collection(metrics: dict[str, Metric], prefix: str) -> MetricCollection:
+def _collection(metrics: dict[str, Metric | MetricCollection], prefix: str) -> MetricCollection:
     return MetricCollection(metrics, prefix=prefix, compute_groups=False)

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from lightning_bayes.predictive.samples import NetworkSamples, sample_seed
+from lightning_bayes.predictive.samples import NetworkSamples, restored_modes, sample_seed
 
 _DROPOUTS = (
     nn.Dropout,
@@ -66,17 +66,12 @@ class DropoutSamples(NetworkSamples):
     @contextmanager
     def sampled(self, model: nn.Module, index: int) -> Iterator[None]:
         """Context in which dropout is active; `index` is not used, because every pass is a new sample."""
-        modes = [layer.training for layer in self.layers]
         device = next(model.parameters(), torch.empty(0)).device
         self._passes += 1
-        try:
+        with restored_modes(self.layers), _seeded(device, sample_seed(self.seed, self._passes)):
             for layer in self.layers:
                 layer.training = True
-            with _seeded(device, sample_seed(self.seed, self._passes)):
-                yield
-        finally:
-            for layer, mode in zip(self.layers, modes, strict=True):
-                layer.training = mode
+            yield
 
 
 @contextmanager

@@ -128,15 +128,22 @@ class PosteriorSamples(NetworkSamples):
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context in which every module of `model` is in evaluation mode. Each module's own mode is restored on exit."""
-    modes = [(module, module.training) for module in model.modules()]
+def restored_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Context after which each module is in training or evaluation mode as before, also after an exception."""
+    modes = [(module, module.training) for module in modules]
     try:
-        model.eval()
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Context in which every module of `model` is in evaluation mode; the modes are restored on exit."""
+    with restored_modes(model.modules()):
+        model.eval()
+        yield
 
 
 def sample_seed(seed: int, index: int) -> int:
