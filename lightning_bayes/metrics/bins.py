@@ -1,7 +1,7 @@
-"""Sums over confidence bins of equal width: the whole state of binned calibration errors.
+"""Sums over confidence bins of equal width, the only state of binned calibration errors.
 
-Sums of shards add up to the sums of the whole, so a metric that keeps them is right on any number of processes, and as
-small for ImageNet as for ten examples.
+The sums of shards add up to the sums of the full data, so metrics built on them are exact on any number of processes and
+their memory does not grow with the number of examples.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class BinSums(NamedTuple):
 def bin_sums(
     confidence: Tensor, correct: Tensor, bins: int, group: Tensor | None = None, num_groups: int = 1
 ) -> BinSums:
-    """Sort examples into bins and add them up.
+    """Sum confidences and correct predictions over bins.
 
     Args:
         confidence: Values between 0 and 1, ``[batch]``.
-        correct: Truth values as numbers, ``[batch]``.
+        correct: 1 for correct predictions, otherwise 0, ``[batch]``.
         bins: Number of bins; bin ``b`` is ``[b/bins, (b+1)/bins)``, and the last one includes 1.
-        group: Group of each example, integers in ``[batch]``; one group without it.
+        group: Group index of each example, ``[batch]``; a single group by default.
         num_groups: Number of groups.
 
     Returns:
@@ -59,7 +59,8 @@ def bin_sums(
     check_bins(bins)
     edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
     index = (torch.bucketize(confidence, edges, right=True) - 1).clamp(0, bins - 1)
-    index = index if group is None else index + bins * group
+    if group is not None:
+        index = index + bins * group
 
     def total(values: Tensor) -> Tensor:
         sums = confidence.new_zeros(num_groups * bins).index_add_(0, index, values.to(confidence.dtype))
@@ -69,14 +70,7 @@ def bin_sums(
 
 
 def check_bins(bins: int) -> None:
-    """Require at least one bin.
-
-    Args:
-        bins: Number of bins.
-
-    Raises:
-        HyperparameterError: If there is none.
-    """
+    """Raise a `HyperparameterError` if there is no bin."""
     if bins < 1:
         raise HyperparameterError(
             f"A calibration metric needs at least one bin, got bins={bins}. The usual number is 15."

@@ -1,9 +1,9 @@
-"""Calibration: do predictions made with 80 % confidence come true in 80 % of the cases?
+"""Calibration: are 80 % of the predictions made with 80 % confidence correct?
 
     ECE = Σ_b n_b/N |acc_b - conf_b|           MCE = max_b |acc_b - conf_b|
 
-over bins b of the confidence max_c p_c (Guo et al. 2017, https://arxiv.org/abs/1706.04599, with their 15 bins). The
-adaptive ECE has bins of equal numbers of examples instead of equal width (Nguyen & O'Connor 2015,
+over bins b of the confidence max_c p_c (Guo et al. 2017, https://arxiv.org/abs/1706.04599, with their 15 bins). The bins of
+the adaptive ECE have equal numbers of examples instead of equal width (Nguyen & O'Connor 2015,
 https://arxiv.org/abs/1508.05154), so sparse bins do not dominate. The class-wise ECE (Kull et al. 2019,
 https://arxiv.org/abs/1910.12656) uses the probability of every class c, not only of the most probable one:
 
@@ -26,7 +26,7 @@ from lightning_bayes.metrics.top_label import TopLabel, TopLabelMetric, checked_
 
 
 class ReliabilityBins(NamedTuple):
-    """Bins of equal width between 0 and 1, ``[bins]`` each; the two means are ``nan`` where a bin is empty."""
+    """Bins of equal width between 0 and 1, ``[bins]`` each; means of empty bins are ``nan``."""
 
     counts: Tensor  # n_b, number of examples
     confidence: Tensor  # conf_b, mean confidence
@@ -70,10 +70,10 @@ def maximum_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAUL
 
 
 def adaptive_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
-    """Top-label expected calibration error over bins of equal mass: sorted by confidence, equally many examples each.
+    """Top-label expected calibration error over bins with equal numbers of examples, sorted by confidence.
 
-    With ``N`` examples the first ``N % bins`` bins have one more than the others. Examples of equal confidence count
-    with their mean accuracy, so the result does not depend on their order.
+    With ``N`` examples, the first ``N % bins`` bins have one more than the others. Examples with equal confidence are
+    replaced by their mean accuracy, so the result does not depend on their order.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -90,15 +90,16 @@ def adaptive_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAU
     return _adaptive_error(top_label(probs, targets), bins)
 
 
-def _adaptive_error(seen: TopLabel, bins: int) -> Tensor:
+def _adaptive_error(top: TopLabel, bins: int) -> Tensor:
     check_bins(bins)
-    gap = mean_over_ties(seen.confidence, seen.correct) - seen.confidence
-    masses = gap[seen.confidence.argsort()].tensor_split(bins)
-    return torch.stack([mass.sum().abs() for mass in masses]).sum() / len(gap)  # n_b |acc_b - conf_b| = |Σ gap|
+    gap = mean_over_ties(top.confidence, top.correct) - top.confidence
+    gaps_per_bin = gap[top.confidence.argsort()].tensor_split(bins)
+    # n_b |acc_b - conf_b| = |Σ gap|
+    return torch.stack([bin_gaps.sum().abs() for bin_gaps in gaps_per_bin]).sum() / len(gap)
 
 
 def reliability_bins(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> ReliabilityBins:
-    """Count, mean confidence and accuracy per bin.
+    """Number of examples, mean confidence and accuracy per bin.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -120,7 +121,7 @@ def reliability_bins(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -
 
 
 def classwise_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
-    """Calibration error of the probability of each class by itself, averaged over the classes.
+    """Calibration error of each class's probability, averaged over classes.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -146,7 +147,7 @@ def _classwise_sums(probs: Tensor, targets: Tensor, bins: int) -> BinSums:
 
 
 class BinnedMetric(Metric, ABC):
-    """Base of errors over bins of equal width with one summed state; subclasses define ``update`` and ``compute``.
+    """Base class of errors over bins of equal width, with one summed state. Subclasses define ``update`` and ``compute``.
 
     Args:
         num_groups: Number of groups with separate bins.
@@ -170,8 +171,8 @@ class BinnedMetric(Metric, ABC):
         """Add the sums of a batch."""
         self.sums = self.sums + torch.stack(sums).to(self.sums.dtype)
 
-    def seen(self) -> BinSums:
-        """Return the sums over all examples since the last reset, of all processes once synchronized."""
+    def total(self) -> BinSums:
+        """Return the sums over all examples since the last reset, over all processes after synchronization."""
         return BinSums(*self.sums)
 
 
@@ -198,7 +199,7 @@ class ExpectedCalibrationError(BinnedMetric):
 
     def compute(self) -> Tensor:
         """Return the error over all examples since the last reset; ``nan`` if there were none."""
-        return self.seen().expected_error()[0]
+        return self.total().expected_error()[0]
 
 
 @final
@@ -224,7 +225,7 @@ class MaximumCalibrationError(BinnedMetric):
 
     def compute(self) -> Tensor:
         """Return the gap over all examples since the last reset; ``nan`` if there were none."""
-        return self.seen().largest_error()[0]
+        return self.total().largest_error()[0]
 
 
 @final
@@ -251,7 +252,7 @@ class ClasswiseCalibrationError(BinnedMetric):
 
     def compute(self) -> Tensor:
         """Return the error over all examples since the last reset; ``nan`` if there were none."""
-        return self.seen().expected_error().mean()
+        return self.total().expected_error().mean()
 
 
 @final

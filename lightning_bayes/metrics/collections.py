@@ -1,16 +1,16 @@
-"""The metrics of a task in one `torchmetrics.MetricCollection`, under the keys that dashboards of the field expect.
+"""The metrics of each task as a `torchmetrics.MetricCollection`, under the keys that the field's dashboards use.
 
-Each collection goes whole into Lightning: update it in ``test_step``, then ``self.log_dict(collection)``.
+Update a collection in ``test_step``, then log it with ``self.log_dict(collection)``.
 
-No metric shares its states with another (torchmetrics' compute groups): torchmetrics finds such groups by comparing the
-states after the first batch, and would couple the NLL to the Brier score for good where both are zero, on a batch of
-perfect predictions; and in groups given by hand, calling the collection (``forward``) loses earlier batches if the
-first member of a group is not the first in alphabetical order.
+torchmetrics' compute groups, in which metrics share states, are switched off. torchmetrics detects groups by comparing the
+states after the first batch. On a batch of perfect predictions NLL and Brier score are both zero, and it would couple them
+for good. With explicit groups, ``forward`` of the collection loses earlier batches if the first member of a group is not the
+first in alphabetical order.
 """
 
 from __future__ import annotations
 
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics.calibration import (
@@ -31,19 +31,19 @@ from lightning_bayes.metrics.selective import AURC, CoverageAtRisk, RiskAtCovera
 
 
 def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
-    """Accuracy and proper scores, calibration errors (15 bins), selective prediction, detection of the model's own errors.
+    """Accuracy, proper scores, calibration errors (15 bins), selective prediction and detection of misclassifications.
 
     Update with ``(probs [batch, classes], targets [batch])``: probabilities, not logits.
 
     Args:
         num_classes: Number of classes, at least two.
-        prefix: Prefix of every key, with its slash: ``"val/"`` or ``"test/"``.
+        prefix: Prefix of every key, including the slash: ``"val/"`` or ``"test/"``.
 
     Returns:
-        Metrics, each after the prefix, under ``cls/Acc``, ``cls/NLL`` (nats), ``cls/Brier`` (sum over classes);
-        ``cal/ECE``, ``cal/MCE``, ``cal/aECE`` (adaptive), ``cal/cECE`` (class-wise); ``sc/AURC``, ``sc/Cov_5Risk`` and
-        ``sc/Risk_80Cov`` (coverage at a risk of 5 %, risk at a coverage of 80 %); and ``mis/AUROC, mis/AUPR, mis/FPR95``
-        of misclassifications, which are ``nan`` without an error.
+        Metrics under these keys after the prefix: ``cls/Acc``, ``cls/NLL`` (nats), ``cls/Brier`` (sum over classes);
+        ``cal/ECE``, ``cal/MCE``, ``cal/aECE`` (adaptive), ``cal/cECE`` (class-wise); ``sc/AURC``, ``sc/Cov_5Risk``
+        (coverage at a risk of 5 %), ``sc/Risk_80Cov`` (risk at a coverage of 80 %); and ``mis/AUROC``, ``mis/AUPR``,
+        ``mis/FPR95``, which are ``nan`` if no prediction is wrong.
 
     Raises:
         HyperparameterError: If there are fewer than two classes.
@@ -62,37 +62,34 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
             f"Classification metrics need at least two classes, got num_classes={num_classes}. "
             "Give a binary classifier two outputs."
         )
-    return MetricCollection(
-        {
-            "cls/Acc": Accuracy(num_classes),
-            "cls/NLL": NegativeLogLikelihood(),
-            "cls/Brier": BrierScore(),
-            "cal/ECE": ExpectedCalibrationError(),
-            "cal/MCE": MaximumCalibrationError(),
-            "cal/aECE": AdaptiveCalibrationError(),
-            "cal/cECE": ClasswiseCalibrationError(num_classes),
-            "sc/AURC": AURC(),
-            "sc/Cov_5Risk": CoverageAtRisk(0.05),
-            "sc/Risk_80Cov": RiskAtCoverage(0.8),
-            "mis/AUROC": MisclassificationAUROC(),
-            "mis/AUPR": MisclassificationAUPR(),
-            "mis/FPR95": MisclassificationFPR95(),
-        },
-        prefix=prefix,
-        compute_groups=False,
-    )
+    metrics: dict[str, Metric | MetricCollection] = {
+        "cls/Acc": Accuracy(num_classes),
+        "cls/NLL": NegativeLogLikelihood(),
+        "cls/Brier": BrierScore(),
+        "cal/ECE": ExpectedCalibrationError(),
+        "cal/MCE": MaximumCalibrationError(),
+        "cal/aECE": AdaptiveCalibrationError(),
+        "cal/cECE": ClasswiseCalibrationError(num_classes),
+        "sc/AURC": AURC(),
+        "sc/Cov_5Risk": CoverageAtRisk(0.05),
+        "sc/Risk_80Cov": RiskAtCoverage(0.8),
+        "mis/AUROC": MisclassificationAUROC(),
+        "mis/AUPR": MisclassificationAUPR(),
+        "mis/FPR95": MisclassificationFPR95(),
+    }
+    return _collection(metrics, prefix)
 
 
 def ood_metrics(prefix: str = "ood/") -> MetricCollection:
     """AUROC, average precision and false-positive rate at 95 % true-positive rate; OOD is the positive class.
 
-    Update with ``(scores [batch], is_ood [batch])``: a higher score means more OOD, labels are truth values or 0/1.
+    Update with ``(scores [batch], is_ood [batch])``: a higher score means more OOD, labels are booleans or 0/1.
 
     Args:
-        prefix: Prefix of every key, with its slash.
+        prefix: Prefix of every key, including the slash.
 
     Returns:
-        Metrics under ``AUROC, AUPR, FPR95``, each after the prefix.
+        Metrics under ``AUROC``, ``AUPR`` and ``FPR95`` after the prefix.
 
     Example:
         >>> import torch
@@ -101,23 +98,19 @@ def ood_metrics(prefix: str = "ood/") -> MetricCollection:
         >>> metrics.compute()
         {'ood/AUPR': tensor(1.), 'ood/AUROC': tensor(1.), 'ood/FPR95': tensor(0.)}
     """
-    return MetricCollection(
-        {"AUROC": OODAUROC(), "AUPR": OODAUPR(), "FPR95": OODFPR95()},
-        prefix=prefix,
-        compute_groups=False,
-    )
+    return _collection({"AUROC": OODAUROC(), "AUPR": OODAUPR(), "FPR95": OODFPR95()}, prefix)
 
 
 def regression_metrics(prefix: str) -> MetricCollection:
-    """Root mean squared error, in the unit of the target, and Gaussian NLL per point, in nats.
+    """Root mean squared error, in the unit of the target, and Gaussian NLL per target value, in nats.
 
-    Update with ``(mean, variance, target)``, all of one shape; the variance is that of the target.
+    Update with ``(mean, variance, target)``, all of one shape. The variance includes the observation noise.
 
     Args:
-        prefix: Prefix of every key, with its slash: ``"val/"`` or ``"test/"``.
+        prefix: Prefix of every key, including the slash: ``"val/"`` or ``"test/"``.
 
     Returns:
-        Metrics under ``reg/RMSE, reg/NLL``, each after the prefix.
+        Metrics under ``reg/RMSE`` and ``reg/NLL`` after the prefix.
 
     Example:
         >>> import torch
@@ -126,24 +119,20 @@ def regression_metrics(prefix: str) -> MetricCollection:
         >>> metrics.compute()
         {'test/reg/NLL': tensor(1.4189), 'test/reg/RMSE': tensor(1.)}
     """
-    return MetricCollection(
-        {"reg/RMSE": RootMeanSquaredError(), "reg/NLL": GaussianNLL()},
-        prefix=prefix,
-        compute_groups=False,
-    )
+    return _collection({"reg/RMSE": RootMeanSquaredError(), "reg/NLL": GaussianNLL()}, prefix)
 
 
 def sampled_regression_metrics(prefix: str) -> MetricCollection:
     """The metrics of `regression_metrics` for a prediction that is a mixture over posterior samples.
 
-    Update by name with ``mean``, ``variance`` and ``target`` as there, and ``log_densities [samples, batch]`` of the
-    targets under each sample.
+    Update with the keyword arguments ``mean``, ``variance`` and ``target``, as in `regression_metrics`, and
+    ``log_densities [samples, batch]``, the log-densities of the targets under each sample.
 
     Args:
-        prefix: Prefix of every key, with its slash: ``"val/"`` or ``"test/"``.
+        prefix: Prefix of every key, including the slash: ``"val/"`` or ``"test/"``.
 
     Returns:
-        Metrics under ``reg/RMSE, reg/NLL``, each after the prefix; NLL is that of the mixture, point by point.
+        Metrics under ``reg/RMSE`` and ``reg/NLL`` after the prefix. The NLL is that of the mixture, see `mixture_nll`.
 
     Example:
         >>> import torch
@@ -153,8 +142,8 @@ def sampled_regression_metrics(prefix: str) -> MetricCollection:
         >>> metrics.compute()
         {'test/reg/NLL': tensor(1.2040), 'test/reg/RMSE': tensor(0.)}
     """
-    return MetricCollection(
-        {"reg/RMSE": RootMeanSquaredError(), "reg/NLL": MixtureNLL()},
-        prefix=prefix,
-        compute_groups=False,
-    )
+    return _collection({"reg/RMSE": RootMeanSquaredError(), "reg/NLL": MixtureNLL()}, prefix)
+
+
+def _collection(metrics: dict[str, Metric | MetricCollection], prefix: str) -> MetricCollection:
+    return MetricCollection(metrics, prefix=prefix, compute_groups=False)

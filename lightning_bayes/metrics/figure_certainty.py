@@ -1,7 +1,8 @@
-"""The sheet of the most and the least certain images: what a model is sure of, and what it doubts."""
+"""A sheet of the images with the most and the least certain predictions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from lightning_bayes.metrics.figure_style import BLUE, DPI, VERMILLION
 from lightning_bayes.metrics.top_label import checked_probs
 
 TILE = (1.15, 1.65)  # inches; width and height of an image with its caption
-LONGEST_NAME = 12  # characters that fit beside "true" above an image
+LONGEST_NAME = 12  # characters that fit after "true" above an image
 
 
 def certainty_sheet(
@@ -24,23 +25,23 @@ def certainty_sheet(
     rows: int = 2,
     columns: int = 8,
 ) -> Figure:
-    """Draw the images of the highest and those of the lowest largest probability, each with truth and prediction.
+    """Draw the images with the most and the least certain predictions, with true class, predicted class and confidence.
 
-    A wrong prediction has a thick red frame and says so in words. Images with values outside of [0, 1] (normalized by a
-    transform) are stretched to their own range. At most half of the images go into each block, so none is in both; of more
-    than one row only whole ones are drawn.
+    Wrong predictions have a thick red frame and are labelled WRONG. Images with values outside [0, 1], such as normalized
+    images, are rescaled to [0, 1]. Each block shows at most half of the images, so no image is in both. Blocks with several
+    rows show complete rows only.
 
     Args:
         images: Grey or colour images, ``[batch, 1 | 3, height, width]``.
         targets: Class indices, ``[batch]``.
         probs: Class probabilities, ``[batch, classes]``.
-        class_names: A name per class, cut after 12 characters; the class index without it.
-        rows: Rows of each of the two blocks, fewer if there are too few images.
-        columns: Columns of each of the two blocks.
+        class_names: A name per class, truncated to 12 characters; class indices by default.
+        rows: Maximum number of rows of each of the two blocks.
+        columns: Number of columns of each block.
 
     Returns:
-        A figure with two subfigures, the most certain images first, in the order of their certainty; its axes that hold
-        an image have one caption as title.
+        A figure with two subfigures, the most and the least certain images, each in the order of certainty. The title of
+        the axes of an image is its caption.
 
     Example:
         >>> import torch
@@ -53,16 +54,17 @@ def certainty_sheet(
     """
     _check(images, probs, class_names, rows, columns)
     confidence, labels = checked_probs(probs, targets).max(-1)
-    shown = min(rows * columns, len(images) // 2)
-    shown = shown - shown % columns or shown
-    rows = -(-shown // columns)
+    count = min(rows * columns, len(images) // 2)
+    if count > columns:
+        count -= count % columns
+    rows = math.ceil(count / columns)
     order = confidence.argsort(descending=True, stable=True)
     figure = Figure(figsize=(max(TILE[0] * columns, 2.0), 2 * TILE[1] * rows + 0.6), dpi=DPI, layout="constrained")
     blocks = figure.subfigures(2, 1, squeeze=False)[:, 0]
-    picks = {"Most certain": order[:shown], "Least certain": order.flip(0)[:shown]}
-    for block, (title, chosen) in zip(blocks, picks.items(), strict=True):
+    selections = {"Most certain": order[:count], "Least certain": order.flip(0)[:count]}
+    for block, (title, indices) in zip(blocks, selections.items(), strict=True):
         block.suptitle(title, fontsize=12, fontweight="bold")
-        for axes, index in zip(_empty_tiles(block, rows, columns), chosen.tolist(), strict=False):
+        for axes, index in zip(_empty_tiles(block, rows, columns), indices.tolist(), strict=False):
             true, predicted = (_name(int(label), class_names) for label in (targets[index], labels[index]))
             _draw_image(axes, images[index])
             _caption(axes, true, predicted, float(confidence[index]), bool(labels[index] == targets[index]))
@@ -76,7 +78,7 @@ def _check(images: Tensor, probs: Tensor, class_names: Sequence[str] | None, row
             f"{list(images.shape)} and probs {list(probs.shape)}. Use unsqueeze(1) for grey images without channels."
         )
     if class_names is not None and len(class_names) != probs.shape[-1]:
-        raise ShapeError(f"There are {len(class_names)} class names for {probs.shape[-1]} classes; give one per class.")
+        raise ShapeError(f"There are {len(class_names)} class names for {probs.shape[-1]} classes; pass one per class.")
     if rows < 1 or columns < 1:
         raise HyperparameterError(f"The sheet needs at least one row and one column, got rows={rows}, {columns=}.")
 

@@ -1,4 +1,4 @@
-"""Histograms of the predictive entropy: does the model know what it does not know?"""
+"""Histograms of the predictive entropy: is the model more uncertain on unfamiliar inputs?"""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, check_not_emp
 def entropy_histogram(
     entropies: Mapping[str, Mapping[str, Tensor]], title: str = "Predictive entropy", bins: int = 25
 ) -> Figure:
-    """Draw one panel per model, side by side on the same axes, with one histogram per set of inputs.
+    """Draw one panel per model, side by side with shared axes, with one histogram per set of inputs.
 
-    Each histogram is the fraction of its own set, so sets of different sizes compare. All panels have the same bins, from
-    0 to the largest entropy of any model.
+    Histograms show fractions of their set, so sets of different sizes are comparable. All panels have the same bins, from 0
+    to the largest entropy of any model.
 
     Args:
-        entropies: For each model and each set of inputs (say ``"in-distribution"`` and ``"OOD"``) the entropies of the
-            predictions in nats, ``[inputs]``; the sizes may differ.
+        entropies: For each model and each set of inputs, such as ``"in-distribution"`` and ``"OOD"``, the entropies of the
+            predictions in nats, ``[inputs]``.
         title: Title of the figure.
         bins: Number of bins.
 
     Returns:
-        A figure with one axes per model; it has one filled outline per set.
+        A figure with one axes per model and one filled outline per set.
 
     Raises:
         HyperparameterError: If there is no bin.
@@ -48,7 +48,7 @@ def entropy_histogram(
         draw_histograms(axes, sets, edges)  # the entropy of a certain prediction can be -1e-8
         axes.legend(frameon=False, loc="upper right")
         axes.set(title=name, xlabel="Entropy [nats]", xlim=(0, 1.03 * edges[-1].item()))
-    panels[0].set_ylabel("Share of the set [%]")
+    panels[0].set_ylabel("Fraction of the set [%]")
     return figure
 
 

@@ -15,13 +15,13 @@ from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, PANEL_
 
 
 def reliability_diagram(curves: Mapping[str, tuple[Tensor, Tensor]], bins: int = DEFAULT_BINS) -> Figure:
-    """Draw one panel per model, side by side on the same axes: calibrated bars end on the diagonal.
+    """Draw one reliability diagram per model, side by side with shared axes. Calibrated bars end on the diagonal.
 
-    Each upper panel has bars of the accuracy per confidence bin and the hatched gap to the mean confidence of that bin,
-    each lower panel the fraction of examples in it. The title gives the ECE over the same bins.
+    The upper panels show the accuracy per confidence bin, and the gap to the bin's mean confidence as hatched bars. The
+    lower panels show the fraction of examples per bin. Each title gives the ECE over the same bins.
 
     Args:
-        curves: For each model its class probabilities, ``[batch, classes]``, and the class indices, ``[batch]``.
+        curves: For each model, its class probabilities, ``[batch, classes]``, and the class indices, ``[batch]``.
         bins: Number of bins of equal width.
 
     Returns:
@@ -41,9 +41,9 @@ def reliability_diagram(curves: Mapping[str, tuple[Tensor, Tensor]], bins: int =
     )
     grid = figure.subplots(2, len(curves), squeeze=False, sharex=True, sharey="row", height_ratios=[3, 1])
     for (name, (probs, targets)), upper, lower in zip(curves.items(), grid[0], grid[1], strict=True):
-        seen = ReliabilityBins(*(column.cpu() for column in reliability_bins(probs, targets, bins)))
-        _draw_accuracy(upper, seen)
-        _draw_histogram(lower, seen)
+        reliability = ReliabilityBins(*(column.cpu() for column in reliability_bins(probs, targets, bins)))
+        _draw_accuracy(upper, reliability)
+        _draw_histogram(lower, reliability)
         upper.set_title(f"{name}\nECE {100 * expected_calibration_error(probs, targets, bins):.1f} %")
     grid[0, 0].set_ylabel("Accuracy [%]")
     grid[1, 0].set_ylabel("Examples [%]")
@@ -53,9 +53,10 @@ def reliability_diagram(curves: Mapping[str, tuple[Tensor, Tensor]], bins: int =
     return figure
 
 
-def _draw_accuracy(axes: Axes, seen: ReliabilityBins) -> None:
-    edges, width = _percent_edges(seen)
-    accuracy, confidence = 100 * seen.accuracy.numpy(), 100 * seen.confidence.numpy()  # nan where empty: not drawn
+def _draw_accuracy(axes: Axes, reliability: ReliabilityBins) -> None:
+    edges, width = _percent_edges(reliability)
+    accuracy = 100 * reliability.accuracy.numpy()  # nan for empty bins, which are not drawn
+    confidence = 100 * reliability.confidence.numpy()
     axes.bar(edges, accuracy, width, align="edge", color=BLUE, edgecolor="white", label="accuracy")
     axes.bar(
         edges,
@@ -73,14 +74,15 @@ def _draw_accuracy(axes: Axes, seen: ReliabilityBins) -> None:
     quiet_frame(axes)
 
 
-def _draw_histogram(axes: Axes, seen: ReliabilityBins) -> None:
-    edges, width = _percent_edges(seen)
-    share = 100 * (seen.counts / seen.counts.sum()).numpy()
-    axes.bar(edges, share, width, align="edge", color=GREY, edgecolor="white")
+def _draw_histogram(axes: Axes, reliability: ReliabilityBins) -> None:
+    edges, width = _percent_edges(reliability)
+    percent = 100 * (reliability.counts / reliability.counts.sum()).numpy()
+    axes.bar(edges, percent, width, align="edge", color=GREY, edgecolor="white")
     axes.set(xlabel="Confidence [%]", ylim=(0, 100))
     quiet_frame(axes)
 
 
-def _percent_edges(seen: ReliabilityBins) -> tuple[list[float], float]:
-    bins = len(seen.counts)
+def _percent_edges(reliability: ReliabilityBins) -> tuple[list[float], float]:
+    """Left edges and width of the bins, in percent."""
+    bins = len(reliability.counts)
     return [100 * index / bins for index in range(bins)], 100 / bins

@@ -1,4 +1,4 @@
-"""The risk-coverage diagram: how wrong is a model on the inputs of highest confidence?"""
+"""The risk-coverage diagram: the error rate of a model on the inputs with the highest confidence."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from lightning_bayes.metrics.figure_style import DPI, SERIES, check_not_empty, quiet_frame
 from lightning_bayes.metrics.selective import aurc, risk_coverage
 
-FIRST_POINT = 0.02  # of coverage; below, one error among a handful of answers makes the curve jump
+FIRST_POINT = 0.02  # smallest coverage drawn; below, single errors among few answers make the curve jump
 
 
 def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
-    """Draw one line per model on shared axes: the fraction of errors against the fraction of inputs that are answered.
+    """Draw the fraction of errors against the fraction of answered inputs, one line per model.
 
-    Lower is better. The right end is the error rate of the model on all inputs; the legend gives the AURC.
+    Lower is better. The right end is the model's error rate on all inputs. The legend gives the AURC.
 
     Args:
-        curves: For each model its class probabilities, ``[batch, classes]``, and the class indices, ``[batch]``.
+        curves: For each model, its class probabilities, ``[batch, classes]``, and the class indices, ``[batch]``.
 
     Returns:
         A figure of one axes.
@@ -44,7 +44,7 @@ def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure
             linestyle=("-", "--")[index // len(SERIES) % 2],
             label=f"{name}, AURC {100 * aurc(probs, targets):.2f} %",
         )
-    axes.set(xlabel="Coverage: inputs answered [%]", ylabel="Risk: errors among them [%]", xlim=(0, 100))
+    axes.set(xlabel="Coverage: inputs answered [%]", ylabel="Risk: wrong answers [%]", xlim=(0, 100))
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     quiet_frame(axes)

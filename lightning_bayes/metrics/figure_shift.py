@@ -1,4 +1,4 @@
-"""Shift curves: how accuracy and calibration fall as the inputs are corrupted more and more."""
+"""Shift curves: accuracy, NLL and ECE against the severity of a corruption."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from matplotlib.ticker import MaxNLocator
 
 from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, SERIES, check_not_empty, quiet_frame
 
-# Key of a metric → label of its axis and factor from the metric to the axis.
+# Metric key → axis label, and factor from the metric to the axis.
 PANELS = {"cls/Acc": ("Accuracy [%]", 100.0), "cls/NLL": ("NLL [nats]", 1.0), "cal/ECE": ("ECE [%]", 100.0)}
 
 
 def shift_curves(models: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]) -> Figure:
     """Draw accuracy, NLL and ECE against the severity of the shift, one line per model.
 
-    A line is the mean over the kinds of shift at a severity; the band around it goes from the lowest to the highest kind.
-    Severity 0 is the test set as it is.
+    A line is the mean over the kinds of shift; the band spans the lowest and the highest kind. Severity 0 is the unshifted
+    test set.
 
     Args:
-        models: For each model and each metric of ``cls/Acc``, ``cls/NLL`` and ``cal/ECE`` the values of all kinds by
-            severity, as from `lightning_bayes.metrics.by_severity`.
+        models: For each model and each of the metrics ``cls/Acc``, ``cls/NLL`` and ``cal/ECE``, the values of all kinds by
+            severity, as returned by `lightning_bayes.metrics.by_severity`.
 
     Returns:
         A figure of three axes.

@@ -1,7 +1,7 @@
-"""Colours and panels of all figures.
+"""Colours and panels shared by all figures.
 
-The figures are `matplotlib.figure.Figure` objects made without pyplot: no window, no global state, safe in a training
-process. Save one with ``figure.savefig(path)`` or hand it to a logger.
+Figures are `matplotlib.figure.Figure` objects made without pyplot. They open no window and change no global state, so they
+are safe in a training process. Save one with ``figure.savefig(path)`` or pass it to a logger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
 
-# Okabe & Ito's palette, which people with any of the common colour deficiencies can tell apart.
+# Okabe & Ito's palette, which is readable with all common colour vision deficiencies.
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 GREY = "#595959"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION)
@@ -25,43 +25,22 @@ DPI = 150
 
 
 def check_not_empty(panels: Sized, needed: str) -> None:
-    """Refuse to draw a figure without panels.
-
-    Args:
-        panels: The panels to draw.
-        needed: The kind of one entry, in words.
-
-    Raises:
-        ShapeError: If there is nothing to draw.
-    """
+    """Raise a `ShapeError` if there are no panels to draw; `needed` describes one panel."""
     if len(panels) == 0:
-        raise ShapeError(f"Nothing to draw: give at least one {needed}.")
+        raise ShapeError(f"Nothing to draw: pass at least one {needed}.")
 
 
 def quiet_frame(axes: Axes) -> None:
-    """Take the upper and right line of the frame away, and put a faint horizontal grid behind the data."""
+    """Remove the upper and right lines of the frame, and draw a faint horizontal grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
 
 
 def checked_values(values: Tensor, what: str, where: str) -> Tensor:
-    """Require a vector of finite numbers.
-
-    Args:
-        values: The values to draw, ``[inputs]``.
-        what: The name of the values, in words.
-        where: Their owner, in words.
-
-    Returns:
-        The values on the CPU in float64.
-
-    Raises:
-        ShapeError: If it is not a vector, or is empty.
-        NonFiniteError: If a value is not finite.
-    """
+    """Return a vector of finite values on the CPU in float64; `what` and `where` name the values in errors."""
     if values.ndim != 1 or len(values) == 0:
-        raise ShapeError(f"{what} must be a non-empty vector [inputs]; those of {where} are {list(values.shape)}.")
+        raise ShapeError(f"{what} of {where} must be a non-empty vector [inputs], got {list(values.shape)}.")
     if not bool(values.isfinite().all()):
         bad = int((~values.isfinite()).sum())
         raise NonFiniteError(
@@ -71,19 +50,19 @@ def checked_values(values: Tensor, what: str, where: str) -> Tensor:
 
 
 def draw_histograms(axes: Axes, sets: Mapping[str, Tensor], edges: Tensor) -> None:
-    """Draw a filled outline per set: the fraction of its own inputs in each bin, so that sets of different sizes compare.
+    """Draw one filled outline per set: the fraction of the set in each bin, so sets of different sizes are comparable.
 
     Args:
         axes: Where to draw.
-        sets: Values by the name of the set, ``[inputs]`` each; what lies outside of the edges counts in the end bins.
+        sets: Values by name of the set, ``[inputs]`` each. Values outside the edges count in the first or last bin.
         edges: Edges of the bins, increasing, float64.
     """
     for index, (name, values) in enumerate(sets.items()):
-        inside = values.detach().cpu().double().clamp(edges[0].item(), edges[-1].item())
-        share = 100 * torch.histogram(inside, edges).hist / len(inside)
+        clamped = values.detach().cpu().double().clamp(edges[0].item(), edges[-1].item())
+        percent = 100 * torch.histogram(clamped, edges).hist / len(clamped)
         colour = SERIES[index % len(SERIES)]
         axes.stairs(
-            share.numpy(),
+            percent.numpy(),
             edges.numpy(),
             fill=True,
             facecolor=to_rgba(colour, 0.35),

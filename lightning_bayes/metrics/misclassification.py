@@ -1,10 +1,10 @@
-"""Detection of the model's own errors: is it less sure where it is wrong?
+"""Detection of misclassified inputs: is the model less confident when it is wrong?
 
-An error is the positive class, and ``1 - max_c p_c`` its score (Hendrycks & Gimpel 2017,
-https://arxiv.org/abs/1610.02136). This AUROC looks at in-distribution examples only; it is most likely the one of the tables
-of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), who do not define theirs.
+Errors are the positive class, with score ``1 - max_c p_c`` (Hendrycks & Gimpel 2017, https://arxiv.org/abs/1610.02136). The
+AUROC uses in-distribution examples only. It is most likely the AUROC in the tables of Osawa et al. 2019
+(https://arxiv.org/abs/1906.02506), who do not define it.
 
-Every value is ``nan`` if all predictions are right, or all are wrong, as it is undefined there.
+Every value is undefined and ``nan`` if all predictions are correct, or all are wrong.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def misclassification_aupr(probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def misclassification_fpr95(probs: Tensor, targets: Tensor) -> Tensor:
-    """Fraction of the correct predictions that are rejected by a threshold that rejects 95 % of the errors.
+    """False-positive rate at 95 % true-positive rate: correct predictions rejected together with 95 % of the errors.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -74,8 +74,9 @@ def misclassification_fpr95(probs: Tensor, targets: Tensor) -> Tensor:
     return ood_fpr95(*_scored(top_label(probs, targets)))
 
 
-def _scored(seen: TopLabel) -> tuple[Tensor, Tensor]:
-    return -seen.confidence, 1 - seen.correct  # not 1 - confidence, which rounds small differences away
+def _scored(top: TopLabel) -> tuple[Tensor, Tensor]:
+    """Scores and labels of errors; the score is not 1 - confidence, which would round small differences away."""
+    return -top.confidence, 1 - top.correct
 
 
 @final

@@ -1,10 +1,10 @@
 """Detection of out-of-distribution (OOD) inputs by a score such as the predictive entropy.
 
 OOD is the positive class, and a higher score means more OOD (Hendrycks & Gimpel 2017, https://arxiv.org/abs/1610.02136).
-Only the order of the scores matters. They become ranks before torchmetrics sees them, because it applies a
-sigmoid to scores outside of [0, 1], which makes all scores above about 17 equal in float32.
+Only the order of the scores matters. They are replaced by ranks, because torchmetrics applies a sigmoid to scores outside
+[0, 1], which makes all scores above about 17 equal in float32.
 
-Every value is ``nan`` where one of the two kinds of input is missing, as it is undefined there.
+Every value is undefined and ``nan`` if either kind of input is missing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TRUE_POSITIVE_RATE = 0.95  # the 95 in FPR95
 
 
 def ood_auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
-    """Area under the ROC curve: the probability that an OOD input scores higher than another; a tie counts half.
+    """Area under the ROC curve: the probability that an OOD input scores higher than an ID input; ties count half.
 
     Args:
         scores: Any real or infinite values, ``[batch]``; higher means more OOD.
-        is_ood: Truth values or 0/1, ``[batch]``.
+        is_ood: Booleans or 0/1, ``[batch]``.
 
     Returns:
         A scalar between 0 and 1; 0.5 for uninformative scores.
@@ -40,7 +40,7 @@ def ood_auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
     ranks, labels = _ranked(scores, is_ood)
     if not _has_both(labels):
         return _undefined(ranks)
-    return binary_auroc(ranks, labels, validate_args=False).clamp(max=1)  # torchmetrics adds rates in float32
+    return binary_auroc(ranks, labels, validate_args=False).clamp(max=1)  # rounding errors can exceed 1
 
 
 def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
 
     Args:
         scores: Any real or infinite values, ``[batch]``; higher means more OOD.
-        is_ood: Truth values or 0/1, ``[batch]``.
+        is_ood: Booleans or 0/1, ``[batch]``.
 
     Returns:
         A scalar between 0 and 1; the fraction of OOD inputs for uninformative scores.
@@ -62,13 +62,13 @@ def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
 
 
 def ood_fpr95(scores: Tensor, is_ood: Tensor) -> Tensor:
-    """False-positive rate at 95 % true-positive rate: the false alarms needed to catch 95 % of the OOD inputs.
+    """False-positive rate at 95 % true-positive rate: the false alarms needed to detect 95 % of the OOD inputs.
 
-    The smallest rate among the thresholds that catch at least 95 %, without interpolation between thresholds.
+    This is the smallest rate among the thresholds that detect at least 95 %, without interpolation between thresholds.
 
     Args:
         scores: Any real or infinite values, ``[batch]``; higher means more OOD.
-        is_ood: Truth values or 0/1, ``[batch]``.
+        is_ood: Booleans or 0/1, ``[batch]``.
 
     Returns:
         A scalar between 0 and 1; lower is better.
@@ -97,11 +97,11 @@ def _check(scores: Tensor, is_ood: Tensor) -> None:
             "Give one score per input, for instance its predictive entropy."
         )
     if bool(scores.isnan().any()):
-        raise NonFiniteError(f"{int(scores.isnan().sum())} of {len(scores)} OOD scores are nan, which has no order.")
+        raise NonFiniteError(f"{int(scores.isnan().sum())} of {len(scores)} OOD scores are nan and cannot be ranked.")
     if not bool(((is_ood == 0) | (is_ood == 1)).all()):
         raise ShapeError(
             f"is_ood must be 1 for OOD inputs and 0 for others, but has values from {is_ood.min()} to {is_ood.max()}. "
-            "Class labels do not belong here."
+            "Do not pass class labels."
         )
 
 
@@ -114,9 +114,9 @@ def _undefined(like: Tensor) -> Tensor:
 
 
 class OODMetric(Metric, ABC):
-    """Base of metrics of OOD scores; subclasses define ``compute``.
+    """Base class of metrics of OOD scores. Subclasses define ``compute``.
 
-    Scores and labels are concatenated over processes, and kept in the metric's own dtype (``set_dtype`` changes it).
+    Scores and labels are concatenated over processes and stored in the metric's dtype (``set_dtype`` changes it).
     """
 
     is_differentiable = False
@@ -131,13 +131,13 @@ class OODMetric(Metric, ABC):
         self.add_state("is_ood", [], dist_reduce_fx="cat")
 
     def update(self, scores: Tensor, is_ood: Tensor) -> None:
-        """Add a batch: scores ``[batch]`` (higher means more OOD) and truth values or 0/1 ``[batch]``."""
+        """Add a batch: scores ``[batch]`` (higher means more OOD) and booleans or 0/1 ``[batch]``."""
         _check(scores, is_ood)
         self.scores.append(scores.detach().to(self.dtype))
-        self.is_ood.append(is_ood.to(self.dtype))  # in the same dtype as on a process that saw no data
+        self.is_ood.append(is_ood.to(self.dtype))  # the dtype of a process that saw no data
 
-    def seen(self) -> tuple[Tensor, Tensor]:
-        """Return all scores and labels since the last reset, of all processes once synchronized."""
+    def scores_and_labels(self) -> tuple[Tensor, Tensor]:
+        """Return all scores and labels since the last reset, over all processes after synchronization."""
         return concatenated(self, "scores"), concatenated(self, "is_ood")
 
 
@@ -155,7 +155,7 @@ class OODAUROC(OODMetric):
 
     def compute(self) -> Tensor:
         """Return the area over all inputs since the last reset; ``nan`` if one kind is missing."""
-        return ood_auroc(*self.seen())
+        return ood_auroc(*self.scores_and_labels())
 
 
 @final
@@ -172,7 +172,7 @@ class OODAUPR(OODMetric):
 
     def compute(self) -> Tensor:
         """Return the average precision over all inputs since the last reset; ``nan`` if one kind is missing."""
-        return ood_aupr(*self.seen())
+        return ood_aupr(*self.scores_and_labels())
 
 
 @final
@@ -189,4 +189,4 @@ class OODFPR95(OODMetric):
 
     def compute(self) -> Tensor:
         """Return the rate over all inputs since the last reset; ``nan`` if one kind is missing."""
-        return ood_fpr95(*self.seen())
+        return ood_fpr95(*self.scores_and_labels())

@@ -1,4 +1,4 @@
-"""Detection of several OOD sets by several scores in one metric."""
+"""One metric for the detection of several OOD sets by several scores."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ _MEASURES = {"AUROC": ood_auroc, "AUPR": ood_aupr, "FPR95": ood_fpr95}
 class OODDetection(Metric):
     """AUROC, AUPR and FPR95 of every score on every set; OOD is the positive class (see `ood`).
 
-    ``compute`` returns ``{set}/{score}/{measure}`` for each set against the test set; and by the first of the scores alone
-    ``{measure}`` for all sets together and, where there are several, ``{set}/{measure}`` for each.
+    ``compute`` returns ``{set}/{score}/{measure}`` for each score and each set against the test set. For the first score it
+    also returns ``{measure}`` for all sets together and, if there are several sets, ``{set}/{measure}`` for each set.
 
     Args:
         sets: Names of the OOD sets, at least one.
         scores: Names of the scores, at least one.
-        prefix: Prefix of every key, with its slash.
+        prefix: Prefix of every key, including the slash.
         **kwargs: Passed to `torchmetrics.Metric`.
 
     Raises:
-        HyperparameterError: If there is no set or no score, or a name occurs twice.
+        HyperparameterError: If there are no sets or no scores, or a name occurs twice.
 
     Example:
         >>> metric = OODDetection(sets=["svhn"], scores=["entropy", "energy"])
         >>> metric.update({"entropy": torch.tensor([0.1, 0.2]), "energy": torch.tensor([-9.0, -1.0])}, 0)
         >>> metric.update({"entropy": torch.tensor([0.3]), "energy": torch.tensor([-5.0])}, 1)
-        >>> found = metric.compute()
-        >>> found["ood/AUROC"], found["ood/svhn/entropy/AUROC"], found["ood/svhn/energy/AUROC"]
+        >>> values = metric.compute()
+        >>> values["ood/AUROC"], values["ood/svhn/entropy/AUROC"], values["ood/svhn/energy/AUROC"]
         (tensor(1.), tensor(1.), tensor(0.5000))
     """
 
     is_differentiable = False
     full_state_update = False
 
-    scores: list[Tensor]  # each flat, of [batch, scores]: a process that saw no data has no second dimension
+    scores: list[Tensor]  # [batch, scores], flattened because the state of a process without data has one dimension
     set_index: list[Tensor]  # 0 for the test set
 
     def __init__(self, sets: Sequence[str], scores: Sequence[str], prefix: str = "ood/", **kwargs: Any) -> None:
-        for what, names in (("sets", sets), ("scores", scores)):
+        for argument, names in (("sets", sets), ("scores", scores)):
             if not names or len(set(names)) < len(names):
-                raise HyperparameterError(f"{what}={list(names)} must name at least one of them, and each once.")
+                raise HyperparameterError(f"{argument}={list(names)} must contain at least one name, each once.")
         super().__init__(**kwargs)
         self.sets, self.score_names, self.prefix = tuple(sets), tuple(scores), prefix
         self.add_state("scores", [], dist_reduce_fx="cat")
@@ -69,8 +69,8 @@ class OODDetection(Metric):
         """
         sizes = {len(value) if value.ndim == 1 else None for value in scores.values()}
         if set(scores) != set(self.score_names) or len(sizes) > 1 or None in sizes:
-            given = {name: list(value.shape) for name, value in scores.items()}
-            raise ShapeError(f"Expected the scores {list(self.score_names)}, [batch] each, got {given}.")
+            shapes = {name: list(value.shape) for name, value in scores.items()}
+            raise ShapeError(f"Expected the scores {list(self.score_names)}, [batch] each, got {shapes}.")
         columns = torch.stack([scores[name].detach() for name in self.score_names], -1)
         if bool(columns.isnan().any()):
             raise NonFiniteError(f"{int(columns.isnan().any(-1).sum())} of {len(columns)} inputs have a score of nan.")
@@ -78,7 +78,7 @@ class OODDetection(Metric):
         self.set_index.append(torch.full((len(columns),), set_index, dtype=self.dtype, device=columns.device))
 
     def compute(self) -> dict[str, Tensor]:
-        """Return all values over all inputs since the last reset, by key; ``nan`` if one kind of input is missing."""
+        """Return the values over all inputs since the last reset, by key; ``nan`` if either kind of input is missing."""
         return {self.prefix + key: value for key, value in self._values()}
 
     def _values(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,12 +1,12 @@
-"""Scores of predictions for real-valued targets, Gaussian or a mixture over posterior samples.
+"""Scores of predictions for real-valued targets: Gaussians, or mixtures over posterior samples.
 
     RMSE = sqrt(mean_i (y_i - μ_i)²)           NLL = mean_i ½ [log(2π σ_i²) + (y_i - μ_i)² / σ_i²]  (nats)
 
     NLL of a mixture = -mean_i log (1/S) Σ_s p(y_i | x_i, θ_s)
 
-A point is one target value: for targets with several outputs, both means run over examples and outputs. The mixture is
-averaged point by point; the average of the density of all points together is another, more pessimistic number, which some
-published tables hold.
+Each index i is one target value; for several outputs per example, the means run over examples and outputs. The mixture
+averages the density of each target value separately. Some published tables average the joint density of all target values
+instead, which is more pessimistic.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         mean: Predicted means, any shape.
-        variance: Predicted variances, the same shape; of the target, so the noise of the observation is part of it.
+        variance: Predicted variances of the targets, including observation noise, the same shape.
         targets: Observed values, the same shape.
 
     Returns:
-        One value per point, the same shape; negative where the density exceeds one.
+        One value per target value, the same shape; negative where the density exceeds one.
 
     Raises:
         HyperparameterError: If a variance is not positive.
@@ -42,23 +42,23 @@ def gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
     _check_same_shape(mean, variance, targets)
     if not bool((variance > 0).all()):
         raise HyperparameterError(
-            f"A Gaussian needs positive variances, but the smallest one is {variance.min():.4g}. "
+            f"A Gaussian needs positive variances, but the smallest is {variance.min():.4g}. "
             "Add the variance of the observation noise, or predict log-variances."
         )
     return (math.log(2 * math.pi) + torch.log(variance) + (targets - mean).square() / variance) / 2
 
 
 def mixture_nll(log_densities: Tensor) -> Tensor:
-    """Negative log-density of each target under the average of the samples' predictive densities, in nats.
+    """Negative log of each target's predictive density, averaged over samples, in nats.
 
     Args:
-        log_densities: log p(y | x, θ_s) of each point under each posterior sample, ``[samples, ...]``.
+        log_densities: log p(y | x, θ_s) of each target value under each posterior sample, ``[samples, ...]``.
 
     Returns:
-        One value per point, ``[...]``.
+        One value per target value, ``[...]``.
 
     Raises:
-        ShapeError: If there is no sample.
+        ShapeError: If there are no samples.
 
     Example:
         >>> mixture_nll(torch.tensor([[0.5], [0.1]]).log())  # -log 0.3
@@ -66,7 +66,7 @@ def mixture_nll(log_densities: Tensor) -> Tensor:
     """
     if log_densities.dim() == 0 or len(log_densities) == 0:
         raise ShapeError(
-            f"log_densities has shape {list(log_densities.shape)}, but needs [samples, ...] with at least one sample."
+            f"log_densities has shape {list(log_densities.shape)}; expected [samples, ...] with at least one sample."
         )
     return math.log(len(log_densities)) - log_densities.logsumexp(0)
 
@@ -75,13 +75,13 @@ def _check_same_shape(mean: Tensor, variance: Tensor, targets: Tensor) -> None:
     if not mean.shape == variance.shape == targets.shape:
         raise ShapeError(
             f"Mean {list(mean.shape)}, variance {list(variance.shape)} and targets {list(targets.shape)} must have the "
-            "same shape, or broadcasting would pair every example with every other. Use squeeze(-1) or unsqueeze(-1)."
+            "same shape, because broadcasting would pair every example with every other. Use squeeze(-1) or unsqueeze(-1)."
         )
 
 
 @final
 class GaussianNLL(MeanOverExamples):
-    """Mean negative log-likelihood of Gaussian predictions per point, in nats (see `gaussian_nll`).
+    """Mean negative log-likelihood of Gaussian predictions per target value, in nats (see `gaussian_nll`).
 
     Example:
         >>> metric = GaussianNLL()
@@ -96,7 +96,7 @@ class GaussianNLL(MeanOverExamples):
 
 @final
 class MixtureNLL(MeanOverExamples):
-    """Mean negative log-likelihood of the samples' average per point, in nats (see `mixture_nll`).
+    """Mean negative log-likelihood of a mixture over samples per target value, in nats (see `mixture_nll`).
 
     Example:
         >>> metric = MixtureNLL()
@@ -111,9 +111,9 @@ class MixtureNLL(MeanOverExamples):
 
 @final
 class RootMeanSquaredError(MeanOverExamples):
-    """Root of the mean squared error per point, in the unit of the target.
+    """Root of the mean squared error per target value, in the unit of the target.
 
-    Takes the variance like `GaussianNLL`, so that one call updates both, and does not look at it.
+    ``update`` accepts and ignores a variance, so that one call updates this metric and `GaussianNLL`.
 
     Example:
         >>> metric = RootMeanSquaredError()
@@ -127,5 +127,5 @@ class RootMeanSquaredError(MeanOverExamples):
         self.add((target - mean).square())
 
     def compute(self) -> Tensor:
-        """Return the root of the mean over all points since the last reset; ``nan`` if there were none."""
+        """Return the root of the mean over all target values since the last reset; ``nan`` if there were none."""
         return super().compute().sqrt()

@@ -1,9 +1,9 @@
-"""Proper scores of class probabilities: negative log-likelihood and Brier score, and the accuracy beside them.
+"""Proper scores of class probabilities, negative log-likelihood and Brier score, and the accuracy.
 
     NLL = - mean_i log p_i[y_i]  (nats)        Brier = mean_i Σ_c (p_i[c] - 1{y_i = c})²
 
-The Brier score is Brier's own sum over the classes, from 0 to 2 (Brier 1950,
-https://doi.org/10.1175/1520-0493(1950)078<0001:VOFEIT>2.0.CO;2); some libraries report a half or a ``1/classes`` of it.
+The Brier score is the sum over classes, from 0 to 2, as defined by Brier 1950
+(https://doi.org/10.1175/1520-0493(1950)078<0001:VOFEIT>2.0.CO;2). Some libraries divide it by 2 or by the number of classes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lightning_bayes.metrics.top_label import checked_probs
 def nll_per_example(probs: Tensor, targets: Tensor) -> Tensor:
     """Negative log-probability of the target class, in nats; its mean over examples is the NLL.
 
-    A target of probability zero would cost infinitely much and hide every other example. Probabilities are clamped from
-    below at the smallest normal number of their dtype, so that one example costs at most 87.3 nats in float32 (which
-    half precisions are converted to) and 708.4 nats in float64.
+    A target with probability zero would make the mean infinite. Probabilities are therefore clamped from below at the
+    smallest normal number of their dtype. One example costs at most 87.3 nats in float32, which half-precision inputs are
+    converted to, and 708.4 nats in float64.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -62,9 +62,9 @@ def brier_per_example(probs: Tensor, targets: Tensor) -> Tensor:
 
 
 class MeanOverExamples(Metric, ABC):
-    """Base of metrics that are a mean of one value per example; ``update`` of a subclass calls ``add``.
+    """Base class of means over examples. ``update`` of a subclass calls ``add``.
 
-    Both states are sums, so processes with shards of different sizes agree on the mean over all examples.
+    Both states are sums, so the mean over all examples is exact for processes with shards of different sizes.
     """
 
     is_differentiable = False
@@ -81,7 +81,7 @@ class MeanOverExamples(Metric, ABC):
 
     @abstractmethod
     def update(self, *args: Tensor) -> None:
-        """Score a batch and ``add`` the scores."""
+        """Compute the values of a batch and ``add`` them."""
 
     def add(self, values: Tensor) -> None:
         """Add one value per example, in a tensor of any shape."""
@@ -125,9 +125,10 @@ class BrierScore(MeanOverExamples):
 
 @final
 class Accuracy(MulticlassAccuracy):
-    """Fraction of examples whose most probable class is the target: torchmetrics' accuracy, averaged over examples.
+    """Fraction of examples whose most probable class is the target.
 
-    torchmetrics' default averages over classes, which is another number on unbalanced data.
+    This is torchmetrics' accuracy averaged over examples. Its default averages over classes, which differs on unbalanced
+    data.
 
     Args:
         num_classes: Number of classes.

@@ -1,13 +1,13 @@
-"""Selective prediction: how wrong is the model on the fraction of inputs of highest confidence?
+"""Selective prediction: the error rate on the inputs with the highest confidence.
 
     AURC = 1/N Σ_k risk(k),        risk(k) = fraction of errors among the k examples of highest confidence max_c p_c
 
-the area under the risk-coverage curve (Geifman et al. 2019, https://arxiv.org/abs/1805.08206), as a mean over the N
+This is the area under the risk-coverage curve (Geifman et al. 2019, https://arxiv.org/abs/1805.08206), as a mean over the N
 coverages 1/N … 1. Some libraries integrate the same curve by the trapezoid rule, which differs by O(1/N).
 
-Two points of the curve answer a user's questions (Geifman & El-Yaniv 2017, https://arxiv.org/abs/1705.08500): how many
-inputs can be answered at a risk of 5 %, and how wrong the answers are at a coverage of 80 %. A threshold of the confidence
-decides what is answered, so inputs of equal confidence are answered all or not at all.
+Two points of the curve are useful in practice (Geifman & El-Yaniv 2017, https://arxiv.org/abs/1705.08500): the coverage at a
+risk of 5 %, and the risk at a coverage of 80 %. Inputs above a confidence threshold are answered, so inputs with equal
+confidence are either all answered or all rejected.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ DEFAULT_COVERAGE = 0.8
 
 
 class RiskCoverage(NamedTuple):
-    """The risk-coverage curve, with one point for each distinct confidence as the threshold, ``[points]`` each."""
+    """The risk-coverage curve, with one point per distinct confidence as the threshold, ``[points]`` each."""
 
-    coverage: Tensor  # fraction of the examples that are at least as confident; increasing, the last one is 1
-    risk: Tensor  # fraction of errors among them
+    coverage: Tensor  # fraction of examples at or above the threshold, in increasing order; the last one is 1
+    risk: Tensor  # fraction of errors among these examples
 
 
 def risk_coverage(probs: Tensor, targets: Tensor) -> RiskCoverage:
@@ -39,7 +39,7 @@ def risk_coverage(probs: Tensor, targets: Tensor) -> RiskCoverage:
         targets: Class indices, ``[batch]``.
 
     Returns:
-        Two tensors ``[points]``, from the most confident examples alone to all of them.
+        Two tensors ``[points]``, from only the most confident examples to all examples.
 
     Example:
         >>> risk_coverage(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -48,15 +48,15 @@ def risk_coverage(probs: Tensor, targets: Tensor) -> RiskCoverage:
     return _curve(top_label(probs, targets))
 
 
-def _curve(seen: TopLabel) -> RiskCoverage:
-    distinct, group, count = torch.unique(seen.confidence, return_inverse=True, return_counts=True)
-    errors = torch.zeros_like(distinct).index_add_(0, group, 1 - seen.correct)
+def _curve(top: TopLabel) -> RiskCoverage:
+    distinct, group, count = torch.unique(top.confidence, return_inverse=True, return_counts=True)
+    errors = torch.zeros_like(distinct).index_add_(0, group, 1 - top.correct)
     answered = count.flip(0).cumsum(0)
-    return RiskCoverage(answered / len(seen.confidence), errors.flip(0).cumsum(0) / answered)
+    return RiskCoverage(answered / len(top.confidence), errors.flip(0).cumsum(0) / answered)
 
 
 def coverage_at_risk(probs: Tensor, targets: Tensor, risk: float = DEFAULT_RISK) -> Tensor:
-    """Largest fraction of the inputs that can be answered with at most this fraction of errors among the answers.
+    """Largest fraction of inputs that can be answered with at most the given fraction of errors.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -64,13 +64,13 @@ def coverage_at_risk(probs: Tensor, targets: Tensor, risk: float = DEFAULT_RISK)
         risk: Tolerated fraction of errors, from 0 to 1.
 
     Returns:
-        A scalar between 0 (no threshold is good enough) and 1 (all inputs can be answered).
+        A scalar between 0 (no threshold meets the risk) and 1 (all inputs can be answered).
 
     Example:
         >>> coverage_at_risk(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
         tensor(0.5000)
     """
-    _check_share("risk", risk)
+    _check_fraction("risk", risk)
     return _coverage_at(_curve(top_label(probs, targets)), risk)
 
 
@@ -79,7 +79,7 @@ def _coverage_at(curve: RiskCoverage, risk: float) -> Tensor:
 
 
 def risk_at_coverage(probs: Tensor, targets: Tensor, coverage: float = DEFAULT_COVERAGE) -> Tensor:
-    """Fraction of errors among the answers if at least this fraction of the inputs, the most confident ones, are answered.
+    """Fraction of errors among the answers if at least the given fraction of inputs is answered, the most confident first.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -93,7 +93,7 @@ def risk_at_coverage(probs: Tensor, targets: Tensor, coverage: float = DEFAULT_C
         >>> risk_at_coverage(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
         tensor(0.5000)
     """
-    _check_share("coverage", coverage)
+    _check_fraction("coverage", coverage)
     return _risk_at(_curve(top_label(probs, targets)), coverage)
 
 
@@ -105,23 +105,23 @@ def _undefined(curve: RiskCoverage) -> Tensor:
     return curve.risk.new_full((), torch.nan)
 
 
-def _check_share(name: str, value: float) -> None:
+def _check_fraction(name: str, value: float) -> None:
     if not 0 <= value <= 1:
-        raise HyperparameterError(f"{name}={value} must be a share between 0 and 1; 5 % is 0.05.")
+        raise HyperparameterError(f"{name}={value} must be a fraction between 0 and 1; 5 % is 0.05.")
 
 
 def aurc(probs: Tensor, targets: Tensor) -> Tensor:
     """Area under the risk-coverage curve, with the largest probability as confidence and 0/1 errors as risk.
 
-    Where several examples are equally confident, the value is the mean over all orders in which they can be taken.
+    If several examples have the same confidence, the value is the mean over all their orders.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
         targets: Class indices, ``[batch]``.
 
     Returns:
-        A scalar between 0 (no error) and 1 (no correct prediction). At equal accuracy, lower means that errors are
-        less confident.
+        A scalar between 0 (no errors) and 1 (no correct predictions). At equal accuracy, lower means that errors have lower
+        confidence.
 
     Example:
         >>> aurc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))  # risks 0 and 1/2
@@ -130,9 +130,9 @@ def aurc(probs: Tensor, targets: Tensor) -> Tensor:
     return _aurc(top_label(probs, targets))
 
 
-def _aurc(seen: TopLabel) -> Tensor:
-    error = 1 - mean_over_ties(seen.confidence, seen.correct)
-    errors_so_far = error[seen.confidence.argsort(descending=True)].cumsum(0)
+def _aurc(top: TopLabel) -> Tensor:
+    error = 1 - mean_over_ties(top.confidence, top.correct)
+    errors_so_far = error[top.confidence.argsort(descending=True)].cumsum(0)
     examples_so_far = torch.arange(1, len(error) + 1, device=error.device)
     return (errors_so_far / examples_so_far).mean()
 
@@ -156,7 +156,7 @@ class AURC(TopLabelMetric):
 
 @final
 class CoverageAtRisk(TopLabelMetric):
-    """Largest fraction of the inputs that can be answered at a tolerated risk (see `coverage_at_risk`).
+    """Largest fraction of inputs that can be answered at a tolerated risk (see `coverage_at_risk`).
 
     Args:
         risk: Tolerated fraction of errors, from 0 to 1.
@@ -171,7 +171,7 @@ class CoverageAtRisk(TopLabelMetric):
     higher_is_better = True
 
     def __init__(self, risk: float = DEFAULT_RISK, **kwargs: Any) -> None:
-        _check_share("risk", risk)
+        _check_fraction("risk", risk)
         super().__init__(**kwargs)
         self.risk = risk
 
@@ -197,7 +197,7 @@ class RiskAtCoverage(TopLabelMetric):
     higher_is_better = False
 
     def __init__(self, coverage: float = DEFAULT_COVERAGE, **kwargs: Any) -> None:
-        _check_share("coverage", coverage)
+        _check_fraction("coverage", coverage)
         super().__init__(**kwargs)
         self.coverage = coverage
 

@@ -1,7 +1,7 @@
-"""Accuracy, NLL, Brier score and ECE under shifts of the inputs, by kind and severity.
+"""Accuracy, NLL, Brier score and ECE under distribution shift, by kind and severity.
 
-As in Ovadia et al. 2019 (https://arxiv.org/abs/1906.02530) on the corruptions of Hendrycks & Dietterich 2019
-(https://arxiv.org/abs/1903.12261): the same test set, corrupted in several ways and several strengths.
+The protocol is that of Ovadia et al. 2019 (https://arxiv.org/abs/1906.02530) on the corruptions of Hendrycks & Dietterich
+2019 (https://arxiv.org/abs/1903.12261): one test set, corrupted in several ways and at several severities.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ SHIFT_KEYS = ("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE")
 
 @final
 class ShiftMetrics(Metric):
-    """Metrics of a classifier on shifted copies of the test set; its states are sums.
+    """Metrics of a classifier on shifted copies of the test set. The states are sums.
 
-    ``compute`` returns ``{kind}/{severity}/{metric}`` for each shift, ``all/{severity}/{metric}`` for the mean over the
-    kinds of a severity, and ``{metric}`` for the mean over all shifts, where metric is one of ``cls/Acc, cls/NLL,
-    cls/Brier, cal/ECE``. In means all shifts count alike.
+    ``compute`` returns ``{kind}/{severity}/{metric}`` for each shift, ``all/{severity}/{metric}`` for the mean over all
+    kinds at a severity, and ``{metric}`` for the mean over all shifts. The metrics are ``cls/Acc``, ``cls/NLL``,
+    ``cls/Brier`` and ``cal/ECE``. Means weight all shifts equally.
 
     Args:
         shifts: Kind and severity of each shift, such as ``("fog", 3)``; at least one, each once.
-        prefix: Prefix of every key, with its slash.
+        prefix: Prefix of every key, including the slash.
         **kwargs: Passed to `torchmetrics.Metric`.
 
     Raises:
-        HyperparameterError: If there is no shift, or one occurs twice.
+        HyperparameterError: If there are no shifts, or a shift occurs twice.
 
     Example:
         >>> metric = ShiftMetrics([("fog", 1), ("fog", 2)])
         >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([0]), 0)
         >>> metric.update(torch.tensor([[0.6, 0.4]]), torch.tensor([1]), 1)
-        >>> found = metric.compute()
-        >>> found["shift/fog/1/cls/Acc"], found["shift/fog/2/cls/Acc"], found["shift/cls/Acc"]
+        >>> values = metric.compute()
+        >>> values["shift/fog/1/cls/Acc"], values["shift/fog/2/cls/Acc"], values["shift/cls/Acc"]
         (tensor(1.), tensor(0.), tensor(0.5000))
     """
 
@@ -54,7 +54,7 @@ class ShiftMetrics(Metric):
 
     def __init__(self, shifts: Sequence[tuple[str, int]], prefix: str = "shift/", **kwargs: Any) -> None:
         if not shifts or len(set(shifts)) < len(shifts):
-            raise HyperparameterError(f"shifts={shifts} must name at least one (kind, severity), and each once.")
+            raise HyperparameterError(f"shifts={shifts} must contain at least one (kind, severity), and each once.")
         super().__init__(**kwargs)
         self.shifts, self.prefix = list(shifts), prefix
         self.add_state("bin_sums", torch.zeros(3, len(shifts), DEFAULT_BINS), dist_reduce_fx="sum")
@@ -66,7 +66,7 @@ class ShiftMetrics(Metric):
         Args:
             preds: Class probabilities, ``[batch, classes]``.
             target: Class indices, ``[batch]``.
-            shift: Position of the batch's shift in ``shifts``.
+            shift: Index of the batch's shift in ``shifts``.
         """
         confidence, correct = top_label(preds, target)
         group = torch.full((len(confidence),), shift, device=confidence.device)
@@ -78,51 +78,50 @@ class ShiftMetrics(Metric):
         self.score_sums = self.score_sums + added
 
     def compute(self) -> dict[str, Tensor]:
-        """Return all values over all examples since the last reset, by key; ``nan`` for a shift without examples."""
+        """Return the values over all examples since the last reset, by key; ``nan`` for a shift without examples."""
         values = self._by_shift()
-        found = {
-            f"{self.prefix}{kind}/{severity}/{key}": values[position, column]
-            for position, (kind, severity) in enumerate(self.shifts)
-            for column, key in enumerate(SHIFT_KEYS)
-        }
+        result: dict[str, Tensor] = {}
+        for index, (kind, severity) in enumerate(self.shifts):
+            result |= self._with_keys(f"{kind}/{severity}/", values[index])
         for severity in sorted({severity for _, severity in self.shifts}):
-            chosen = [position for position, (_, other) in enumerate(self.shifts) if other == severity]
-            found |= self._named(f"all/{severity}/", values[chosen].mean(0))
-        return found | self._named("", values.mean(0))
+            indices = [index for index, (_, other) in enumerate(self.shifts) if other == severity]
+            result |= self._with_keys(f"all/{severity}/", values[indices].mean(0))
+        return result | self._with_keys("", values.mean(0))
 
     def _by_shift(self) -> Tensor:
+        """Values of all metrics, ``[shifts, metrics]``."""
         sums = BinSums(*self.bin_sums)
         count = sums.counts.sum(-1)
         nll, brier = (self.score_sums / count.unsqueeze(-1)).unbind(-1)
         return torch.stack([sums.correct.sum(-1) / count, nll, brier, sums.expected_error()], -1)
 
-    def _named(self, middle: str, values: Tensor) -> dict[str, Tensor]:
+    def _with_keys(self, middle: str, values: Tensor) -> dict[str, Tensor]:
         return {f"{self.prefix}{middle}{key}": value for key, value in zip(SHIFT_KEYS, values, strict=True)}
 
 
 def by_severity(logged: Mapping[str, Any], suffix: str = "") -> dict[str, dict[int, list[float]]]:
-    """Collect what a test has logged about shifts: each metric by severity, over all kinds.
+    """Collect the shift metrics that a test logged: each metric by severity, over all kinds.
 
     Args:
-        logged: Scalars by the keys of a test; others than those of shifts, by this scheme, are left out.
+        logged: Logged scalars by key. Only keys of `ShiftMetrics` and of the test set are used.
         suffix: ``"_mean"`` reads the keys of the posterior mean.
 
     Returns:
-        For each metric the values of all kinds by severity, where severity 0 is the test set as it is. Empty if nothing
-        was logged about shifts.
+        For each metric, the values of all kinds by severity. Severity 0 is the unshifted test set. Empty if no shift
+        metrics were logged.
 
     Example:
         >>> logged = {"test/cls/Acc": 0.9, "shift/fog/1/cls/Acc": 0.8, "shift/snow/1/cls/Acc": 0.6, "shift/cls/Acc": 0.7}
         >>> by_severity(logged)
         {'cls/Acc': {0: [0.9], 1: [0.8, 0.6]}}
     """
-    found: dict[str, dict[int, list[float]]] = {}
+    curves: dict[str, dict[int, list[float]]] = {}
     for key, value in logged.items():
         parts = key.split("/")
         if parts[0] == f"shift{suffix}" and len(parts) > 3 and parts[1] != "all" and parts[2].isdecimal():
             metric = "/".join(parts[3:])
-            found.setdefault(metric, {}).setdefault(int(parts[2]), []).append(float(value))
-    for metric, curve in found.items():
+            curves.setdefault(metric, {}).setdefault(int(parts[2]), []).append(float(value))
+    for metric, curve in curves.items():
         if f"test{suffix}/{metric}" in logged:
             curve[0] = [float(logged[f"test{suffix}/{metric}"])]
-    return {metric: dict(sorted(curve.items())) for metric, curve in found.items()}
+    return {metric: dict(sorted(curve.items())) for metric, curve in curves.items()}

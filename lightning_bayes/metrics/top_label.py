@@ -1,7 +1,7 @@
-"""The most probable class: its confidence, and whether it is right.
+"""The most probable class: its confidence, and whether it is correct.
 
-Calibration and selective prediction look at nothing else. This file checks probabilities once for all metrics of this
-room, and keeps the two numbers per example for those metrics that need them all at the end (they sort by confidence).
+Calibration and selective prediction need no other inputs. This module also checks the probabilities for all metrics of the
+package, and has the base class of metrics that need all examples at the end because they sort by confidence.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class TopLabel(NamedTuple):
 
 
 def checked_probs(probs: Tensor, targets: Tensor) -> Tensor:
-    """Return ``probs`` in at least single precision, after checking that they are probabilities of these targets.
+    """Check that ``probs`` are probabilities for these targets, and return them in at least single precision.
 
-    Metrics that guess whether they were given logits or probabilities turn a probability of 1 + 1e-7, as rounding
-    leaves behind, into a softmax of the whole batch. Here nothing is guessed.
+    Some libraries guess whether inputs are logits or probabilities. They then apply a softmax to the whole batch if rounding
+    leaves a probability of 1 + 1e-7. These metrics accept probabilities only.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``; rows sum to one up to rounding.
@@ -38,7 +38,7 @@ def checked_probs(probs: Tensor, targets: Tensor) -> Tensor:
         The probabilities, ``[batch, classes]``, in float32 or float64.
 
     Raises:
-        ShapeError: If the shapes do not fit, or the values are not probabilities or class indices.
+        ShapeError: If the shapes do not match, or the values are not probabilities or class indices.
         NonFiniteError: If a probability is nan.
 
     Example:
@@ -51,23 +51,23 @@ def checked_probs(probs: Tensor, targets: Tensor) -> Tensor:
             f"{list(probs.shape)} and {list(targets.shape)}. Flatten further dimensions into the batch first."
         )
     if targets.is_floating_point() or targets.is_complex():
-        raise ShapeError(f"Targets are class indices, but got {targets.dtype}. Use probs.argmax(-1) for soft labels.")
+        raise ShapeError(f"Targets must be class indices, got {targets.dtype}. Use targets.argmax(-1) for soft labels.")
     tolerance = max(1e-3, torch.finfo(probs.dtype).eps ** 0.5)
     wide = probs.detach().to(torch.promote_types(probs.dtype, torch.float32))
     proper = (wide >= 0).all(-1) & ((wide.sum(-1) - 1).abs() <= tolerance)
     in_range = (targets >= 0) & (targets < probs.shape[1])
-    if not bool((proper & in_range).all()):  # one synchronization with the device for both checks
-        undefined = wide.isnan().any(-1)
-        if bool(undefined.any()):
+    if not bool((proper & in_range).all()):  # one device synchronization for both checks
+        has_nan = wide.isnan().any(-1)
+        if bool(has_nan.any()):
             raise NonFiniteError(
-                f"{int(undefined.sum())} of {len(wide)} examples have probabilities that are nan, the first one in row "
-                f"{int(undefined.nonzero()[0])}. Look for nan or infinity in the inputs and weights of the model."
+                f"{int(has_nan.sum())} of {len(wide)} examples have probabilities that are nan, the first one in row "
+                f"{int(has_nan.nonzero()[0])}. Look for nan or infinity in the inputs and weights of the model."
             )
-        raise ShapeError(_complaint(wide, targets, proper))
+        raise ShapeError(_shape_message(wide, targets, proper))
     return wide
 
 
-def _complaint(probs: Tensor, targets: Tensor, proper: Tensor) -> str:
+def _shape_message(probs: Tensor, targets: Tensor, proper: Tensor) -> str:
     if proper.all():
         return (
             f"Targets must be class indices from 0 to {probs.shape[1] - 1}, "
@@ -82,7 +82,7 @@ def _complaint(probs: Tensor, targets: Tensor, proper: Tensor) -> str:
 
 
 def top_label(probs: Tensor, targets: Tensor) -> TopLabel:
-    """Confidence and correctness of the most probable class (the first one among equals).
+    """Confidence and correctness of the most probable class; the first class wins ties.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.
@@ -102,13 +102,13 @@ def top_label(probs: Tensor, targets: Tensor) -> TopLabel:
 def mean_over_ties(keys: Tensor, values: Tensor) -> Tensor:
     """Replace each value by the mean over the examples with the same key.
 
-    What sorts by confidence depends on the accidental order of equal confidences, and saturated softmaxes have many of
-    them. With tied values replaced by their mean, a sum over a prefix of the sorted examples is its expectation over
-    all orders of the ties, so neither the order of the data nor its distribution over processes matters.
+    Metrics that sort by confidence would depend on the order of tied examples, and saturated softmaxes produce many ties.
+    After this replacement, a sum over a prefix of the sorted examples is its expectation over all orders of the ties. The
+    result depends neither on the order of the data nor on its distribution over processes.
 
     Args:
-        keys: The sort keys, ``[batch]``.
-        values: The terms of the sums, floating point ``[batch]``.
+        keys: Sort keys, ``[batch]``.
+        values: Floating-point values to average, ``[batch]``.
 
     Returns:
         The values, averaged within ties, ``[batch]``.
@@ -124,9 +124,9 @@ def mean_over_ties(keys: Tensor, values: Tensor) -> Tensor:
 
 
 class TopLabelMetric(Metric, ABC):
-    """Base of metrics that need the confidence and correctness of all examples at once; subclasses define ``compute``.
+    """Base class of metrics that need the confidence and correctness of all examples. Subclasses define ``compute``.
 
-    The two states are concatenated over processes, and kept in the metric's own dtype (``set_dtype`` changes it).
+    The two states are concatenated over processes and stored in the metric's dtype (``set_dtype`` changes it).
     """
 
     is_differentiable = False
@@ -142,10 +142,10 @@ class TopLabelMetric(Metric, ABC):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
-        seen = top_label(preds, target)
-        self.confidence.append(seen.confidence.to(self.dtype))
-        self.correct.append(seen.correct.to(self.dtype))
+        top = top_label(preds, target)
+        self.confidence.append(top.confidence.to(self.dtype))
+        self.correct.append(top.correct.to(self.dtype))
 
     def top_labels(self) -> TopLabel:
-        """Return all examples seen since the last reset, of all processes once synchronized."""
+        """Return all examples since the last reset, over all processes after synchronization."""
         return TopLabel(concatenated(self, "confidence"), concatenated(self, "correct"))

@@ -1,4 +1,4 @@
-"""Posteriors of finished networks: posterior × curvature × no step."""
+"""Post-hoc posteriors around trained networks: Laplace approximations and SWAG."""
 
 from lightning_bayes.posthoc.evidence import Evidence, log_evidence
 from lightning_bayes.posthoc.laplace import Laplace, laplace

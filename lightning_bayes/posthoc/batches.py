@@ -1,4 +1,4 @@
-"""Batches of training data, and what a Laplace approximation asks of the network."""
+"""Batches of labelled data, and the check that a network is in evaluation mode."""
 
 from __future__ import annotations
 
@@ -14,52 +14,32 @@ from lightning_bayes.predictive import dropout_layers
 
 
 def labelled(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any, Tensor]]:
-    """The batches of a loader on a device.
-
-    Args:
-        loader: A loader of pairs (inputs, targets).
-        device: Where the model is.
-
-    Yields:
-        Inputs and targets.
-
-    Raises:
-        DataError: If a batch is no such pair, or there is none.
-    """
-    seen = False
+    """Yield the batches (inputs, targets) of a loader on `device`; raise a `DataError` for unlabelled or no batches."""
+    is_empty = True
     for batch in loader:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise DataError(
-                f"The loader gives batches without labels, such as a {type(batch).__name__}, but the curvature and the "
-                "marginal likelihood need them. Let it give pairs (inputs, targets) of tensors."
+                f"The loader yields batches without labels, such as a {type(batch).__name__}, but the curvature and the "
+                "marginal likelihood need labels. Let it yield pairs (inputs, targets) of tensors."
             )
-        seen = True
+        is_empty = False
         yield _moved(batch[0], device), batch[1].to(device)
-    if not seen:
-        raise DataError(
-            "The loader gives no batch. Pass the training data, and a new loader if this one was an iterator."
-        )
+    if is_empty:
+        raise DataError("The loader yields no batch. Pass the training data, and a new loader if this was an iterator.")
 
 
 def require_evaluation_mode(model: nn.Module) -> None:
-    """Require a network whose outputs for one example are its own.
-
-    Args:
-        model: The network.
-
-    Raises:
-        UnsupportedTrainingError: If BatchNorm or dropout is in training mode.
-    """
-    by_chance = {module for module in dropout_layers(model) if module.training and getattr(module, "p", 1) > 0}
-    found = [
+    """Raise an `UnsupportedTrainingError` if BatchNorm or dropout is in training mode."""
+    random = {module for module in dropout_layers(model) if module.training and getattr(module, "p", 1) > 0}
+    unsupported = [
         f"{name or 'the model itself'} ({type(module).__name__})"
         for name, module in model.named_modules()
-        if uses_batch_statistics(module) or module in by_chance
+        if uses_batch_statistics(module) or module in random
     ]
-    if found:
+    if unsupported:
         raise UnsupportedTrainingError(
-            f"{name_some(found)} is in training mode, where outputs depend on the rest of the batch or on chance. Call "
-            "model.eval() first; BatchNorm needs its running statistics."
+            f"{name_some(unsupported)} is in training mode, where outputs are random or depend on the other examples of the "
+            "batch. Call model.eval() first; BatchNorm then uses its running statistics."
         )
 
 
@@ -67,5 +47,7 @@ def _moved(inputs: Any, device: torch.device) -> Any:
     if isinstance(inputs, Tensor):
         return inputs.to(device)
     if isinstance(inputs, (tuple, list)):
-        return type(inputs)(_moved(each, device) for each in inputs)
-    return {key: _moved(value, device) for key, value in inputs.items()} if isinstance(inputs, dict) else inputs
+        return type(inputs)(_moved(item, device) for item in inputs)
+    if isinstance(inputs, dict):
+        return {key: _moved(value, device) for key, value in inputs.items()}
+    return inputs

@@ -1,4 +1,4 @@
-"""The diagonal of the curvature: a mean-field posterior."""
+"""Diagonal curvature, which gives a mean-field posterior."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 
 @final
 class Diagonal(AbstractStructure):
-    """Σ_i Σ_c (J_iᵀ v_ic)², element-wise; arguments as in `AbstractStructure`."""
+    """Element-wise Σ_i Σ_c (J_iᵀ v_ic)²; arguments as in `AbstractStructure`."""
 
     def __init__(self, model: nn.Module, params: dict[str, nn.Parameter]) -> None:
         super().__init__(model, params)
@@ -38,7 +38,8 @@ class Diagonal(AbstractStructure):
 
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
         """Σ log (c s + δ); see `AbstractStructure.log_det`."""
-        return torch.stack([(factor * s.double() + prior[n]).log().sum() for n, s in self.squares.items()]).sum()
+        terms = [(factor * square.double() + prior[name]).log().sum() for name, square in self.squares.items()]
+        return torch.stack(terms).sum()
 
     def posterior(
         self, prior: dict[str, float], factor: float, num_data: int, constants: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""The whole curvature matrix, for last layers and small models."""
+"""The full curvature matrix, for last layers and small models."""
 
 from __future__ import annotations
 
@@ -17,19 +17,13 @@ from lightning_bayes.linalg import symmetric_eigen
 from lightning_bayes.posteriors import FullGaussian, require_memory
 from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 
-LIMIT_MIB = 1024.0  # of one D × D matrix: D = 16 384 in single precision
+LIMIT_MIB = 1024.0  # largest D × D matrix: D = 16 384 in single precision
 
 
 def require_full_size(params: Mapping[str, Tensor]) -> int:
-    """Refuse more parameters than a full matrix holds, by a `PosteriorError`.
-
-    Args:
-        params: The parameters by name.
-
-    Returns:
-        D, the number of weights.
-    """
-    size, bytes_each = sum(p.numel() for p in params.values()), max(p.element_size() for p in params.values())
+    """Return the number D of weights; raise a `PosteriorError` if a D × D matrix is too large."""
+    size = sum(param.numel() for param in params.values())
+    bytes_each = max(param.element_size() for param in params.values())
     what = f"structure='full' of {size:,} parameters, {size:,} × {size:,} numbers,"
     instead = "structure='kronecker' or 'diagonal', or subset='last_layer'"
     require_memory(what, size**2, bytes_each, LIMIT_MIB, instead)
@@ -42,9 +36,9 @@ class Full(AbstractStructure):
 
     def __init__(self, model: nn.Module, params: dict[str, nn.Parameter]) -> None:
         super().__init__(model, params)
-        size, like = require_full_size(params), next(iter(params.values()))
+        size = require_full_size(params)
         self.engine = FusedEngine(model, "sum")
-        self.matrix = like.new_zeros(size, size).detach()
+        self.matrix = next(iter(params.values())).new_zeros(size, size).detach()
 
     def measure(self, forward: Callable[[], Tensor], columns: Columns) -> Tensor:
         """Add one batch; see `AbstractStructure.measure`."""
@@ -63,23 +57,25 @@ class Full(AbstractStructure):
         return outputs.detach()
 
     def _add(self, rows: dict[nn.Parameter, Tensor], examples: int) -> None:
-        joint = [
+        blocks = [
             rows[p].flatten(1) if p in rows else p.new_zeros(examples, p.numel()).detach() for p in self.params.values()
         ]
-        each = torch.cat(joint, 1)
-        self.matrix.addmm_(each.mT, each)
+        jacobian = torch.cat(blocks, 1)
+        self.matrix.addmm_(jacobian.mT, jacobian)
 
     @cached_property
     def _eigenvalues(self) -> Tensor:
         return symmetric_eigen(self.matrix.double(), "curvature matrix")[0]
 
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
-        """See `AbstractStructure.log_det`; a search for one prior precision takes the eigenvalues, which are dearer once."""
+        """See `AbstractStructure.log_det`. One shared prior precision uses eigenvalues, otherwise a Cholesky factor."""
         is_shared = len({id(delta) for delta in prior.values()}) == 1
-        if is_shared and (torch.is_grad_enabled() or "_eigenvalues" in vars(self)):
+        # A search evaluates many precisions, so the more expensive eigenvalues pay off. A single value uses Cholesky.
+        is_search = torch.is_grad_enabled()
+        if is_shared and (is_search or "_eigenvalues" in vars(self)):
             return (factor * self._eigenvalues + next(iter(prior.values()))).log().sum()
         precision = self._precision(prior, factor.double())
-        # In place, which takes columns that are contiguous: ResNet-18's last layer has 200 MiB in double precision.
+        # In place to save memory (200 MiB for ResNet-18's last layer); this needs contiguous columns.
         target = None if precision.requires_grad else precision.mT
         root: Tensor = torch.linalg.cholesky(precision.mT, out=target)
         return 2 * root.diagonal().log().sum()
@@ -93,7 +89,7 @@ class Full(AbstractStructure):
         return FullGaussian(self.mean, precision, prior, num_data, constants)
 
     def _precision(self, prior: Prior, factor: Tensor) -> Tensor:
-        """C G + diag(δ), in the precision of the factor."""
+        """Return c G + diag(δ), in the dtype of `factor`."""
         precision = self.matrix.to(factor.dtype, copy=True).mul_(factor)
         precision.diagonal().add_(torch.cat([prior[name].expand(p.numel()) for name, p in self.params.items()]))
         return precision

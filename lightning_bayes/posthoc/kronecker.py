@@ -1,9 +1,9 @@
-"""The curvature of every weight as a Kronecker product, eigendecomposed; other parameters have their diagonal.
+"""Kronecker-factored curvature of every weight matrix, eigendecomposed.
 
     weight: O ⊗ I        bias: T O        O = Σ_i Σ_c (1/T) Σ_t δ_it δ_itᵀ        I = (1/N) Σ_i Σ_t a_it a_itᵀ
 
-with T positions of an example, as K-FAC-expand has it (Eschenhagen et al. 2023, https://arxiv.org/abs/2311.00636). Norms,
-embeddings and weights that are tied between layers have no factors.
+An example has T positions, as in K-FAC-expand (Eschenhagen et al. 2023, https://arxiv.org/abs/2311.00636). Parameters
+without Kronecker factors use the diagonal: norms, embeddings and weights tied between layers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 
 
 class _Spectrum(NamedTuple):
-    bases: tuple[Tensor, ...]
-    values: Tensor  # of the product, [out, K], or [groups, out / groups, K]; K = 1 for a bias
+    """Eigendecomposition of one parameter's curvature."""
+
+    bases: tuple[Tensor, ...]  # eigenvectors of each factor
+    values: Tensor  # eigenvalues of the product, [out, K], or [groups, out / groups, K]; K = 1 for a bias
 
 
 @final
 class Kronecker(AbstractStructure):
-    """Sums of the factors of all batches; arguments as in `AbstractStructure`."""
+    """Sums the Kronecker factors of all batches; arguments as in `AbstractStructure`."""
 
     def __init__(self, model: nn.Module, params: dict[str, nn.Parameter]) -> None:
         super().__init__(model, params)
@@ -52,7 +54,7 @@ class Kronecker(AbstractStructure):
             require_measured(self.engine, captured, outputs, self.params)
             counted = Counter[str]()
             captured.measure_columns(outputs, _counted(columns(outputs), counted))
-        # The capture averages over examples and columns; curvature is the sum over both.
+        # The capture averages over examples and columns, but the curvature is a sum over both.
         weights = (len(outputs) * counted["columns"], len(outputs))
         blocks = blocks_by_parameter(captured)
         for name, param in self.params.items():
@@ -67,19 +69,21 @@ class Kronecker(AbstractStructure):
 
     @cached_property
     def _spectra(self) -> dict[str, _Spectrum]:
-        """The eigendecompositions; factors are freed."""
-        found = {}
+        """The eigendecompositions by name. The factors are freed."""
+        spectra = {}
         for name in list(self.factors):
-            parts = [symmetric_eigen(f, f"curvature factor of {name}") for f in self.factors.pop(name)]
-            right = parts[1][0] / self.num_data if len(parts) == 2 else parts[0][0].new_ones(1)
-            values = parts[0][0][..., :, None] * right[..., None, :]
-            found[name] = _Spectrum(tuple(vectors for _, vectors in parts), values)
-        return found
+            parts = [symmetric_eigen(factor, f"curvature factor of {name}") for factor in self.factors.pop(name)]
+            left = parts[0][0]
+            right = parts[1][0] / self.num_data if len(parts) == 2 else left.new_ones(1)
+            values = left[..., :, None] * right[..., None, :]
+            spectra[name] = _Spectrum(tuple(vectors for _, vectors in parts), values)
+        return spectra
 
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
         """Σ log (c λ_O λ_I + δ); see `AbstractStructure.log_det`."""
         values = {**self.squares, **{name: spectrum.values for name, spectrum in self._spectra.items()}}
-        return torch.stack([(factor * v.double() + prior[n]).log().sum() for n, v in values.items()]).sum()
+        terms = [(factor * value.double() + prior[name]).log().sum() for name, value in values.items()]
+        return torch.stack(terms).sum()
 
     def posterior(
         self, prior: dict[str, float], factor: float, num_data: int, constants: dict[str, Tensor]
@@ -92,7 +96,7 @@ class Kronecker(AbstractStructure):
 
 
 def _layers_with_factors(model: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Layers whose trained parameters no other layer holds, and whether the bias is trained."""
+    """Layers that have Kronecker factors and share no parameter, and whether the bias is trained."""
     units = find_measured_modules(model)
     owners = Counter(param for unit in units for param in unit.module.parameters())
     for unit in units:

@@ -1,6 +1,6 @@
-"""The Laplace approximation of a finished network: posterior × curvature × no step.
+"""The Laplace approximation around the weights of a trained network.
 
-    q(θ) = N(θ*, (Σ_i J_iᵀ H_i J_i + Δ)⁻¹)        θ* the weights as they are, Δ the prior's precision
+    q(θ) = N(θ*, (Σ_i J_iᵀ H_i J_i + Δ)⁻¹)        θ* the current weights, Δ the prior precision
 
 Laplace 1774; for networks MacKay 1992; with Kronecker factors Ritter et al. 2018, https://openreview.net/forum?id=Skdvd2xAZ;
 last layers, all curvatures and their predictives Daxberger et al. 2021, https://arxiv.org/abs/2106.14806.
@@ -52,9 +52,9 @@ class Laplace:
     """The result of `laplace`.
 
     Attributes:
-        posterior: Around the weights, for `mc_predict`, `lightning_bayes.zoo.save_posterior` and every callback.
-        likelihood: The likelihood of the targets, with the noise that was chosen.
-        log_marginal_likelihood: Laplace's approximation of log p(D) in nats, at the prior and noise of the posterior.
+        posterior: The posterior, for `mc_predict`, `lightning_bayes.zoo.save_posterior` and every callback.
+        likelihood: The likelihood of the targets, with the chosen noise.
+        log_marginal_likelihood: Laplace approximation of log p(D) in nats, at the posterior's prior and noise.
         prior_precision: δ by parameter name.
     """
 
@@ -80,80 +80,83 @@ def laplace(
     seed: int = 0,
     require_trained: bool = True,
 ) -> Laplace:
-    """Approximate the posterior of a finished network; its weights stay as they are.
+    """Approximate the posterior of a trained network. The network's weights do not change.
+
+    Raises `UnsupportedTrainingError` if the network was not trained, has BatchNorm in training mode or half-precision
+    weights; `DataError` if the loader yields no labels; `PosteriorError` if a full matrix is too large; and
+    `UnsupportedLayerError` if the curvature of a parameter cannot be measured.
 
     Args:
-        model: The network in evaluation mode, unmodified; every layer that `measure` knows will do.
-        loader: Training data in pairs (inputs, targets), seen once.
-        likelihood: ``"classification"`` (logits ``[B, C]``, classes ``[B]``), ``"binary"`` (one logit per label) or
-            ``"regression"``, whose noise is chosen with the prior; or an object of `lightning_bayes.curvature`, such as
-            ``Gaussian(0.1)`` for a known noise.
-        structure: ``"diagonal"``; ``"kronecker"``, with eigendecomposed factors; or ``"full"``, for last layers and small
-            models.
-        subset: ``"last_layer"``, ``"all"``, or a regular expression that is searched in parameter names; parameters that do
+        model: The network, unmodified and in evaluation mode, with any layers that `measure` supports.
+        loader: Training data as pairs (inputs, targets), read once.
+        likelihood: ``"classification"`` (logits ``[B, C]``, class indices ``[B]``), ``"binary"`` (one logit per label) or
+            ``"regression"`` (noise chosen together with the prior). Or a likelihood of `lightning_bayes.curvature`, such as
+            ``Gaussian(0.1)`` for known noise.
+        structure: ``"diagonal"``, ``"kronecker"`` (eigendecomposed factors), or ``"full"`` for last layers and small models.
+        subset: ``"last_layer"``, ``"all"``, or a regular expression that is searched in parameter names. Parameters that do
             not require gradients are left out.
-        curvature: ``"ggn"``, exact, which is the true Fisher of these likelihoods too; ``"fisher"``, the same estimated from
-            `mc_samples` drawn labels, which is cheaper for many outputs; ``"empirical_fisher"``.
-        prior_precision: δ; or ``"marglik"``, the highest marginal likelihood; or ``"validation"``, the lowest NLL of the
-            linearised prediction of `validation`.
-        prior_structure: ``"scalar"``, one δ; or ``"layerwise"``, one for each layer.
-        validation: Further data in pairs, for ``prior_precision="validation"``.
+        curvature: ``"ggn"`` is exact and equals the true Fisher of these likelihoods. ``"fisher"`` estimates it from
+            `mc_samples` drawn labels, which is cheaper for many outputs. ``"empirical_fisher"`` uses the given labels.
+        prior_precision: δ. Or ``"marglik"`` for the highest marginal likelihood, or ``"validation"`` for the lowest NLL of
+            the linearised prediction on `validation`.
+        prior_structure: ``"scalar"`` for one δ, ``"layerwise"`` for one δ per layer.
+        validation: Held-out data as pairs (inputs, targets), for ``prior_precision="validation"``.
         mc_samples: Labels drawn per example for ``"fisher"``.
-        seed: The seed of these draws.
-        require_trained: Whether a network that predicts no better than a constant is refused.
+        seed: Seed of the drawn labels.
+        require_trained: Whether to refuse a network that predicts no better than a constant.
 
     Returns:
-        The posterior, its likelihood and marginal likelihood. A network that was not trained, has BatchNorm in training mode
-        or weights in half precision is an `UnsupportedTrainingError`, a loader without labels a `DataError`, a full matrix
-        that does not fit a `PosteriorError`, and a parameter that cannot be measured an `UnsupportedLayerError`.
+        The posterior, its likelihood and marginal likelihood.
 
     Raises:
-        HyperparameterError: If an argument is unknown or lacks another.
+        HyperparameterError: If an argument is unknown, or two arguments do not go together.
 
     Example:
         >>> x = torch.linspace(-1, 1, 20)[:, None]
         >>> model = nn.Linear(1, 1).eval()
         >>> model.load_state_dict({"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)})
         <All keys matched successfully>
-        >>> found = laplace(model, [(x, 2 * x + 0.1 * torch.cos(20 * x))], "regression", "full")
-        >>> type(found.posterior).__name__, round(found.likelihood.std, 2)
+        >>> result = laplace(model, [(x, 2 * x + 0.1 * torch.cos(20 * x))], "regression", "full")
+        >>> type(result.posterior).__name__, round(result.likelihood.std, 2)
         ('FullGaussian', 0.07)
     """
     check_settings(structure, prior_precision, prior_structure)
     check_curvature(curvature, mc_samples)
     if (prior_precision == "validation") != (validation is not None):
         raise HyperparameterError(
-            f"prior_precision={prior_precision!r} and validation={type(validation).__name__} do not fit. Pass a loader as "
-            "validation=... with prior_precision='validation', and with no other."
+            f"prior_precision={prior_precision!r} and validation={type(validation).__name__} do not go together. Pass a "
+            "loader as validation=... with prior_precision='validation', and only then."
         )
-    known, chooses_noise = find_likelihood(likelihood)
+    likelihood, chooses_noise = find_likelihood(likelihood)
+    std, unit_likelihood = 1.0, likelihood
+    if isinstance(likelihood, Gaussian):
+        std, unit_likelihood = likelihood.std, Gaussian(1.0)
     require_evaluation_mode(model)
     names = chosen_names(model, subset, loader)
     with only_trained(model, names) as params:
         require_full_precision(params.values())
         measured = _STRUCTURES[structure](model, params)
-        unit = Gaussian(1.0) if isinstance(known, Gaussian) else known
-        training = _measure(measured, loader, unit, curvature, mc_samples, seed)
+        training = _measure(measured, loader, unit_likelihood, curvature, mc_samples, seed)
         if require_trained:
             training.require_trained(type(model).__name__)
     evidence = Evidence(measured, training.fit, -4 if curvature == "empirical_fisher" else -2)
     groups = [list(params)] if prior_structure == "scalar" else _by_layer(params)
-    std = known.std if isinstance(known, Gaussian) else 1.0
-    build = _Builder(model, evidence, groups, known, training.examples)
+    build = _Builder(model, evidence, groups, likelihood, training.examples)
     if prior_precision == "validation":
         assert validation is not None
-        start = maximise(evidence, groups, std, None, chooses_noise)
-        deltas, std = choose_by_validation(model, build, validation, known, start, chooses_noise)
+        _, std = maximise(evidence, groups, std, None, chooses_noise)
+        delta, std = choose_by_validation(model, build, validation, likelihood, std, chooses_noise)
+        deltas = [delta]
     else:
-        given = None if prior_precision == "marglik" else [float(prior_precision)] * len(groups)
-        deltas, std = maximise(evidence, groups, std, given, chooses_noise)
+        fixed_deltas = None if prior_precision == "marglik" else [float(prior_precision)] * len(groups)
+        deltas, std = maximise(evidence, groups, std, fixed_deltas, chooses_noise)
     return build(deltas, std)
 
 
 @final
 @dataclass(frozen=True)
 class _Builder:
-    """Makes the result for a prior and a noise."""
+    """Builds the result for prior precisions and a noise."""
 
     model: nn.Module
     evidence: Evidence
@@ -170,7 +173,7 @@ class _Builder:
             for name, value in self.model.state_dict().items()
             if name not in prior and isinstance(value, Tensor)
         }
-        evidence = log_evidence(self.evidence, prior, std)  # first: it takes memory, and so does the posterior
+        evidence = log_evidence(self.evidence, prior, std)  # before the posterior, because both need much memory
         posterior = self.evidence.structure.posterior(prior, factor, self.num_data, constants)
         likelihood = Gaussian(std) if isinstance(self.likelihood, Gaussian) else self.likelihood
         return Laplace(posterior, likelihood, evidence, prior)
@@ -182,27 +185,29 @@ def chosen_names(model: nn.Module, subset: str, loader: Iterable[Any]) -> list[s
     Args:
         model: The network.
         subset: See `laplace`.
-        loader: Data, whose first batch shows which layer is called last.
+        loader: Data whose first batch determines which layer is called last.
 
     Returns:
         The names, at least one.
 
     Raises:
-        UnsupportedLayerError: If there is none.
+        UnsupportedLayerError: If no parameter matches.
     """
     names = [name for name, param in model.named_parameters() if param.requires_grad]
-    if subset == "last_layer":
+    if subset == "all":
+        selected = names
+    elif subset == "last_layer":
         inputs, _ = next(labelled(loader, next(model.parameters()).device))
         layer = last_called(model, inputs)
-        found = [name for name in names if name.startswith(f"{layer}." if layer else "")]
+        selected = [name for name in names if name.startswith(f"{layer}." if layer else "")]
     else:
-        found = names if subset == "all" else [name for name in names if re.search(subset, name)]
-    if not found:
+        selected = [name for name in names if re.search(subset, name)]
+    if not selected:
         raise UnsupportedLayerError(
-            f"subset={subset!r} leaves no parameter that requires gradients; {type(model).__name__} has "
+            f"subset={subset!r} matches no parameter that requires gradients; {type(model).__name__} has "
             f"{name_some(names) or 'none'}."
         )
-    return found
+    return selected
 
 
 def _measure(
@@ -213,7 +218,7 @@ def _measure(
     mc_samples: int,
     seed: int,
 ) -> TrainingFit:
-    """One pass over the data."""
+    """Measure the curvature and the fit of the training data in one pass."""
     training, model = TrainingFit(likelihood), measured.model
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The words of `laplace`."""
+"""Names and checks of the arguments of `laplace`."""
 
 from __future__ import annotations
 
@@ -23,22 +23,13 @@ _LINKS: dict[type[Likelihood], Link] = {Softmax: "softmax", Bernoulli: "sigmoid"
 
 
 def check_settings(structure: str, prior_precision: float | str, prior_structure: str) -> None:
-    """Require words that exist.
-
-    Args:
-        structure: The structure of the curvature.
-        prior_precision: A number, or the rule that chooses it.
-        prior_structure: The parameters that share one.
-
-    Raises:
-        HyperparameterError: If one does not exist, or the number is not positive.
-    """
-    for name, value, known in (
+    """Raise a `HyperparameterError` for unknown names or a prior precision that is not positive."""
+    for name, value, choices in (
         ("structure", structure, get_args(StructureName)),
         ("prior_structure", prior_structure, get_args(PriorStructure)),
     ):
-        if value not in known:
-            raise HyperparameterError(f"{name}={value!r} is unknown; use {', '.join(map(repr, known))}.")
+        if value not in choices:
+            raise HyperparameterError(f"{name}={value!r} is unknown; use {', '.join(map(repr, choices))}.")
     if isinstance(prior_precision, str):
         if prior_precision not in {"marglik", "validation"}:
             raise HyperparameterError(
@@ -53,17 +44,7 @@ def check_settings(structure: str, prior_precision: float | str, prior_structure
 
 
 def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood, bool]:
-    """The likelihood, and whether its noise is to be chosen.
-
-    Args:
-        likelihood: An object, or ``"classification"``, ``"binary"`` or ``"regression"``.
-
-    Returns:
-        Both; a Gaussian that is to be chosen has σ = 1.
-
-    Raises:
-        HyperparameterError: If it is none of them.
-    """
+    """Return the likelihood, by name or as given, and whether its noise should be chosen; σ is then 1."""
     if isinstance(likelihood, Likelihood):
         return likelihood, False
     if likelihood not in _LIKELIHOODS:
@@ -75,12 +56,5 @@ def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood
 
 
 def link_of(likelihood: Likelihood) -> Link:
-    """How outputs become predictions.
-
-    Args:
-        likelihood: The likelihood of the targets.
-
-    Returns:
-        The link.
-    """
+    """Return the link that turns outputs into predictions under this likelihood."""
     return _LINKS.get(type(likelihood), "softmax")

@@ -1,8 +1,8 @@
-"""The curvature of a data set in one structure, and the posterior that it makes with a prior.
+"""Interface of curvature structures: accumulate the curvature of a data set, and build a posterior from it and a prior.
 
     G = Σ_i J_iᵀ H_i J_i  over all examples        Σ⁻¹ = c G + diag(δ)
 
-c is 1, or what the noise of a regression makes of the curvature that was measured at σ = 1.
+c is 1 for classification. For regression, c converts the curvature measured at σ = 1 to the noise σ; see `Evidence`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Prior: TypeAlias = dict[str, Tensor]  # δ by parameter name, scalars
 
 
 class AbstractStructure(ABC):
-    """Adds the curvature of batches up.
+    """Sums the curvature of batches.
 
     Args:
         model: The model, in evaluation mode.
-        params: The parameters of the posterior by name, the only ones that require gradients while batches are measured.
+        params: The parameters of the posterior by name. While batches are measured, no other parameter requires gradients.
     """
 
     def __init__(self, model: nn.Module, params: dict[str, nn.Parameter]) -> None:
@@ -36,7 +36,7 @@ class AbstractStructure(ABC):
 
         Args:
             forward: Computes the model's outputs, ``[B, …]``.
-            columns: Columns of a root of the curvature in the outputs.
+            columns: Returns the columns of a root of the output curvature H.
 
         Returns:
             The outputs, detached.
@@ -44,24 +44,19 @@ class AbstractStructure(ABC):
 
     @abstractmethod
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
-        """Log det (c G + diag(δ)), a scalar in float64, differentiable in both.
-
-        Args:
-            prior: δ.
-            factor: c.
-        """
+        """Return log det (c G + diag(δ)), a float64 scalar that is differentiable in δ (`prior`) and c (`factor`)."""
 
     @abstractmethod
     def posterior(
         self, prior: dict[str, float], factor: float, num_data: int, constants: dict[str, Tensor]
     ) -> AbstractPosterior:
-        """The Gaussian around the present weights.
+        """Build the Gaussian around the current weights.
 
         Args:
             prior: δ by parameter name.
             factor: c.
             num_data: N.
-            constants: Other tensors that a prediction needs.
+            constants: Other tensors that prediction needs, such as buffers.
         """
 
     @property

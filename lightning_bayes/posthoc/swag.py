@@ -1,4 +1,4 @@
-"""SWAG: a Gaussian from the iterates of an optimizer, Maddox et al. 2019, https://arxiv.org/abs/1902.02476.
+"""SWAG: a Gaussian fitted to the iterates of an optimizer, Maddox et al. 2019, https://arxiv.org/abs/1902.02476.
 
 θ̄ = mean_t θ_t        v = ½ (mean_t θ_t² - θ̄²)        A = [θ_t - θ̄_t]_{t in the last R} / √(2 (R - 1))
 
@@ -16,18 +16,18 @@ from torch import Tensor
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import LowRankGaussian
 
-LEAST_VARIANCE = 1e-12  # of weights that did not move, beside the rounding of mean_t θ_t² - θ̄²
+LEAST_VARIANCE = 1e-12  # for weights that did not move, where rounding can make mean_t θ_t² - θ̄² negative
 
 
 @final
 class SWAG:
-    """Collects iterates.
+    """Collects the iterates of an optimizer and fits a low-rank Gaussian to them.
 
     Args:
-        max_rank: R, the deviations that are kept, at least 2.
+        max_rank: R, the number of most recent deviations to keep, at least 2.
 
     Attributes:
-        count: Iterates so far.
+        count: Number of iterates collected.
 
     Raises:
         HyperparameterError: If the rank is too small.
@@ -51,20 +51,16 @@ class SWAG:
         self._deviations: dict[str, list[Tensor]] = {}
 
     def collect(self, weights: Mapping[str, Tensor]) -> None:
-        """Add one iterate.
-
-        Args:
-            weights: θ_t by parameter name.
-        """
+        """Add one iterate θ_t, by parameter name."""
         self.count += 1
         for name, value in weights.items():
             exact = value.detach().double()  # mean_t θ_t² - θ̄² loses digits
             mean = self._mean.setdefault(name, torch.zeros_like(exact))
             mean.lerp_(exact, 1 / self.count)
             self._square.setdefault(name, torch.zeros_like(exact)).lerp_(exact.square(), 1 / self.count)
-            kept = self._deviations.setdefault(name, [])
-            kept.append((exact - mean).to(value.dtype))
-            del kept[: -self.max_rank]
+            deviations = self._deviations.setdefault(name, [])
+            deviations.append((exact - mean).to(value.dtype))
+            del deviations[: -self.max_rank]
 
     def posterior(
         self,
@@ -72,12 +68,12 @@ class SWAG:
         prior_precision: dict[str, float],
         constants: Mapping[str, Tensor] | None = None,
     ) -> LowRankGaussian:
-        """The Gaussian of the iterates.
+        """Fit the Gaussian to the iterates.
 
         Args:
             num_data: N.
-            prior_precision: δ by parameter name, for the KL.
-            constants: Other tensors that a prediction needs.
+            prior_precision: δ by parameter name, for the KL divergence.
+            constants: Other tensors that prediction needs, such as buffers.
 
         Returns:
             The posterior.
@@ -89,20 +85,17 @@ class SWAG:
             raise PosteriorError(
                 f"SWAG needs at least 2 iterates, but has {self.count}. Collect earlier or more often."
             )
-        kinds = {name: kept[0].dtype for name, kept in self._deviations.items()}
         scale = (2 * (min(self.count, self.max_rank) - 1)) ** -0.5
-        spread = {name: (self._square[name] - mean.square()) / 2 for name, mean in self._mean.items()}
-        return LowRankGaussian(
-            {name: mean.to(kinds[name]) for name, mean in self._mean.items()},
-            {name: value.clamp_min(LEAST_VARIANCE).to(kinds[name]) for name, value in spread.items()},
-            {name: torch.stack(kept) * scale for name, kept in self._deviations.items()},
-            prior_precision,
-            num_data,
-            dict(constants or {}),
-        )
+        mean, variance, deviations = {}, {}, {}
+        for name, exact in self._mean.items():
+            dtype = self._deviations[name][0].dtype
+            mean[name] = exact.to(dtype)
+            variance[name] = ((self._square[name] - exact.square()) / 2).clamp_min(LEAST_VARIANCE).to(dtype)
+            deviations[name] = torch.stack(self._deviations[name]) * scale
+        return LowRankGaussian(mean, variance, deviations, prior_precision, num_data, dict(constants or {}))
 
     def state_dict(self) -> dict[str, Any]:
-        """The iterates' moments, safe for ``torch.load(..., weights_only=True)``."""
+        """Return the moments of the iterates, safe for ``torch.load(..., weights_only=True)``."""
         return {
             "count": self.count,
             "mean": self._mean,
@@ -111,11 +104,7 @@ class SWAG:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the moments.
-
-        Args:
-            state: The result of `state_dict`.
-        """
+        """Restore the moments from the result of `state_dict`."""
         self.count = state["count"]
         self._mean, self._square = dict(state["mean"]), dict(state["square"])
-        self._deviations = {name: list(kept) for name, kept in state["deviations"].items()}
+        self._deviations = {name: list(deviations) for name, deviations in state["deviations"].items()}

@@ -1,7 +1,8 @@
-"""Whether a network was trained: does it predict its training data better than a constant does?"""
+"""Check whether a network was trained: it must predict its training data better than a constant does."""
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch
@@ -14,26 +15,17 @@ from lightning_bayes.posthoc.evidence import Fit
 
 @final
 class TrainingFit:
-    """Adds up how a network and the best constant prediction fit the training data.
-
-    Args:
-        likelihood: The likelihood of the targets.
-    """
+    """Sums the errors of a network and of the best constant prediction on the training data."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         self.likelihood = likelihood
         self.nll = self.squares = 0.0
         self.targets = self.examples = 0
-        self.total: Tensor | float = 0.0  # of targets: counts of classes, or their sum
+        self.total: Tensor | float = 0.0  # sum of the targets, or class counts
         self.total_square = 0.0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            outputs: The network's.
-            targets: The targets of the same examples.
-        """
+        """Add a batch of outputs and targets."""
         self.nll += float(self.likelihood.nll(outputs, targets).double().sum())
         self.targets += targets.numel()
         self.examples += len(outputs)
@@ -46,52 +38,43 @@ class TrainingFit:
 
     @property
     def fit(self) -> Fit:
-        """The network's fit."""
+        """The network's fit to the training data."""
         squares = self.squares if isinstance(self.likelihood, Gaussian) else None
         return Fit(self.nll, squares, self.targets)
 
     def require_trained(self, model: str) -> None:
-        """Require a network that predicts better than the best constant.
-
-        Args:
-            model: Its name.
-
-        Raises:
-            NonFiniteError: If its NLL is not finite.
-            UnsupportedTrainingError: If it is not better.
-        """
-        if not torch.tensor(self.nll).isfinite():
-            raise NonFiniteError(f"The NLL of {model} on the training data is {self.nll}; its outputs are broken.")
-        own, constant, what = self._compared()
-        if constant > 0 and own >= constant:
+        """Raise an error unless the network, with name `model`, predicts better than the best constant."""
+        if not math.isfinite(self.nll):
+            raise NonFiniteError(f"The NLL of {model} on the training data is {self.nll}. Its outputs are not finite.")
+        error, constant_error, measure = self._errors()
+        if constant_error > 0 and error >= constant_error:
             raise UnsupportedTrainingError(
-                f"{model} was not trained: its {what} on the training data is {own:.4g}, and that of a constant prediction "
-                f"{constant:.4g}. Train it or load its weights first, or pass require_trained=False."
+                f"{model} was not trained: its {measure} on the training data is {error:.4g}, compared with "
+                f"{constant_error:.4g} for a constant prediction. Train it or load its weights first, or pass "
+                "require_trained=False."
             )
 
-    def _compared(self) -> tuple[float, float, str]:
-        """The error of the network, that of the best constant, and its name; each per target."""
+    def _errors(self) -> tuple[float, float, str]:
+        """Errors per target of the network and of the best constant (0 if unknown), and the name of the error."""
+        total = torch.as_tensor(self.total).double()
+        rows = self.targets / max(1, total.numel())
         if isinstance(self.likelihood, Gaussian):
-            total = torch.as_tensor(self.total)
-            rows = self.targets / max(1, total.numel())
-            constant = self.total_square - float(total.square().sum()) / rows
-            return self.squares / self.targets, constant / self.targets, "mean squared error"
-        counts = torch.as_tensor(self.total).double()
+            constant_squares = self.total_square - float(total.square().sum()) / rows
+            return self.squares / self.targets, constant_squares / self.targets, "mean squared error"
         if isinstance(self.likelihood, Bernoulli):
-            rows = self.targets / max(1, counts.numel())
-            entropy = _entropy(torch.stack([counts, rows - counts]) / rows) * rows
+            constant_nll = _entropy(torch.stack([total, rows - total]) / rows) * rows
         elif isinstance(self.likelihood, Softmax):
-            entropy = _entropy(counts / counts.sum()) * self.targets
+            constant_nll = _entropy(total / total.sum()) * self.targets
         else:
-            return self.nll, 0.0, "NLL"
-        return self.nll / self.targets, entropy / self.targets, "NLL"
+            constant_nll = 0.0
+        return self.nll / self.targets, constant_nll / self.targets, "NLL"
 
 
 def _class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
     if targets.is_floating_point():
         return targets.double().flatten(2).sum((0, 2)) if targets.dim() > 2 else targets.double().sum(0)
-    known = targets[targets >= 0]
-    return torch.bincount(known.flatten(), minlength=outputs.shape[1]).double()
+    labelled = targets[targets >= 0]  # negative indices mark ignored targets
+    return torch.bincount(labelled, minlength=outputs.shape[1]).double()
 
 
 def _entropy(probs: Tensor) -> float:

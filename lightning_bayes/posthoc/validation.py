@@ -1,4 +1,4 @@
-"""Prior precision, and noise, by the NLL of the linearised prediction of validation data."""
+"""Choose prior precision and noise by the NLL of the linearised prediction on validation data."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from lightning_bayes.predictive import predictive_nll
 from lightning_bayes.predictive.closed_form import output_moments, probit
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
 
-SMALLEST, LARGEST = 1e-4, 1e4  # of δ
-_GRID, _TOLERANCE = 17, 0.05  # steps of a factor 3, and of the logarithm
-_NOISE_RANGE = 10.0  # factor around the noise that the marginal likelihood chooses
+SMALLEST, LARGEST = 1e-4, 1e4  # bounds of δ
+_GRID = 17  # grid points, a factor of 3 apart
+_TOLERANCE = 0.05  # of the logarithm
+_NOISE_RANGE = 10.0  # largest factor between the noise and the start
 
 
-class Built(Protocol):
-    """A result, such as `Laplace`."""
+class HasPosterior(Protocol):
+    """A result with a posterior, such as `Laplace`."""
 
     @property
     def posterior(self) -> AbstractPosterior:
@@ -32,24 +33,24 @@ class Built(Protocol):
 
 def choose_by_validation(
     model: nn.Module,
-    build: Callable[[list[float], float], Built],
+    build: Callable[[list[float], float], HasPosterior],
     validation: Iterable[Any],
     likelihood: Likelihood,
-    start: tuple[list[float], float],
+    std: float,
     chooses_noise: bool,
-) -> tuple[list[float], float]:
-    """The prior precision of the lowest NLL; noise and prior precision in turns where both are chosen.
+) -> tuple[float, float]:
+    """Choose the prior precision with the lowest NLL, and the noise if requested, one after the other.
 
     Args:
         model: The network.
-        build: Makes the posterior of a prior precision and a noise.
-        validation: Data in pairs.
+        build: Builds the posterior for a prior precision and a noise.
+        validation: Held-out data as pairs (inputs, targets).
         likelihood: The likelihood of the targets.
-        start: The prior precision and the noise of the highest marginal likelihood.
-        chooses_noise: Whether the noise is chosen.
+        std: σ, the initial value if `chooses_noise`.
+        chooses_noise: Whether to choose the noise.
 
     Returns:
-        δ, alone in its list, and σ.
+        δ and σ.
     """
     batches = list(labelled(validation, next(model.parameters()).device))
 
@@ -57,13 +58,14 @@ def choose_by_validation(
         posterior = build([delta], std).posterior
         return sum(_nll(model, posterior, x, y, likelihood, std) * len(y) for x, y in batches)
 
-    (_,), std = start
-    delta = minimise_over_logarithm(partial(nll, std=std), SMALLEST, LARGEST, _GRID, _TOLERANCE)
+    def best_delta(std: float) -> float:
+        return minimise_over_logarithm(partial(nll, std=std), SMALLEST, LARGEST, _GRID, _TOLERANCE)
+
+    delta = best_delta(std)
     if chooses_noise:
-        low, high = std / _NOISE_RANGE, std * _NOISE_RANGE
-        std = minimise_over_logarithm(lambda value: nll(delta, value), low, high, _GRID, _TOLERANCE)
-        delta = minimise_over_logarithm(partial(nll, std=std), SMALLEST, LARGEST, _GRID, _TOLERANCE)
-    return [delta], std
+        std = minimise_over_logarithm(partial(nll, delta), std / _NOISE_RANGE, std * _NOISE_RANGE, _GRID, _TOLERANCE)
+        delta = best_delta(std)
+    return delta, std
 
 
 def _nll(
@@ -72,7 +74,8 @@ def _nll(
     outputs, variance = output_moments(model, posterior, lambda: model(inputs))
     link = link_of(likelihood)
     if link == "identity":
-        total = variance + std**2
-        scaled = (targets.reshape(outputs.shape) - outputs) / total.sqrt()
-        return predictive_nll(torch.zeros_like(scaled)[None], scaled, link, 1.0) + float(total.log().mean()) / 2
+        total_variance = variance + std**2
+        scaled = (targets.reshape(outputs.shape) - outputs) / total_variance.sqrt()
+        unit_nll = predictive_nll(torch.zeros_like(scaled)[None], scaled, link, 1.0)
+        return unit_nll + float(total_variance.log().mean()) / 2
     return predictive_nll(probit(outputs, variance)[None], targets, link)

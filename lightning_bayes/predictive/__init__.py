@@ -1,4 +1,4 @@
-"""Monte-Carlo predictions from a posterior, and how uncertain they are."""
+"""Predictions from a posterior, with their uncertainty."""
 
 from lightning_bayes.predictive.acquisition import (
     bald,

@@ -1,4 +1,4 @@
-"""Acquisition: which unlabelled rows to label next, from predictions under S posterior samples.
+"""Acquisition functions: choose which unlabelled rows to label next, from predictions under S posterior samples.
 
     variance      Var_s[f_s(x)]                                       regression
     entropy       H[p̄(y | x)]                                         total uncertainty
@@ -6,8 +6,8 @@
     BatchBALD     argmax I(y_1 … y_b; θ | x_1 … x_b), greedily        Kirsch et al. 2019, https://arxiv.org/abs/1906.08158
     power-BALD    rows drawn with probability ∝ I(y; θ | x)^β         Kirsch et al. 2023, https://arxiv.org/abs/2106.12059
 
-Scores take ``[S, B, …]`` and return one number per row, ``[B]``. Choices return positions in the pool, ``[size]``, the first
-choice first. All information is in nats.
+Scores map predictions ``[S, B, …]`` to one value per row, ``[B]``. Selections return row indices in the pool, ``[size]``,
+the first choice first. All information is in nats.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
 
-CONFIGURATIONS = 10_000  # label configurations that BatchBALD enumerates; above, it draws this many
-PRODUCT_ELEMENTS = 2**24  # numbers in one product of BatchBALD at most: 128 MiB of float64
+CONFIGURATIONS = 10_000  # label configurations that BatchBALD enumerates; if there are more, it draws this many
+PRODUCT_ELEMENTS = 2**24  # largest tensor that BatchBALD forms: 128 MiB of float64
 
 
 def variance_score(samples: Tensor) -> Tensor:
@@ -33,11 +33,16 @@ def variance_score(samples: Tensor) -> Tensor:
     Returns:
         ``[B]``, in squared units of the target.
 
+    Raises:
+        ShapeError: If `samples` has fewer than two dimensions.
+
     Example:
         >>> variance_score(torch.tensor([[[1.0], [5.0]], [[3.0], [5.0]]]))
         tensor([1., 0.])
     """
-    _check_pool(samples, dims=2)
+    if samples.dim() < 2:
+        raise ShapeError(f"The samples have shape {tuple(samples.shape)}; expected [samples, rows, …].")
+    _check_rows(samples.shape[1])
     return samples.var(0, correction=0).reshape(samples.shape[1], -1).sum(1)
 
 
@@ -59,7 +64,7 @@ def predictive_entropy(sample_probs: Tensor) -> Tensor:
 
 
 def bald(sample_probs: Tensor) -> Tensor:
-    """Information that a row's label would give about the weights, in nats.
+    """Mutual information between a row's label and the weights, in nats.
 
     Args:
         sample_probs: Probabilities under each posterior sample, ``[S, B, C]``.
@@ -76,14 +81,14 @@ def bald(sample_probs: Tensor) -> Tensor:
 
 
 def top_rows(scores: Tensor, size: int) -> Tensor:
-    """The rows of the largest scores.
+    """Select the rows with the largest scores.
 
     Args:
         scores: One score per row of the pool, ``[B]``.
-        size: How many rows, from 1 to B.
+        size: Number of rows, from 1 to B.
 
     Returns:
-        Positions, ``[size]``, the largest score first.
+        Row indices, ``[size]``, the largest score first.
 
     Example:
         >>> top_rows(torch.tensor([0.1, 0.7, 0.3]), size=2)
@@ -94,18 +99,19 @@ def top_rows(scores: Tensor, size: int) -> Tensor:
 
 
 def power_rows(scores: Tensor, size: int, *, power: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-    """Rows drawn without replacement with probability proportional to score^β.
+    """Draw rows without replacement, with probability proportional to score^β.
 
-    Neighbours of the best row are as good as it is, so the rows of the largest scores repeat each other; a draw does not.
+    Rows similar to the best row have similar scores, so the rows with the largest scores are redundant. Random draws are
+    more diverse.
 
     Args:
         scores: One score per row of the pool, ``[B]``, at least 0.
-        size: How many rows, from 1 to B.
-        power: β; 0 draws uniformly, and `top_rows` is the limit β → ∞.
-        generator: Source of the draw; the global one by default.
+        size: Number of rows, from 1 to B.
+        power: β. 0 draws uniformly; `top_rows` is the limit β → ∞.
+        generator: Random number generator; the global one by default.
 
     Returns:
-        Positions, ``[size]``, all different.
+        Row indices, ``[size]``, all different.
 
     Raises:
         HyperparameterError: If the power is negative.
@@ -117,31 +123,21 @@ def power_rows(scores: Tensor, size: int, *, power: float = 1.0, generator: torc
     _check_size(size, len(scores))
     if not 0 <= power < math.inf:
         raise HyperparameterError(f"power={power} must be finite and at least 0; 1 draws in proportion to the scores.")
-    # Adding Gumbel noise to log-weights and taking the largest draws without replacement.
-    noise = torch.empty_like(scores).exponential_(generator=generator).log()
+    # The largest log-weights with Gumbel noise are a draw without replacement; -log of an exponential is Gumbel.
+    gumbel = -torch.empty_like(scores).exponential_(generator=generator).log()
     tiny = torch.finfo(scores.dtype).tiny
-    return top_rows(power * scores.clamp_min(tiny).log() - noise, size)
+    return top_rows(power * scores.clamp_min(tiny).log() + gumbel, size)
 
 
 def power_bald(
     sample_probs: Tensor, size: int, *, power: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """A batch of rows drawn in proportion to BALD^β; see `power_rows`.
-
-    Args:
-        sample_probs: Probabilities under each posterior sample, ``[S, B, C]``.
-        size: How many rows, from 1 to B.
-        power: β.
-        generator: Source of the draw; the global one by default.
-
-    Returns:
-        Positions, ``[size]``, all different.
-    """
+    """Draw rows without replacement, with probability proportional to BALD^β; see `bald` and `power_rows`."""
     return power_rows(bald(sample_probs), size, power=power, generator=generator)
 
 
 def joint_information(sample_probs: Tensor) -> Tensor:
-    """I(y_1 … y_b; θ): what the labels of all rows together would tell about the weights, by enumeration of C^b labels.
+    """I(y_1 … y_b; θ), the mutual information between all rows' labels and the weights, by enumeration of C^b labels.
 
     Args:
         sample_probs: Probabilities under each posterior sample, ``[S, b, C]``.
@@ -150,18 +146,18 @@ def joint_information(sample_probs: Tensor) -> Tensor:
         A scalar in nats, at most log S.
 
     Raises:
-        HyperparameterError: If there are more than 10 000 configurations of labels.
+        HyperparameterError: If there are more than 10 000 label configurations.
 
     Example:
-        >>> joint_information(torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]]))  # the second adds nothing
+        >>> joint_information(torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]]))  # the second is redundant
         tensor(0.6931)
     """
     _check_classes(sample_probs)
     rows, classes = sample_probs.shape[1:]
     if classes**rows > CONFIGURATIONS:
         raise HyperparameterError(
-            f"{rows} rows of {classes} classes have {classes}^{rows} configurations of labels, more than {CONFIGURATIONS}. "
-            "Give fewer rows; batch_bald draws configurations instead."
+            f"{rows} rows of {classes} classes have {classes}^{rows} label configurations, more than {CONFIGURATIONS}. "
+            "Pass fewer rows, or use batch_bald, which draws configurations instead."
         )
     probs = sample_probs.double()
     information = entropy(_enumerated(probs).mean(0)) - entropy(probs).mean(0).sum()
@@ -176,23 +172,23 @@ def batch_bald(
     configurations: int = CONFIGURATIONS,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The batch of rows whose labels together tell most about the weights, chosen greedily.
+    """Greedily choose the rows whose labels have the largest joint mutual information with the weights.
 
-    I(y_1 … y_b; θ) is submodular, so the greedy batch has at least 1 - 1/e of the best batch's information. The entropy of
-    the labels chosen so far is exact up to `configurations` configurations, and estimated from as many draws above.
+    I(y_1 … y_b; θ) is submodular, so the greedy batch has at least 1 - 1/e of the information of the best batch. The
+    entropy of the chosen labels is exact up to `configurations` configurations; beyond, it is estimated from as many draws.
 
     Args:
         sample_probs: Probabilities under each posterior sample, ``[S, B, C]``.
         size: b, from 1 to B.
-        configurations: How many configurations of the chosen labels are enumerated or drawn.
-        generator: Source of the draws, on the CPU; the global one by default.
+        configurations: Largest number of label configurations to enumerate, and the number to draw if there are more.
+        generator: Random number generator on the CPU; the global one by default.
 
     Returns:
-        Positions, ``[size]``, all different, in the order of their choice.
+        Row indices, ``[size]``, all different, in the order of selection.
 
     Example:
         >>> coin, copy, other = torch.eye(2)[[0, 0, 1, 1]], torch.eye(2)[[0, 0, 1, 1]], torch.eye(2)[[0, 1, 0, 1]]
-        >>> batch_bald(torch.stack([coin, copy, other], 1), size=2)  # top_rows would not tell the copy from the other
+        >>> batch_bald(torch.stack([coin, copy, other], 1), size=2)  # top_rows cannot distinguish copy and other
         tensor([0, 2])
     """
     _check_classes(sample_probs)
@@ -201,21 +197,23 @@ def batch_bald(
     conditional = entropy(probs).mean(0)
     chosen: list[int] = []
     for _ in range(size):
-        joint, weight = _labels(probs[:, chosen], configurations, generator)
-        gains = _entropy_with_each(joint, weight, probs) - conditional
+        joint, weight = _label_configurations(probs[:, chosen], configurations, generator)
+        gains = _joint_entropies(joint, weight, probs) - conditional
         gains[chosen] = -math.inf
         chosen.append(int(gains.argmax()))
     return torch.tensor(chosen, device=sample_probs.device)
 
 
-def _labels(probs: Tensor, configurations: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Configurations of the chosen rows' labels: p(y_1 … y_n | θ_s), ``[S, K]``, and each one's weight in a sum, ``[K]``."""
+def _label_configurations(
+    probs: Tensor, configurations: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """p(y_1 … y_n | θ_s) of K label configurations of the chosen rows, ``[S, K]``, and their weights in a sum, ``[K]``."""
     rows, classes = probs.shape[1:]
     if classes**rows <= configurations:
         joint = _enumerated(probs)
         return joint, torch.ones_like(joint[0])
     joint = _drawn(probs, configurations, generator)
-    return joint, 1 / (configurations * joint.mean(0))  # each was drawn with its own probability
+    return joint, 1 / (configurations * joint.mean(0))  # importance weights: 1 / (K p(y_1 … y_n))
 
 
 def _enumerated(probs: Tensor) -> Tensor:
@@ -237,26 +235,20 @@ def _drawn(probs: Tensor, count: int, generator: torch.Generator | None) -> Tens
     return joint
 
 
-def _entropy_with_each(joint: Tensor, weight: Tensor, probs: Tensor) -> Tensor:
-    """H[y_1 … y_n, y] for the label y of each row of the pool, ``[B]``; the sum over configurations is weighted."""
+def _joint_entropies(joint: Tensor, weight: Tensor, probs: Tensor) -> Tensor:
+    """H[y_1 … y_n, y] for the label y of each row of the pool, ``[B]``, as a weighted sum over configurations."""
     samples, configurations = joint.shape
-    rows = max(1, PRODUCT_ELEMENTS // (configurations * probs.shape[2]))
-    parts = []
-    for some in torch.split(probs, rows, 1):
-        together = torch.einsum("sk,sbc->kbc", joint, some) / samples
-        parts.append(torch.einsum("k,kbc->b", weight, torch.special.entr(together)))
-    return torch.cat(parts)
-
-
-def _check_pool(samples: Tensor, dims: int) -> None:
-    if samples.dim() < dims:
-        raise ShapeError(f"The samples have shape {tuple(samples.shape)}; expected [samples, rows, …].")
-    _check_rows(samples.shape[1])
+    rows_per_chunk = max(1, PRODUCT_ELEMENTS // (configurations * probs.shape[2]))
+    entropies = []
+    for chunk in torch.split(probs, rows_per_chunk, 1):
+        extended = torch.einsum("sk,sbc->kbc", joint, chunk) / samples
+        entropies.append(torch.einsum("k,kbc->b", weight, torch.special.entr(extended)))
+    return torch.cat(entropies)
 
 
 def _check_rows(rows: int) -> None:
     if rows == 0:
-        raise DataError("The pool is empty: no row is left to label. Stop here, or add unlabelled rows.")
+        raise DataError("The pool is empty: there are no rows left to label. Stop, or add unlabelled rows.")
 
 
 def _check_classes(sample_probs: Tensor) -> None:
@@ -265,12 +257,12 @@ def _check_classes(sample_probs: Tensor) -> None:
     _check_rows(sample_probs.shape[1])
     if sample_probs.shape[2] < 2:
         raise DataError(
-            "The predictions have one class, so no label tells anything. Give probabilities of two classes or more; for "
-            "one output with a sigmoid stack p and 1 - p."
+            "The predictions have one class, so labels carry no information. Pass probabilities of at least two classes; "
+            "for one sigmoid output, stack p and 1 - p."
         )
 
 
 def _check_size(size: int, rows: int) -> None:
     _check_rows(rows)
     if not 1 <= size <= rows:
-        raise HyperparameterError(f"size={size} rows cannot be chosen from a pool of {rows}. Choose 1 to {rows}.")
+        raise HyperparameterError(f"Cannot choose size={size} rows from a pool of {rows}. Choose 1 to {rows}.")

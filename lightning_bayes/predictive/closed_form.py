@@ -1,12 +1,12 @@
-"""The linearised predictive in closed form: the variance of every output, and the probit approximation.
+"""The linearised predictive in closed form: output variances and the probit approximation.
 
     f_lin(x, θ) = f(x, μ) + J (θ - μ)  ~  N(f, J Σ Jᵀ)        v_c = (J Σ Jᵀ)_cc
 
     softmax, sigmoid    p ≈ softmax(κ ∘ f), sigmoid(κ ∘ f)    κ_c = (1 + π v_c / 8)^(-1/2)    MacKay 1992
-    identity            N(f, v), as S points with this mean and this variance
+    identity            N(f, v), represented by S values with this mean and variance
 
-v takes one backward for each output. A layer's part of J lies in memory for one output at a time, and only as long as its
-block of Σ needs it: where the posterior's blocks are parameters, J is never complete.
+Computing v takes one backward pass per output. Each layer's part of J is held for one output at a time, until its block
+of Σ is complete. If every parameter is a block of its own, the full J is never in memory.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def output_moments(
     """Mean and variance of the linearised outputs.
 
     Args:
-        model: The model, in evaluation mode; its own weights do not matter.
-        posterior: The posterior of its weights, on its device.
-        forward: Computes the model's output, ``[B, …]``; outside of ``torch.inference_mode``.
+        model: The model, in evaluation mode. Its own weights are not used.
+        posterior: The posterior of its weights, on the model's device.
+        forward: Computes the model's output, ``[B, …]``. It must not run under ``torch.inference_mode``.
 
     Returns:
-        f(x, μ) and v, shaped like it.
+        f(x, μ) and v, of the same shape.
 
     Example:
         >>> from lightning_bayes.posteriors import MeanField
@@ -62,15 +62,15 @@ def output_moments(
 def output_covariance(
     model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the linearised outputs of every example, by C (C + 1)/2 backwards.
+    """Mean and covariance of the linearised outputs of every example, from C (C + 1)/2 backward passes.
 
     Args:
         model: As in `output_moments`.
         posterior: As in `output_moments`.
-        forward: Computes the model's output, ``[B, …]``, with C numbers for each example.
+        forward: Computes the model's output, ``[B, …]``, with C values per example.
 
     Returns:
-        f(x, μ) as ``[B, C]``, and J Σ Jᵀ, ``[B, C, C]``.
+        f(x, μ), ``[B, C]``, and J Σ Jᵀ, ``[B, C, C]``.
 
     Example:
         >>> from lightning_bayes.posteriors import MeanField
@@ -90,7 +90,7 @@ def output_covariance(
 def _along_columns(
     model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
 ) -> Iterator[tuple[Tensor, _VarianceOf]]:
-    """The outputs at the posterior mean, and the variance of their sum along a column, ``[B]``."""
+    """Yield f(x, μ), and a function that returns the variance ``[B]`` of the outputs weighted by a column and summed."""
     with only_trained(model, posterior.mean) as params, placed(model, posterior.mean):
         blocks = _Blocks(posterior, {param: name for name, param in params.items()})
         engine = FusedEngine(model, "sum")
@@ -108,54 +108,61 @@ def _along_columns(
 def _polarised(columns: list[Tensor], variance_of: _VarianceOf) -> Tensor:
     """Covariances from variances: cov(a, b) = (var(a + b) - var(a) - var(b)) / 2."""
     variances = [variance_of(column) for column in columns]
-    covariance = torch.diag_embed(torch.stack(variances, 1))
+    matrix = torch.diag_embed(torch.stack(variances, 1))
     for i, j in combinations(range(len(columns)), 2):
-        both = (variance_of(columns[i] + columns[j]) - variances[i] - variances[j]) / 2
-        covariance[:, i, j] = covariance[:, j, i] = both
-    return covariance
+        covariance = (variance_of(columns[i] + columns[j]) - variances[i] - variances[j]) / 2
+        matrix[:, i, j] = matrix[:, j, i] = covariance
+    return matrix
 
 
 class _Blocks:
-    """Collects the contributions of one column until a block of the posterior has all of its weights."""
+    """Sums dᵀ Σ d over the posterior's blocks, for the derivative d of one column. A block is added once d covers it."""
 
     def __init__(self, posterior: AbstractPosterior, names: dict[nn.Parameter, str]) -> None:
         self.posterior, self.names = posterior, names
         self.block_of = {name: block for block in posterior.blocks() for name in block}
-        self.waiting: dict[str, Tensor] = {}
+        self.pending: dict[str, Tensor] = {}  # derivatives of blocks that are not complete yet
         self.terms: list[Tensor] = []
 
     def receive(self, param: nn.Parameter, contribution: Contribution) -> None:
-        """Take c_i of a parameter."""
+        """Add the derivative with respect to one parameter."""
         name = self.names[param]
         block = self.block_of[name]
         if isinstance(contribution, Outer) and len(block) == 1:
             self.terms.append(self.posterior.variance_along_outer(name, *contribution))
             return
-        self.waiting[name] = contribution.dense() if isinstance(contribution, Outer) else contribution
-        if all(other in self.waiting for other in block):
-            self.terms.append(self.posterior.variance_along({other: self.waiting.pop(other) for other in block}))
+        self.pending[name] = contribution.dense() if isinstance(contribution, Outer) else contribution
+        if all(other in self.pending for other in block):
+            self._add(block)
 
     def variance(self) -> Tensor:
-        """dᵀ Σ d of the finished column, ``[B]``. Weights that it does not reach have d = 0."""
-        for block in {id(self.block_of[name]): self.block_of[name] for name in self.waiting}.values():
-            known = {name: self.waiting.pop(name) for name in block if name in self.waiting}
-            size = len(next(iter(known.values())))
-            zeros = {n: self.posterior.mean[n].new_zeros(size, *self.posterior.mean[n].shape) for n in block}
-            self.terms.append(self.posterior.variance_along({**zeros, **known}))
+        """Return dᵀ Σ d of the finished column, ``[B]``. Weights that the column does not reach have d = 0."""
+        while self.pending:
+            self._add(self.block_of[next(iter(self.pending))])
         total = torch.stack(self.terms).sum(0)
         self.terms.clear()
         return total
 
+    def _add(self, block: Iterable[str]) -> None:
+        reached = {name: self.pending.pop(name) for name in block if name in self.pending}
+        batch_size = len(next(iter(reached.values())))
+
+        def derivative(name: str) -> Tensor:
+            mean = self.posterior.mean[name]
+            return reached[name] if name in reached else mean.new_zeros(batch_size, *mean.shape)
+
+        self.terms.append(self.posterior.variance_along({name: derivative(name) for name in block}))
+
 
 def probit(outputs: Tensor, variance: Tensor) -> Tensor:
-    """κ ∘ f: logits whose softmax or sigmoid approximates the average over N(f, v).
+    """Logits κ ∘ f, whose softmax or sigmoid approximates the average over N(f, v).
 
     Args:
         outputs: f.
         variance: v, of the same shape.
 
     Returns:
-        Logits, shaped alike.
+        Logits, of the same shape.
 
     Example:
         >>> probit(torch.tensor([3.0]), torch.tensor([8 * 3 / torch.pi]))
@@ -165,31 +172,23 @@ def probit(outputs: Tensor, variance: Tensor) -> Tensor:
 
 
 def spread_points(count: int) -> Tensor:
-    """S equally likely points with mean 0 and variance 1, at quantiles of the normal distribution.
-
-    Args:
-        count: S; for 1 it is the mean alone.
-
-    Returns:
-        ``[S]``, in float64.
-    """
+    """Quantiles of the normal distribution, rescaled to mean 0 and variance 1: ``[count]``, in float64; 0 for one."""
     if count == 1:
         return torch.zeros(1, dtype=torch.float64)
     quantiles = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    points = torch.special.ndtri(quantiles)
-    scaled: Tensor = points / points.square().mean().sqrt()
-    return scaled
+    points: Tensor = torch.special.ndtri(quantiles)
+    return points / points.square().mean().sqrt()
 
 
 @final
 class ClosedFormSamples(Samples):
-    """The linearised predictive in closed form, in the place of samples.
+    """The linearised predictive in closed form, behind the interface of `Samples`.
 
-    For logits it is one sample, whose softmax or sigmoid is the prediction: the mutual information is 0. For the identity
-    link there are S points.
+    For logits there is one sample, whose softmax or sigmoid is the prediction, so the mutual information is 0. For the
+    identity link there are S samples with the mean and variance of the prediction.
 
     Args:
-        samples: The number of samples of the posterior; S counts for the identity link only.
+        samples: The posterior and, for the identity link, S.
         link: How outputs become predictions.
     """
 
@@ -198,7 +197,7 @@ class ClosedFormSamples(Samples):
         self.count = samples.count if link == "identity" else 1
 
     def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Compute mean and variance once; see `Samples.chosen`."""
+        """Compute outputs from one mean and variance; see `Samples.chosen`."""
         outputs, variance = output_moments(model, self.samples.posterior, forward)
         if self.link != "identity":
             return probit(outputs, variance)[None]
@@ -206,25 +205,25 @@ class ClosedFormSamples(Samples):
         return outputs + points.view(-1, *[1] * outputs.dim()) * variance.sqrt()
 
     def scaled(self, scale: float) -> ClosedFormSamples:
-        """The same at another width of the posterior."""
+        """The same predictive with the posterior's standard deviations multiplied by `scale`."""
         posterior = ScaledPosterior(self.samples.posterior, scale)
         return ClosedFormSamples(PosteriorSamples(posterior, self.samples.count, self.samples.seed), self.link)
 
 
 def seen_through(samples: PosteriorSamples, linearized: Linearized, link: Link) -> Samples:
-    """Weight samples as a predictive sees them.
+    """Turn weight samples into the output samples of a predictive.
 
     Args:
         samples: The weight samples.
-        linearized: False for the networks that they are, True for the model's first-order expansion, ``"closed_form"`` for
-            the expansion without samples.
+        linearized: False for networks with the sampled weights, True for the model's first-order expansion under the
+            sampled weights, ``"closed_form"`` for the expansion in closed form.
         link: How outputs become predictions.
 
     Returns:
         The samples of the predictive.
 
     Raises:
-        HyperparameterError: If `linearized` is none of these.
+        HyperparameterError: If `linearized` has another value.
     """
     if linearized not in {False, True, "closed_form"}:
         raise HyperparameterError(f"linearized={linearized!r} is unknown; use False, True or 'closed_form'.")

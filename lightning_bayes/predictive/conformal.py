@@ -1,15 +1,15 @@
-"""Conformal sets and intervals: they contain the truth in at least a given fraction of cases, whatever the model is worth.
+"""Conformal sets and intervals: they contain the truth with at least a given probability, however good the model is.
 
-A score s(x, y) says how badly y fits x. With q the ⌈(n + 1) c⌉-th smallest score of n calibration rows, the set
-{y : s(x, y) ≤ q} contains the label of a new row with probability at least c, and at most c + 1/(n + 1) where scores have no
-ties (Vovk et al. 2005). Calibration rows must be exchangeable with what comes later, and unseen in training.
+A nonconformity score s(x, y) measures how badly y fits x. Let q be the ⌈(n + 1) c⌉-th smallest score of n calibration rows.
+The set {y : s(x, y) ≤ q} contains the label of a new row with probability at least c, and at most c + 1/(n + 1) if scores
+have no ties (Vovk et al. 2005). Calibration rows must be exchangeable with new rows and not used in training.
 
     THR     1 - p_y                                              Sadinle et al. 2019, https://arxiv.org/abs/1609.00451
     APS     Σ_{c: p_c > p_y} p_c + u p_y,    u ~ U(0, 1)         Romano et al. 2020, https://arxiv.org/abs/2006.02544
     RAPS    APS + λ max(0, rank(y) - k)                          Angelopoulos et al. 2021, https://arxiv.org/abs/2009.14193
     CQR     max(lower(x) - y, y - upper(x))                      Romano et al. 2019, https://arxiv.org/abs/1905.03222
 
-The guarantee is on average over all inputs, not for each class or each input.
+The guarantee is marginal: it holds on average over all inputs, not for each class or each input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SetScore: TypeAlias = Literal["thr", "aps", "raps"]
 
 
 def thr_scores(probs: Tensor) -> Tensor:
-    """1 - p of every class: the smallest sets on average.
+    """THR scores, 1 - p of every class, which give the smallest sets on average.
 
     Args:
         probs: ``[B, C]``.
@@ -43,11 +43,11 @@ def thr_scores(probs: Tensor) -> Tensor:
 
 
 def aps_scores(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Probability of the more likely classes, and a random part of the class's own: sets that grow with the difficulty.
+    """APS scores: the total probability of more likely classes plus u times the class's own. Harder inputs get larger sets.
 
     Args:
         probs: ``[B, C]``.
-        uniform: u of every row, ``[B]``, in [0, 1]; all 1 gives sets that contain the truth more often than asked.
+        uniform: u of every row, ``[B]``, in [0, 1]. u = 1 gives conservative sets.
 
     Returns:
         ``[B, C]``.
@@ -56,19 +56,19 @@ def aps_scores(probs: Tensor, uniform: Tensor) -> Tensor:
         >>> aps_scores(torch.tensor([[0.75, 0.25]]), torch.tensor([0.5]))
         tensor([[0.3750, 0.8750]])
     """
-    values, order = probs.sort(dim=1, descending=True, stable=True)
-    before = values.cumsum(1) - values
-    return torch.empty_like(probs).scatter_(1, order, before + uniform[:, None] * values)
+    sorted_probs, order = probs.sort(dim=1, descending=True, stable=True)
+    more_likely = sorted_probs.cumsum(1) - sorted_probs
+    return torch.empty_like(probs).scatter_(1, order, more_likely + uniform[:, None] * sorted_probs)
 
 
 def raps_scores(probs: Tensor, uniform: Tensor, *, penalty: float = 0.01, free: int = 5) -> Tensor:
-    """APS with a penalty on classes far down the ranking, which makes sets over many classes smaller.
+    """RAPS scores: APS with a penalty on low-ranked classes, which keeps sets over many classes small.
 
     Args:
         probs: ``[B, C]``.
         uniform: u of every row, ``[B]``.
         penalty: λ, at least 0.
-        free: k, ranks without penalty; the most likely class has rank 1.
+        free: k, the number of ranks without penalty. The most likely class has rank 1.
 
     Returns:
         ``[B, C]``.
@@ -82,18 +82,18 @@ def raps_scores(probs: Tensor, uniform: Tensor, *, penalty: float = 0.01, free: 
 
 
 def conformal_quantile(scores: Tensor, coverage: float) -> float:
-    """q: the ⌈(n + 1) c⌉-th smallest score, infinite if there are too few.
+    """The threshold q, which is the ⌈(n + 1) c⌉-th smallest score, or infinite if n is too small.
 
     Args:
-        scores: The scores of the calibration rows' true values, ``[n]``.
+        scores: Scores of the true values of the calibration rows, ``[n]``.
         coverage: c, between 0 and 1.
 
     Returns:
-        The score up to which values belong to a set.
+        The largest score that belongs to a set.
 
     Raises:
         HyperparameterError: If the coverage is out of range.
-        DataError: If there is no row.
+        DataError: If there are no rows.
 
     Example:
         >>> conformal_quantile(torch.arange(9.0), coverage=0.9)
@@ -102,15 +102,15 @@ def conformal_quantile(scores: Tensor, coverage: float) -> float:
     if not 0 < coverage < 1:
         raise HyperparameterError(f"coverage={coverage} must lie between 0 and 1; 90 % is 0.9.")
     if len(scores) == 0:
-        raise DataError("There is no calibration row. Give some that training has not seen: 1/(1 - coverage) or more.")
-    rank = math.ceil((len(scores) + 1) * coverage - 1e-9)  # 10 * 0.9 is no more than 9
+        raise DataError("There are no calibration rows. Pass 1/(1 - coverage) or more that were not used in training.")
+    rank = math.ceil((len(scores) + 1) * coverage - 1e-9)  # rounding errors must not increase the rank
     return float(scores.double().kthvalue(rank).values) if rank <= len(scores) else math.inf
 
 
 @final
 @dataclass(frozen=True)
 class ConformalSets:
-    """Sets of classes that contain the true one with a given probability.
+    """Sets of classes that contain the true class with a given probability.
 
     Attributes:
         quantile: q.
@@ -144,23 +144,23 @@ class ConformalSets:
         free: int = 5,
         generator: Generator | None = None,
     ) -> ConformalSets:
-        """Calibrate.
+        """Calibrate the threshold.
 
         Args:
-            probs: Probabilities of calibration rows that training has not seen, ``[N, C]``.
-            labels: Classes, ``[N]``.
+            probs: Probabilities of calibration rows that were not used in training, ``[N, C]``.
+            labels: Class indices, ``[N]``.
             coverage: c.
-            score: Which score.
-            penalty: λ of RAPS. Choose it and k on other rows than these.
+            score: ``"thr"``, ``"aps"`` or ``"raps"``.
+            penalty: λ of RAPS. Tune λ and k on separate rows.
             free: k of RAPS.
-            generator: Source of u, on the CPU; the global one by default.
+            generator: Generator of u, on the CPU; the global one by default.
 
         Returns:
-            The sets' rule.
+            The calibrated sets.
 
         Raises:
             HyperparameterError: If the score is unknown.
-            ShapeError: If labels do not fit.
+            ShapeError: If the shapes of probabilities and labels do not match.
         """
         if score not in {"thr", "aps", "raps"}:
             raise HyperparameterError(f"score={score!r} is unknown; use 'thr', 'aps' or 'raps'.")
@@ -168,25 +168,14 @@ class ConformalSets:
             raise ShapeError(
                 f"probs has shape {tuple(probs.shape)} and labels {tuple(labels.shape)}; expected [rows, classes], [rows]."
             )
-        rule = cls(math.inf, coverage, score, penalty, free)
-        truth = rule.scores(probs, generator).gather(1, labels[:, None].long())[:, 0]
-        return cls(conformal_quantile(truth, coverage), coverage, score, penalty, free)
+        uncalibrated = cls(math.inf, coverage, score, penalty, free)
+        true_scores = uncalibrated.scores(probs, generator).gather(1, labels[:, None].long())[:, 0]
+        return cls(conformal_quantile(true_scores, coverage), coverage, score, penalty, free)
 
     def scores(self, probs: Tensor, generator: Generator | None = None) -> Tensor:
-        """Scores of all classes.
-
-        Args:
-            probs: ``[B, C]``.
-            generator: Source of u.
-
-        Returns:
-            ``[B, C]``.
-
-        Raises:
-            DataError: If there is one class.
-        """
+        """Return the scores of all classes, ``[B, C]``; raises `DataError` if there is only one class."""
         if probs.shape[1] < 2:
-            raise DataError("The predictions have one class, which every set contains. Give two classes or more.")
+            raise DataError("The predictions have one class, which every set contains. Pass at least two classes.")
         if self.score == "thr":
             return thr_scores(probs)
         uniform = torch.rand(len(probs), generator=generator).to(probs)
@@ -195,14 +184,14 @@ class ConformalSets:
         return raps_scores(probs, uniform, penalty=self.penalty, free=self.free)
 
     def sets(self, probs: Tensor, generator: Generator | None = None) -> Tensor:
-        """The set of every input. APS and RAPS draw; a set may be empty.
+        """Predict the set of every input. A set may be empty.
 
         Args:
             probs: ``[B, C]``.
-            generator: Source of u, on the CPU; the global one by default.
+            generator: Generator of u for APS and RAPS, on the CPU; the global one by default.
 
         Returns:
-            Whether a class is in the set, ``[B, C]``.
+            Whether each class is in the set, ``[B, C]``.
         """
         return self.scores(probs, generator) <= self.quantile
 
@@ -217,10 +206,10 @@ class Intervals(NamedTuple):
 @final
 @dataclass(frozen=True)
 class ConformalIntervals:
-    """Intervals around a prediction's own, widened or narrowed until they contain the truth with a given probability (CQR).
+    """Predicted intervals, widened or narrowed so that they contain the truth with a given probability (CQR).
 
     Attributes:
-        quantile: q, in the target's units; an interval grows by it at both ends.
+        quantile: q, in the unit of the target, by which an interval grows at both ends.
         coverage: c.
 
     Example:
@@ -235,7 +224,7 @@ class ConformalIntervals:
 
     @classmethod
     def fit(cls, lower: Tensor, upper: Tensor, targets: Tensor, coverage: float = 0.9) -> ConformalIntervals:
-        """Calibrate.
+        """Calibrate the intervals.
 
         Args:
             lower: Lower ends for calibration rows, such as quantiles of the predictive samples or mean - 1.64 std, ``[N]``.
@@ -244,7 +233,7 @@ class ConformalIntervals:
             coverage: c.
 
         Returns:
-            The intervals' rule.
+            The calibrated intervals.
 
         Raises:
             ShapeError: If the shapes differ.
@@ -257,14 +246,14 @@ class ConformalIntervals:
         return cls(conformal_quantile(torch.maximum(lower - targets, targets - upper), coverage), coverage)
 
     def intervals(self, lower: Tensor, upper: Tensor) -> Intervals:
-        """The intervals of new inputs.
+        """Adjust predicted intervals.
 
         Args:
-            lower: As in `fit`.
-            upper: As in `fit`.
+            lower: Lower ends for new inputs.
+            upper: Upper ends for new inputs.
 
         Returns:
-            Both ends; where the interval would be narrower than nothing, both are its middle.
+            Both ends. If narrowing would make them cross, both are the middle of the interval.
         """
         middle = (lower + upper) / 2
         return Intervals(torch.minimum(lower - self.quantile, middle), torch.maximum(upper + self.quantile, middle))

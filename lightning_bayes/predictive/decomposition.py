@@ -1,4 +1,4 @@
-"""Predictive uncertainty, total and split: entropy = aleatoric + mutual information (epistemic), in nats.
+"""Predictive uncertainty and its decomposition: entropy = aleatoric part + mutual information (epistemic), in nats.
 
 H[p̄] = -Σ_c p̄_c log p̄_c        I = H[p̄] - (1/S) Σ_s H[p_s]        p̄ = (1/S) Σ_s p_s
 """
@@ -15,11 +15,11 @@ def entropy(probs: Tensor, dim: int = -1) -> Tensor:
     """Shannon entropy in nats.
 
     Args:
-        probs: Probabilities that add up to one along `dim`.
-        dim: The classes' dimension.
+        probs: Probabilities that sum to one along `dim`.
+        dim: Class dimension.
 
     Returns:
-        `probs` without that dimension, between 0 and log(classes).
+        Values between 0 and log(classes), shaped like `probs` without the class dimension.
 
     Example:
         >>> entropy(torch.tensor([0.5, 0.5]))
@@ -30,17 +30,17 @@ def entropy(probs: Tensor, dim: int = -1) -> Tensor:
 
 
 def mutual_information(sample_probs: Tensor, dim: int = -1) -> Tensor:
-    """Information in nats that the label would give about the weights (BALD, Houlsby et al. 2011).
+    """Mutual information between the label and the weights, in nats (BALD, Houlsby et al. 2011).
 
     Args:
         sample_probs: Probabilities under each posterior sample, ``[S, B, …]``.
-        dim: The classes' dimension.
+        dim: Class dimension.
 
     Returns:
-        ``[B, …]`` without the classes, at least 0.
+        Non-negative values, ``[B, …]`` without the class dimension.
 
     Raises:
-        ShapeError: If there is no sample dimension before the batch and the classes.
+        ShapeError: If `sample_probs` has fewer than three dimensions: samples, batch and classes.
 
     Example:
         >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))

@@ -1,7 +1,6 @@
-"""Monte-Carlo dropout: passes with dropout on, each under random numbers of its own.
+"""Monte-Carlo dropout: forward passes with dropout active, as samples of an approximate posterior.
 
-Gal & Ghahramani 2016, https://arxiv.org/abs/1506.02142: passes of a network trained with dropout are samples of an
-approximate posterior.
+Gal & Ghahramani 2016, https://arxiv.org/abs/1506.02142.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from lightning_bayes.predictive.samples import NetworkSamples, sample_seed
+from lightning_bayes.predictive.samples import NetworkSamples, restored_modes, sample_seed
 
 _DROPOUTS = (
     nn.Dropout,
@@ -22,20 +21,20 @@ _DROPOUTS = (
     nn.Dropout3d,
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
-    nn.TransformerEncoderLayer,  # in evaluation it may take a fast path that skips the dropout inside
+    nn.TransformerEncoderLayer,  # its fast path in evaluation mode skips the dropout inside
 )
-_WITH_DROPOUT_INSIDE = (nn.MultiheadAttention, nn.RNNBase)
+_WITH_DROPOUT_ARGUMENT = (nn.MultiheadAttention, nn.RNNBase)
 
 
 def dropout_layers(model: nn.Module) -> list[nn.Module]:
-    """Layers of torch whose training mode means dropout and nothing else.
+    """Find the layers that apply dropout in training mode and otherwise behave as in evaluation mode.
 
     Args:
         model: The model.
 
     Returns:
-        Its dropout layers, and its attention and recurrent layers with dropout inside. What calls
-        `torch.nn.functional.dropout` in a forward of its own is not seen.
+        Dropout layers, and attention and recurrent layers with internal dropout. Modules that call
+        `torch.nn.functional.dropout` in ``forward`` are not found.
 
     Example:
         >>> dropout_layers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
@@ -44,18 +43,18 @@ def dropout_layers(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if isinstance(module, _DROPOUTS) or (isinstance(module, _WITH_DROPOUT_INSIDE) and module.dropout > 0)
+        if isinstance(module, _DROPOUTS) or (isinstance(module, _WITH_DROPOUT_ARGUMENT) and module.dropout > 0)
     ]
 
 
 @final
 class DropoutSamples(NetworkSamples):
-    """S passes with dropout, reproducible, with other random numbers for every batch and pass.
+    """S reproducible forward passes with dropout. Every batch and pass uses different random numbers.
 
     Args:
-        layers: Layers whose training mode means dropout.
+        layers: Layers that apply dropout in training mode; see `dropout_layers`.
         count: S.
-        seed: Seed; the global random number generators are left as they were.
+        seed: Seed of the passes. The state of the global random number generators is restored.
     """
 
     fixed = False
@@ -66,39 +65,27 @@ class DropoutSamples(NetworkSamples):
 
     @contextmanager
     def sampled(self, model: nn.Module, index: int) -> Iterator[None]:
-        """Inside, dropout is on.
-
-        Args:
-            model: The model.
-            index: Number of the sample.
-
-        Yields:
-            Nothing.
-        """
-        modes = [layer.training for layer in self.layers]
+        """Context in which dropout is active; `index` is not used, because every pass is a new sample."""
         device = next(model.parameters(), torch.empty(0)).device
         self._passes += 1
-        try:
+        with restored_modes(self.layers), _seeded(device, sample_seed(self.seed, self._passes)):
             for layer in self.layers:
                 layer.training = True
-            with _seeded(device, sample_seed(self.seed, self._passes)):
-                yield
-        finally:
-            for layer, mode in zip(self.layers, modes, strict=True):
-                layer.training = mode
+            yield
 
 
 @contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, the global generators of the CPU and of `device` start from `seed`; afterwards they are as before."""
-    accelerators: list[Any] = [] if device.type == "cpu" else [getattr(torch, device.type)]
-    state, states = torch.get_rng_state(), [accelerator.get_rng_state() for accelerator in accelerators]
+    """Seed the global generators of the CPU and of `device`; their states are restored on exit."""
+    accelerator: Any = None if device.type == "cpu" else getattr(torch, device.type)
+    cpu_state = torch.get_rng_state()
+    accelerator_state = accelerator.get_rng_state() if accelerator else None
     try:
         torch.default_generator.manual_seed(seed)
-        for accelerator in accelerators:
+        if accelerator:
             accelerator.manual_seed(seed)
         yield
     finally:
-        torch.set_rng_state(state)
-        for accelerator, before in zip(accelerators, states, strict=True):
-            accelerator.set_rng_state(before)
+        torch.set_rng_state(cpu_state)
+        if accelerator:
+            accelerator.set_rng_state(accelerator_state)

@@ -1,8 +1,8 @@
-"""The Monte-Carlo predictive as one network, for programs without this package or without Python.
+"""Export the Monte-Carlo predictive as one network that runs without this package, or without Python.
 
-    p(y | x) ≈ (1/S) Σ_s p(y | x, θ_s)        with θ_1 … θ_S baked in
+    p(y | x) ≈ (1/S) Σ_s p(y | x, θ_s)        with fixed θ_1 … θ_S
 
-The file has S copies of the weights, so it is S times as large as the network's; parameters without noise are shared.
+The file holds S copies of the sampled weights; deterministic parameters are stored once.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class Exported(NamedTuple):
     """An exported predictive."""
 
     path: Path
-    outputs: tuple[str, ...]  # names in their order: probs, entropy, mutual_information; or mean, variance
+    outputs: tuple[str, ...]  # output names in order: probs, entropy, mutual_information; or mean, variance
 
 
 @final
 class MonteCarloNetwork(nn.Module):
-    """S networks whose predictions are averaged; an ordinary module with fixed weights.
+    """An ordinary module with fixed weights that averages the predictions of S networks.
 
     Args:
-        model: The trained architecture; its own weights do not matter.
+        model: The trained architecture. Its own weights are not used.
         posterior: The posterior of its weights.
         samples: S, at least 1.
         link: As in `mc_predict`.
         seed: Seed of the weight samples, as in `mc_predict`.
-        temperature: Logits are divided by it.
+        temperature: Divides the logits.
 
     Raises:
-        HyperparameterError: If `samples` is below 1, or the posterior's width was chosen for the linearised predictive.
+        HyperparameterError: If `samples` is below 1, or the posterior's scale was fitted for the linearised predictive.
     """
 
     def __init__(
@@ -64,32 +64,27 @@ class MonteCarloNetwork(nn.Module):
         check_link(link)
         if isinstance(posterior, ScaledPosterior) and posterior.linearized:
             raise HyperparameterError(
-                "This posterior's width was chosen for the linearised predictive, which is not an average over networks and "
-                "cannot be exported. Fit a width with PosteriorScale(linearized=False)."
+                "This posterior's scale was fitted for the linearised predictive, which is not an average over networks and "
+                "cannot be exported. Fit the scale with PosteriorScale(linearized=False)."
             )
         self.link, self.temperature = link, temperature
         draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
         with at_posterior_mean(model, posterior):
-            shared = _without_noise(model, posterior)
-            self.networks = nn.ModuleList(_copy(model, draws.weights(index), shared) for index in range(samples))
+            shared = _deterministic_copies(model, posterior)
+            self.networks = nn.ModuleList(
+                _sampled_copy(model, draws.weights(index), shared) for index in range(samples)
+            )
         self.requires_grad_(False)
 
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Predict.
-
-        Args:
-            *inputs: Of the model.
-
-        Returns:
-            ``(probs, entropy, mutual_information)``, or ``(mean, variance)`` for the identity link, as in `mc_predict`.
-        """
+        """Return ``(probs, entropy, mutual_information)``, or ``(mean, variance)`` for the identity link."""
         outputs = torch.stack([network(*inputs) for network in self.networks]) / self.temperature
-        each = predicted(outputs, self.link)
+        samples = predicted(outputs, self.link)
         if self.link == "identity":
-            return each.mean(0), each.var(0, correction=0)
+            return samples.mean(0), samples.var(0, correction=0)
         if self.link == "softmax":
-            return each.mean(0), *_uncertainty(each, 2)
-        return each.mean(0), *_uncertainty(torch.stack([each, 1 - each], -1), -1)
+            return samples.mean(0), *_uncertainty(samples, 2)
+        return samples.mean(0), *_uncertainty(torch.stack([samples, 1 - samples], -1), -1)
 
 
 def export(
@@ -103,26 +98,27 @@ def export(
     seed: int = 0,
     temperature: float = 1.0,
 ) -> Exported:
-    """Write the Monte-Carlo predictive as one file, for `torch.export` or ONNX.
+    """Write the Monte-Carlo predictive to one file, in the format of `torch.export` or ONNX.
 
-    It predicts what ``mc_predict`` with the same samples, link, seed and temperature does, for any size of batch.
+    The exported network predicts the same as ``mc_predict`` with these samples, link, seed and temperature, for any batch
+    size. A model that torch cannot trace raises `UnsupportedLayerError`.
 
     Args:
-        model: The trained architecture; its own weights do not matter.
+        model: The trained architecture. Its own weights are not used.
         posterior: The posterior of its weights.
         path: The file: ``.pt2`` for ``torch.export.load(path).module()``, ``.onnx`` for ONNX.
-        inputs: An example of the model's input, one batch; only its shape counts.
-        samples: S weight samples, whose weights are all in the file.
+        inputs: One batch of example inputs. Only the shapes are used.
+        samples: S, the number of weight samples, all stored in the file.
         link: As in `mc_predict`.
         seed: Seed of the weight samples.
-        temperature: Logits are divided by it.
+        temperature: Divides the logits.
 
     Returns:
         The file and the names of its outputs.
 
     Raises:
-        HyperparameterError: If the file's ending is unknown. A model that torch cannot trace is an `UnsupportedLayerError`.
-        ModuleNotFoundError: If ONNX is asked for and not installed.
+        HyperparameterError: If the file suffix is unknown.
+        ModuleNotFoundError: If the suffix is ``.onnx`` and ONNX is not installed.
 
     Example:
         >>> import tempfile
@@ -137,12 +133,12 @@ def export(
     """
     path = Path(path)
     if path.suffix not in {".pt2", ".onnx"}:
-        raise HyperparameterError(f"{path}: the predictive is exported as .pt2 (torch.export) or .onnx.")
+        raise HyperparameterError(f"{path}: the predictive can be exported as .pt2 (torch.export) or .onnx.")
     missing = [name for name in _PACKAGES if find_spec(name) is None] if path.suffix == ".onnx" else []
     if missing:
         raise ModuleNotFoundError(
-            f'{path} needs {" and ".join(missing)}, not installed here. Run: pip install "lightning-bayes[onnx]", or '
-            "export a .pt2 file."
+            f'Exporting {path} requires {" and ".join(missing)}. Run: pip install "lightning-bayes[onnx]", or export a .pt2 '
+            "file."
         )
     network = MonteCarloNetwork(model, posterior, samples, link, seed, temperature).eval()
     names = _VALUES if link == "identity" else _CLASSIFIER
@@ -152,53 +148,54 @@ def export(
 
 
 def _traced(
-    network: MonteCarloNetwork, inputs: Tensor | tuple[Tensor, ...], ending: str, names: tuple[str, ...]
+    network: MonteCarloNetwork, inputs: Tensor | tuple[Tensor, ...], suffix: str, names: tuple[str, ...]
 ) -> bytes:
-    given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-    examples = tuple(each if len(each) > 1 else torch.cat([each, each]) for each in given)  # 1 would be a constant
+    tensors = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    # Torch would trace a batch size of 1 as a constant.
+    examples = tuple(tensor if len(tensor) > 1 else torch.cat([tensor, tensor]) for tensor in tensors)
     batch = torch.export.Dim("batch")
     shapes = (tuple({0: batch} for _ in examples),)
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch to the authors of exporters
-            # Strict, the default before torch 2.8, cannot name a buffer that several networks share.
+            warnings.simplefilter("ignore")  # torch's warnings address the authors of exporters
+            # Strict mode, the default before torch 2.8, cannot name a buffer that several networks share.
             program = torch.export.export(network, examples, dynamic_shapes=shapes, strict=False)
-            return _saved(program) if ending == ".pt2" else _onnx(program, names)
-    except Exception as error:  # whatever a tracer raises
+            return _pt2_bytes(program) if suffix == ".pt2" else _onnx_bytes(program, names)
+    except Exception as error:  # a tracer can raise any exception
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UnsupportedLayerError(
-            f"{type(network.networks[0]).__name__} cannot be exported as {ending} ({reason}). Torch traces forward(): avoid "
-            "branches on values and fixed batch sizes in it, take fewer samples if the file would pass 2 GiB, or serve the "
+            f"{type(network.networks[0]).__name__} cannot be exported as {suffix} ({reason}). Torch traces forward(): avoid "
+            "branches on values and fixed batch sizes in it, use fewer samples if the file would exceed 2 GiB, or serve the "
             "posterior file with Predictor."
         ) from error
 
 
-def _saved(program: torch.export.ExportedProgram) -> bytes:
+def _pt2_bytes(program: torch.export.ExportedProgram) -> bytes:
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     return buffer.getvalue()
 
 
-def _onnx(program: torch.export.ExportedProgram, names: tuple[str, ...]) -> bytes:
-    written: Any = torch.onnx.export(program, (), dynamo=True, output_names=names, verbose=False)
-    data: bytes = written.model_proto.SerializeToString()
+def _onnx_bytes(program: torch.export.ExportedProgram, names: tuple[str, ...]) -> bytes:
+    onnx_program: Any = torch.onnx.export(program, (), dynamo=True, output_names=names, verbose=False)
+    data: bytes = onnx_program.model_proto.SerializeToString()
     return data
 
 
-def _without_noise(model: nn.Module, posterior: AbstractPosterior) -> dict[int, Tensor]:
-    """The tensors that all samples have in common, by their identity."""
+def _deterministic_copies(model: nn.Module, posterior: AbstractPosterior) -> dict[int, Tensor]:
+    """Copies of the tensors that all samples share, by the id of the original: a memo for `copy.deepcopy`."""
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    noisy = {id(value) for name, value in tensors if name in posterior.mean}
-    return {id(value): copy.deepcopy(value) for _, value in tensors if id(value) not in noisy}
+    sampled = {id(value) for name, value in tensors if name in posterior.mean}
+    return {id(value): copy.deepcopy(value) for _, value in tensors if id(value) not in sampled}
 
 
-def _copy(model: nn.Module, weights: dict[str, Tensor], shared: dict[int, Tensor]) -> nn.Module:
+def _sampled_copy(model: nn.Module, weights: dict[str, Tensor], shared: dict[int, Tensor]) -> nn.Module:
     with placed(model, weights):
         return copy.deepcopy(model, dict(shared))
 
 
 def _uncertainty(sample_probs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Entropy and mutual information; see `decomposition`, whose special functions ONNX lacks."""
+    """Entropy and mutual information as in `decomposition`, which uses a function that ONNX lacks."""
     total = _entropy(sample_probs.mean(0), dim if dim < 0 else dim - 1)
     expected = _entropy(sample_probs, dim).mean(0)
     return total, (total - expected).clamp_min(0)

@@ -1,15 +1,17 @@
-"""Sensitivity to single training examples, and leave-one-out predictions, without training again.
+"""Sensitivity to single training examples, and leave-one-out predictions, without retraining.
 
     e_i = ∂ℓ_i/∂f at f_i       residual: p - y for classes, (f - y)/σ² for values
     V_i = J_i Σ J_iᵀ           covariance of the outputs under the posterior
     f_i without i  ≈  f_i + V_i e_i                                  Nickl et al. 2023, https://arxiv.org/abs/2310.19273
     f_i without i  ≈  f_i + (I - V_i H_i)⁻¹ V_i e_i                  with ``corrected=True``; H_i = ∂²ℓ_i/∂f²
 
-Removing an example moves the outputs by residual times variance: this memory-perturbation equation is one natural-gradient
-step away from the posterior. The second form also takes the example's curvature out of Σ. It is exact for linear models with
-Gaussian noise, and Newton's first step for other linear models. For networks with more weights than examples V H comes near
-1, and the second form overshoots. Both suppose a posterior of the untempered likelihood, at a stationary point, which has
-seen the examples: the linearised V of weights that no data constrain is large.
+Removing an example changes the outputs by residual times variance. This memory-perturbation equation is one natural-gradient
+step from the posterior. The corrected form also removes the example's curvature from Σ. It is exact for linear models with
+Gaussian noise, and the first Newton step for other linear models. For networks with more weights than examples, V H comes
+close to 1 and the corrected form overshoots.
+
+Both forms assume a posterior of the untempered likelihood, at a stationary point of these examples. The linearised V is
+large for weights that no data constrain.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_me
 
 
 class LeaveOneOut(NamedTuple):
-    """Predictions of every training example by a posterior that has not seen it.
+    """Predictions for every training example by a posterior that has not seen it.
 
     Attributes:
         outputs: f_i without example i, ``[N, C]``.
-        nll: Negative log-likelihood of each, in nats, ``[N]``; its mean estimates the NLL on new data.
-        change: f_i without i less f_i, ``[N, C]``.
+        nll: Negative log-likelihood of each example, in nats, ``[N]``. Its mean estimates the NLL on new data.
+        change: f_i without example i, minus f_i, ``[N, C]``.
     """
 
     outputs: Tensor
@@ -44,8 +46,8 @@ class LeaveOneOut(NamedTuple):
     @property
     def sensitivity(self) -> Tensor:
         """‖V_i e_i‖, ``[N]``; see `sensitivity`."""
-        lengths: Tensor = torch.linalg.vector_norm(self.change, dim=1)
-        return lengths
+        norms: Tensor = torch.linalg.vector_norm(self.change, dim=1)
+        return norms
 
 
 def leave_one_out(
@@ -60,20 +62,22 @@ def leave_one_out(
     """Predict every training example as if the posterior had not seen it.
 
     Args:
-        model: The trained architecture; its own weights do not matter.
+        model: The trained architecture. Its own weights are not used.
         posterior: A posterior of any family.
         loader: Batches ``(inputs, targets)`` of the training set, not shuffled and not augmented.
-        likelihood: The likelihood of the targets, `Softmax` by default; `Gaussian` and `Bernoulli` take targets shaped
+        likelihood: The likelihood of the targets, `Softmax` by default. `Gaussian` and `Bernoulli` need targets shaped
             like the outputs.
-        corrected: Whether the example's own curvature leaves Σ too: for linear models. Where I - V H is not positive, as no
-            posterior that has seen the example has it, the first form is used.
-        samples: Estimates V from as many linearised samples, for many outputs; None computes it by C (C + 1)/2 backwards.
+        corrected: Whether to remove the example's curvature from Σ too; recommended for linear models only. If I - V H is
+            not positive definite, which cannot happen for a posterior that has seen the example, the example falls back to
+            the first form.
+        samples: Number of linearised samples that estimate V, useful for many outputs. None computes V exactly by
+            C (C + 1)/2 backward passes.
 
     Returns:
         The predictions.
 
     Raises:
-        DataError: If the loader has no batch.
+        DataError: If the loader yields no batch.
         HyperparameterError: If there are fewer than two samples.
 
     Example:
@@ -89,17 +93,15 @@ def leave_one_out(
         raise HyperparameterError(f"samples={samples} must be at least 2, or None for the exact covariance.")
     likelihood = Softmax() if likelihood is None else likelihood
     device = next(model.parameters()).device
-    placed_posterior = posterior.to(device)
-    parts = []
+    device_posterior = posterior.to(device)
+    batches = []
     with at_posterior_mean(model, posterior):
         for inputs, targets in loader:
-            outputs, covariance = _moments(model, placed_posterior, inputs.to(device), samples)
-            parts.append(_without_each(outputs, covariance, targets.to(device), likelihood, corrected))
-    if not parts:
-        raise DataError(
-            "The loader has no batch, so there is no example to leave out. Give one with training examples."
-        )
-    return LeaveOneOut(*(torch.cat(each).cpu() for each in zip(*parts, strict=True)))
+            outputs, covariance = _moments(model, device_posterior, inputs.to(device), samples)
+            batches.append(_without_each(outputs, covariance, targets.to(device), likelihood, corrected))
+    if not batches:
+        raise DataError("The loader yields no batch, so there is no example to leave out. Pass the training data.")
+    return LeaveOneOut(*(torch.cat(column).cpu() for column in zip(*batches, strict=True)))
 
 
 def sensitivity(
@@ -110,16 +112,9 @@ def sensitivity(
     *,
     samples: int | None = None,
 ) -> Tensor:
-    """How far a training example's own outputs would move without it: residual times predictive variance.
+    """Norm of the change in each training example's outputs if the example is removed: residual times predictive variance.
 
-    Examples of large sensitivity are wrongly labelled, rare or hard.
-
-    Args:
-        model: As in `leave_one_out`.
-        posterior: As in `leave_one_out`.
-        loader: As in `leave_one_out`.
-        likelihood: As in `leave_one_out`.
-        samples: As in `leave_one_out`.
+    Examples with a large sensitivity are mislabelled, rare or hard. The arguments are those of `leave_one_out`.
 
     Returns:
         ‖V_i e_i‖, ``[N]``, in the unit of the outputs.
@@ -130,14 +125,14 @@ def sensitivity(
 def _moments(
     model: nn.Module, posterior: AbstractPosterior, inputs: Tensor, samples: int | None
 ) -> tuple[Tensor, Tensor]:
-    """f, shaped as the model gives it, and V ``[B, C, C]``."""
+    """f, shaped like the model's output, and V, ``[B, C, C]``."""
     with torch.no_grad():
         mean: Tensor = model(inputs)
         if samples is None:
             return mean, output_covariance(model, posterior, lambda: model(inputs))[1]
         draws = LinearizedSamples(PosteriorSamples(posterior, samples)).outputs(model, lambda: model(inputs))
-        away = (draws - mean).flatten(2) if mean.dim() > 1 else (draws - mean)[..., None]
-    return mean, torch.einsum("sbi,sbj->bij", away, away) / samples
+        deviations = (draws - mean).flatten(2) if mean.dim() > 1 else (draws - mean)[..., None]
+    return mean, torch.einsum("sbi,sbj->bij", deviations, deviations) / samples
 
 
 def _without_each(
@@ -164,8 +159,8 @@ def _corrected(change: Tensor, covariance: Tensor, root: Tensor) -> Tensor:
     """(I - V H)⁻¹ (V e) with H = R Rᵀ, as V e + V R (I - Rᵀ V R)⁻¹ Rᵀ V e."""
     left = root.mT @ covariance
     values, vectors = torch.linalg.eigh(left @ root)
-    possible = values.amax(1) < 1
-    shrunk = 1 / (1 - torch.where(possible[:, None], values, 0.0))
-    weights = vectors @ (shrunk[..., None] * (vectors.mT @ (root.mT @ change[..., None])))
-    more = (left.mT @ weights)[..., 0]
-    return change + torch.where(possible[:, None], more, 0.0)
+    is_positive = values.amax(1) < 1  # whether I - V H is positive definite
+    inverse = 1 / (1 - torch.where(is_positive[:, None], values, 0.0))
+    weights = vectors @ (inverse[..., None] * (vectors.mT @ (root.mT @ change[..., None])))
+    correction = (left.mT @ weights)[..., 0]
+    return change + torch.where(is_positive[:, None], correction, 0.0)

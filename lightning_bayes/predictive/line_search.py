@@ -1,4 +1,4 @@
-"""Minimising a function of one positive number: a grid in its logarithm, then Brent's method around the best point."""
+"""Minimise a function of one positive number: a grid in its logarithm, then Brent's method around the best point."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ def minimise_over_logarithm(
     """Minimise without derivatives; the function may have several minima.
 
     Args:
-        loss: A function of a positive number; a value that is not a number counts as infinite.
-        smallest: First point of the grid, above 0.
-        largest: Last point.
-        steps: Number of points, equally spaced in the logarithm.
-        tolerance: The tolerance of the logarithm, in the search between the neighbours of the best point.
+        loss: A function of a positive number. A ``nan`` value counts as infinite.
+        smallest: First grid point, above 0.
+        largest: Last grid point.
+        steps: Number of grid points, equally spaced in the logarithm.
+        tolerance: Absolute tolerance of the logarithm in Brent's method, which searches between the neighbours of the
+            best grid point.
 
     Returns:
-        The best number that was tried.
+        The best number evaluated.
 
     Example:
         >>> round(minimise_over_logarithm(lambda x: math.log(x / 3) ** 2, 0.1, 10.0, steps=7, tolerance=1e-6), 5)
@@ -29,14 +30,16 @@ def minimise_over_logarithm(
     from scipy.optimize import minimize_scalar  # slow to import
 
     @cache
-    def at(log: float) -> float:
+    def loss_at(log: float) -> float:
         value = loss(math.exp(log))
         return math.inf if math.isnan(value) else value
 
     low, high = math.log(smallest), math.log(largest)
     grid = [low + (high - low) * step / (steps - 1) for step in range(steps)]
-    best = min(range(steps), key=lambda step: at(grid[step]))
+    best = min(range(steps), key=lambda step: loss_at(grid[step]))
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, steps - 1)]
-    found = minimize_scalar(lambda log: at(float(log)), bounds=bounds, method="bounded", options={"xatol": tolerance})
-    # The search approaches a bound but does not reach it; where the loss is flat, the grid point counts.
-    return math.exp(min([grid[best], float(found.x)], key=at))
+    result = minimize_scalar(
+        lambda log: loss_at(float(log)), bounds=bounds, method="bounded", options={"xatol": tolerance}
+    )
+    # The search never reaches a bound, so the grid point may be better. It also wins ties on a flat loss.
+    return math.exp(min([grid[best], float(result.x)], key=loss_at))

@@ -1,11 +1,11 @@
-"""The linearised predictive: the model's first-order expansion around the posterior mean, under weight samples.
+"""The linearised predictive: weight samples in the model's first-order expansion around the posterior mean.
 
     f_lin(x, θ) = f(x, μ) + J(x) (θ - μ)        J(x) = ∂f(x, θ)/∂θ at μ
 
 For Gaussian weights the outputs are Gaussian with mean f(x, μ) and covariance J Σ Jᵀ, as in Immer et al. 2021,
-https://arxiv.org/abs/2008.08217. Sampled weights that lie far from μ give networks that compute nothing; the expansion stays
-sensible under wide posteriors. Products with J come from forward-mode differentiation (`torch.func.jvp`): no Jacobian is
-formed, and f(x, μ) is computed once for several samples.
+https://arxiv.org/abs/2008.08217. Under a wide posterior, networks with sampled weights can fail; the expansion still
+gives sensible predictions. Forward-mode differentiation (`torch.func.jvp`) computes products with J without forming J, and
+f(x, μ) is computed once for several samples.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lightning_bayes.errors import UnsupportedLayerError
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor
 
-TOGETHER = 16  # samples in one pass at most
-TOGETHER_ELEMENTS = 2**24  # numbers in the directions of one pass at most: 64 MiB of float32
+MAX_SAMPLES_PER_PASS = 16
+MAX_ELEMENTS_PER_PASS = 2**24  # elements of θ_s - μ over the samples of a pass: 64 MiB of float32
 
 
 @final
 class LinearizedSamples(Samples):
-    """S weight samples, each seen through the model's linearisation at the posterior mean.
+    """Outputs of the model's linearisation at the posterior mean, under S weight samples.
 
-    A model with a layer that has no forward-mode derivative raises an `UnsupportedLayerError` that names the layer.
+    A layer without a forward-mode derivative raises an `UnsupportedLayerError` that names the layer.
 
     Args:
         samples: The weight samples.
@@ -51,45 +51,37 @@ class LinearizedSamples(Samples):
         self.samples, self.count = samples, samples.count
 
     def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` once for each group of samples; see `Samples.chosen`.
-
-        Args:
-            model: The model, in evaluation mode; its own weights do not matter.
-            forward: Computes the model's output.
-            indices: Numbers of the samples.
-
-        Returns:
-            f(x, μ) + J (θ_s - μ), stacked over the samples.
-        """
+        """Compute f(x, μ) + J (θ_s - μ) for several samples per pass of `forward`; see `Samples.chosen`."""
         _load_derivatives()
         mean = self.samples.posterior.mean
         expansion = partial(_expansion, _Call(model, forward), mean)
-        numbers = list(indices)
-        size = max(1, min(TOGETHER, TOGETHER_ELEMENTS // sum(value.numel() for value in mean.values())))
-        parts = []
-        # In inference mode, in which Lightning evaluates, torch 2.5 to 2.7 have no batching rule for dual numbers.
+        all_indices = list(indices)
+        num_weights = sum(value.numel() for value in mean.values())
+        size = max(1, min(MAX_SAMPLES_PER_PASS, MAX_ELEMENTS_PER_PASS // num_weights))
+        outputs = []
+        # Lightning evaluates in inference mode, where torch 2.5 to 2.7 have no batching rule for dual numbers.
         with torch.inference_mode(mode=False), torch.no_grad(), _differentiable_attention():
-            for start in range(0, len(numbers), size):
-                away = self._away(numbers[start : start + size])
+            for start in range(0, len(all_indices), size):
+                deviations = self._deviations(all_indices[start : start + size])
                 try:
-                    parts.append(expansion(away))
-                except RuntimeError as error:  # NotImplementedError is one
-                    _refuse(model, forward, partial(expansion, away), error)
-        return torch.cat(parts)
+                    outputs.append(expansion(deviations))
+                except RuntimeError as error:  # NotImplementedError is a subclass
+                    _raise_unsupported(model, forward, partial(expansion, deviations), error)
+        return torch.cat(outputs)
 
     def scaled(self, scale: float) -> LinearizedSamples:
-        """The same samples at another width of the posterior; see `PosteriorSamples.scaled`."""
+        """The same samples with the posterior's standard deviations multiplied; see `PosteriorSamples.scaled`."""
         return LinearizedSamples(self.samples.scaled(scale))
 
-    def _away(self, indices: list[int]) -> dict[str, Tensor]:
+    def _deviations(self, indices: list[int]) -> dict[str, Tensor]:
         """θ_s - μ by parameter name, stacked over samples."""
-        weights = [self.samples.weights(index) for index in indices]
+        samples = [self.samples.weights(index) for index in indices]
         mean = self.samples.posterior.mean
-        return {name: torch.stack([each[name] for each in weights]) - mean[name] for name in mean}
+        return {name: torch.stack([weights[name] for weights in samples]) - mean[name] for name in mean}
 
 
 class _Call(nn.Module):
-    """A model together with the call that uses it, so that `functional_call` can replace the model's weights."""
+    """A model and a function that calls it, as one module, so that `functional_call` can replace the model's weights."""
 
     def __init__(self, model: nn.Module, call: Callable[[], Tensor]) -> None:
         super().__init__()
@@ -99,23 +91,24 @@ class _Call(nn.Module):
         return require_tensor(self.model, self.call())
 
 
-def _expansion(call: _Call, mean: dict[str, Tensor], away: dict[str, Tensor]) -> Tensor:
-    def outputs(weights: dict[str, Tensor]) -> Tensor:
-        result: Tensor = functional_call(call, {f"model.{name}": value for name, value in weights.items()}, ())
-        return result
+def _expansion(call: _Call, mean: dict[str, Tensor], deviations: dict[str, Tensor]) -> Tensor:
+    """f(x, μ) + J (θ_s - μ), stacked over samples."""
 
-    def one(direction: dict[str, Tensor]) -> Any:
-        return jvp(outputs, (mean,), (direction,))
+    def outputs(weights: dict[str, Tensor]) -> Any:
+        return functional_call(call, {f"model.{name}": value for name, value in weights.items()}, ())
 
-    once_and_each: Any = (None, 0)  # f(x, μ) does not depend on the sample, so it is computed once
-    value, change = vmap(one, out_dims=once_and_each, randomness="same")(away)
+    def value_and_change(deviation: dict[str, Tensor]) -> Any:
+        return jvp(outputs, (mean,), (deviation,))
+
+    out_dims: Any = (None, 0)  # f(x, μ) does not depend on the sample, so it is computed once
+    value, change = vmap(value_and_change, out_dims=out_dims, randomness="same")(deviations)
     total: Tensor = value + change
     return total
 
 
 @cache
 def _load_derivatives() -> None:
-    """Use `torch.func` once: some versions of torch then compile decompositions, with a deprecation warning of their own."""
+    """Use `torch.func` once, because some torch versions emit a deprecation warning on first use."""
     zero = torch.zeros(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -124,31 +117,31 @@ def _load_derivatives() -> None:
 
 @contextmanager
 def _differentiable_attention() -> Iterator[None]:
-    """Inside, attention takes the path of plain matrix products, which alone has a forward-mode derivative."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """Context in which attention runs as plain matrix products, the only path with a forward-mode derivative."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-def _refuse(
+def _raise_unsupported(
     model: nn.Module, forward: Callable[[], Tensor], expand: Callable[[], Tensor], error: RuntimeError
 ) -> NoReturn:
-    """Name the layer that cannot be differentiated; a model that fails without derivatives too raises its own error."""
+    """Raise an error that names the layer without a derivative, or the model's own error if `forward` fails too."""
     forward()
     reason = str(error).splitlines()[0].partition(" Please file an issue")[0].rstrip(".")
-    layer = _failing(model, expand)
+    layer = _failing_layer(model, expand)
     raise UnsupportedLayerError(
-        f"The linearised predictive needs forward-mode derivatives, which {layer} does not give: {reason}. "
+        f"The linearised predictive needs forward-mode derivatives, which {layer} does not support: {reason}. "
         "Predict with sampled weights (linearized=False), or replace this layer."
     ) from error
 
 
-def _failing(model: nn.Module, expand: Callable[[], Tensor]) -> str:
-    """Name and type of the innermost module in which a pass breaks off."""
+def _failing_layer(model: nn.Module, expand: Callable[[], Tensor]) -> str:
+    """Name and type of the innermost module that is running when `expand` fails."""
     active: list[str] = []
     hooks = []
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""One prediction from a model's outputs under S posterior samples: probabilities are averaged, never logits."""
+"""Combine a model's outputs under S posterior samples into one prediction. Probabilities are averaged, never logits."""
 
 from __future__ import annotations
 
@@ -17,29 +17,22 @@ Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
 class Prediction(NamedTuple):
     """A classifier's Monte-Carlo prediction; see `decomposition` for the units and equations."""
 
-    probs: Tensor  # mean of sample_probs: [B, C], or [B, …] of independent Bernoullis for the sigmoid link
-    entropy: Tensor  # total uncertainty in nats, [B]; with the sigmoid link of each Bernoulli, [B, …]
+    probs: Tensor  # mean of sample_probs over samples: [B, C]; independent Bernoullis [B, …] for the sigmoid link
+    entropy: Tensor  # total uncertainty in nats, [B]; one value per Bernoulli, [B, …], for the sigmoid link
     mutual_information: Tensor  # epistemic part in nats, shaped like the entropy
-    sample_probs: Tensor  # [S, B, C]
+    sample_probs: Tensor  # [S, B, C], or [S, B, …] for the sigmoid link
 
 
 class Moments(NamedTuple):
     """A regressor's Monte-Carlo prediction."""
 
-    mean: Tensor  # of the samples, [B, …]
-    variance: Tensor  # epistemic variance over the samples (population form), [B, …]
+    mean: Tensor  # mean over samples, [B, …]
+    variance: Tensor  # epistemic variance over samples (population form), [B, …]
     samples: Tensor  # [S, B, …]
 
 
 def check_link(link: str) -> None:
-    """Require a known link.
-
-    Args:
-        link: Its name.
-
-    Raises:
-        HyperparameterError: If it is unknown.
-    """
+    """Raise a `HyperparameterError` if `link` is not a known link."""
     if link not in {"softmax", "sigmoid", "identity"}:
         raise HyperparameterError(f"link={link!r} is unknown; use 'softmax', 'sigmoid' or 'identity'.")
 
@@ -53,13 +46,13 @@ def _check_shape(outputs: Tensor, link: Link) -> None:
 
 
 def combine(outputs: Tensor, link: Link) -> Tensor:
-    """One output that stands for the average prediction and can take the place of the model's own.
+    """Combine the outputs of all samples into one model output that represents the averaged prediction.
 
     Args:
         outputs: Model outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
-        link: ``"softmax"``: log of the mean probability, whose softmax is the mean probability, so cross-entropy and
-            accuracy become those of the average (a `ShapeError` below two classes); ``"sigmoid"``: logit of the mean;
-            ``"identity"``: the mean.
+        link: ``"softmax"`` returns the log of the mean probability. Its softmax is the mean probability, so cross-entropy
+            and accuracy score the averaged prediction. Raises `ShapeError` for fewer than two classes. ``"sigmoid"``
+            returns the logit of the mean probability, ``"identity"`` the mean.
 
     Returns:
         ``[B, C, …]``, or ``[B, …]``.
@@ -71,31 +64,22 @@ def combine(outputs: Tensor, link: Link) -> Tensor:
     _check_shape(outputs, link)
     if link == "identity":
         return outputs.mean(0)
-    count = math.log(len(outputs))
     if link == "softmax":
-        return outputs.log_softmax(2).logsumexp(0) - count
+        return outputs.log_softmax(2).logsumexp(0) - math.log(len(outputs))
     log_one = torch.nn.functional.logsigmoid(outputs).logsumexp(0)
     log_zero = torch.nn.functional.logsigmoid(-outputs).logsumexp(0)
     return log_one - log_zero
 
 
 def predicted(outputs: Tensor, link: Link) -> Tensor:
-    """Predictions from outputs: probabilities, or the values themselves.
-
-    Args:
-        outputs: As in `combine`.
-        link: As in `combine`.
-
-    Returns:
-        Shaped like the outputs.
-    """
+    """Turn the outputs of `combine` into probabilities, or return them unchanged for the identity link."""
     if link == "identity":
         return outputs
     return outputs.softmax(2) if link == "softmax" else outputs.sigmoid()
 
 
 def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
-    """Everything a prediction should tell.
+    """Summarise the outputs of all samples as a prediction with its uncertainty.
 
     Args:
         outputs: As in `combine`.
@@ -105,15 +89,16 @@ def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
         `Moments` for the identity link, `Prediction` otherwise.
     """
     _check_shape(outputs, link)
-    each = predicted(outputs, link)
+    samples = predicted(outputs, link)
+    mean = samples.mean(0)
     if link == "identity":
-        return Moments(each.mean(0), each.var(0, correction=0), each)
+        return Moments(mean, samples.var(0, correction=0), samples)
     if link == "softmax":
-        return Prediction(each.mean(0), entropy(each.mean(0), 1), mutual_information(each, 2), each)
-    both = torch.stack([each, 1 - each], -1)
-    return Prediction(each.mean(0), entropy(both.mean(0)), mutual_information(both), each)
+        return Prediction(mean, entropy(mean, 1), mutual_information(samples, 2), samples)
+    both_labels = torch.stack([samples, 1 - samples], -1)
+    return Prediction(mean, entropy(both_labels.mean(0)), mutual_information(both_labels), samples)
 
 
 def as_dict(prediction: Prediction | Moments) -> dict[str, Any]:
-    """The named parts without the samples, which would fill memory over a data set."""
-    return {k: v for k, v in prediction._asdict().items() if k not in {"sample_probs", "samples"}}
+    """Return the fields by name, without the samples, which would fill memory over a data set."""
+    return {name: value for name, value in prediction._asdict().items() if name not in {"sample_probs", "samples"}}

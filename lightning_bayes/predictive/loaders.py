@@ -1,4 +1,4 @@
-"""Outputs under posterior samples for every example of a data loader."""
+"""Predictions under posterior samples for every example of a data loader."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def predict_loader(
     seed: int = 0,
     linearized: Linearized = False,
 ) -> Tensor:
-    """Predictions under each posterior sample for all examples of a loader, under the same weight samples throughout.
+    """Predict every example of a loader under each posterior sample. All batches use the same weight samples.
 
     Args:
-        model: The trained architecture, which takes a batch's inputs; its own weights do not matter.
+        model: The trained architecture, called with the inputs of a batch. Its own weights are not used.
         posterior: A posterior, from `load_posterior` or an optimizer's `posterior()`.
-        loader: Batches of inputs, or tuples or lists that begin with them; not shuffled.
+        loader: Batches of inputs, or tuples or lists whose first item is the inputs; not shuffled.
         samples: S, at least 1.
         link: ``"softmax"`` for logits, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for values.
         seed: Seed of the weight samples.
@@ -41,7 +41,7 @@ def predict_loader(
         Probabilities or values, ``[S, N, …]``, on the CPU.
 
     Raises:
-        DataError: If the loader has no batch.
+        DataError: If the loader yields no batch.
 
     Example:
         >>> from lightning_bayes.posteriors import MeanField
@@ -59,5 +59,5 @@ def predict_loader(
             inputs = (batch[0] if isinstance(batch, (tuple, list)) else batch).to(device)
             parts.append(predicted(draws.outputs(model, lambda inputs=inputs: model(inputs)), link).cpu())  # type: ignore[misc]
     if not parts:
-        raise DataError("The loader has no batch, so there is nothing to predict. Give one with examples.")
+        raise DataError("The loader yields no batch, so there is nothing to predict. Pass one with examples.")
     return torch.cat(parts, 1)

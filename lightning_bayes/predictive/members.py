@@ -1,4 +1,4 @@
-"""Deep ensembles: the members are the samples (Lakshminarayanan et al. 2017, https://arxiv.org/abs/1612.01474)."""
+"""Deep ensembles, with members as samples (Lakshminarayanan et al. 2017, https://arxiv.org/abs/1612.01474)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lightning_bayes.predictive.samples import NetworkSamples, PosteriorSamples,
 
 @final
 class MemberSamples(NetworkSamples):
-    """M networks of one architecture, trained apart.
+    """M networks of one architecture, trained independently.
 
     Args:
-        members: Parameters and buffers of each, by name.
+        members: Parameters and buffers of each network, by name.
 
     Example:
         >>> import torch
@@ -33,28 +33,28 @@ class MemberSamples(NetworkSamples):
         self.members, self.count = list(members), len(members)
 
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
-        """Inside, `model` is member `index`."""
+        """Context in which `model` is member `index`."""
         return placed(model, self.members[index])
 
 
 @final
 class MemberPosteriors(NetworkSamples):
-    """S networks from each of M posteriors around networks that were trained apart, such as Multi-SWAG.
+    """S networks from each of M posteriors around independently trained networks, as in Multi-SWAG.
 
     Args:
         posteriors: The posteriors, with the constants of their networks.
         count: S.
-        seed: The seed of the weight samples.
+        seed: Seed of the weight samples.
     """
 
     has_mean = False
 
     def __init__(self, posteriors: Sequence[AbstractPosterior], count: int, seed: int = 0) -> None:
-        self.members = [PosteriorSamples(each, count, seed + member) for member, each in enumerate(posteriors)]
+        self.members = [PosteriorSamples(q, count, seed + member) for member, q in enumerate(posteriors)]
         self.count = count * len(self.members)
 
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
-        """Inside, `model` is a sample of a member, with the member's constants."""
-        number, member = divmod(index, len(self.members))
+        """Context in which `model` is a sample of one member, with the member's constants; members alternate."""
+        sample_index, member = divmod(index, len(self.members))
         samples = self.members[member]
-        return placed(model, {**samples.posterior.constants, **samples.weights(number)})
+        return placed(model, {**samples.posterior.constants, **samples.weights(sample_index)})

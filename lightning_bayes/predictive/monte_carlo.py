@@ -33,28 +33,29 @@ def mc_predict(
 ) -> Any:
     """Predict with weights sampled from the posterior.
 
-    The model runs in evaluation mode with the posterior's constants (frozen parameters, BatchNorm statistics); its own
-    weights and modes are back afterwards.
+    The model runs in evaluation mode with the posterior's constants (frozen parameters, BatchNorm statistics). Its own
+    weights and modes are restored afterwards.
 
     Args:
-        model: The trained architecture; its own weights do not matter.
+        model: The trained architecture. Its own weights are not used.
         posterior: A posterior, from `load_posterior` or an optimizer's `posterior()`.
-        x: Input of the model, one batch; a NumPy array becomes a tensor, floats in the precision of the weights.
+        x: One batch of model inputs. A NumPy array is converted to a tensor, and floats to the dtype of the weights.
         samples: S, at least 1.
         link: ``"softmax"`` for logits ``[B, C]``, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for regression.
-        seed: Seed of the weight samples; equal seeds give equal samples for every batch.
-        temperature: Logits of every sample are divided by it, see `fit_temperature`.
-        recalibrate_on: Batches of training inputs on which BatchNorm's running statistics are estimated anew for each
-            sample, see `recalibrate`; none keeps the posterior's. Linearised samples share those of the mean.
-        linearized: True predicts with the model's first-order expansion around the mean, f(x, μ) + J (θ - μ), which stays
-            sensible under wide posteriors; `LinearizedSamples` says which models allow it. ``"closed_form"`` predicts with
-            that expansion without samples, see `lightning_bayes.predictive.closed_form`: logits by the probit approximation,
-            one sample whose mutual information is 0; values with their mean and variance. None: as the width of a
-            `ScaledPosterior` was chosen, else False.
+        seed: Seed of the weight samples. The same seed gives the same samples for every batch.
+        temperature: Divides the logits of every sample; see `fit_temperature`.
+        recalibrate_on: Batches of training inputs. BatchNorm's running statistics are estimated on them for each sample;
+            see `recalibrate`. An empty sequence keeps the posterior's statistics. Linearised samples all use the
+            statistics of the mean.
+        linearized: True predicts with the model's first-order expansion around the mean, f(x, μ) + J (θ - μ), which still
+            works under wide posteriors; see `LinearizedSamples` for the supported models. ``"closed_form"`` evaluates the
+            expansion without sampling; see `lightning_bayes.predictive.closed_form`. For logits it uses the probit
+            approximation, with one sample and a mutual information of 0. For regression it uses the exact mean and
+            variance. None uses the setting with which the scale of a `ScaledPosterior` was fitted, otherwise False.
 
     Returns:
-        `Prediction` with ``probs [B, C]``, ``entropy [B]`` and ``mutual_information [B]`` in nats and ``sample_probs
-        [S, B, C]``; `Moments` with ``mean``, ``variance`` and ``samples`` for the identity link.
+        `Prediction` with ``probs [B, C]``, ``entropy [B]`` and ``mutual_information [B]`` in nats, and ``sample_probs
+        [S, B, C]``. `Moments` with ``mean``, ``variance`` and ``samples`` for the identity link.
 
     Raises:
         HyperparameterError: If `samples`, `link` or `temperature` is out of range.
@@ -75,12 +76,13 @@ def mc_predict(
     check_link(link)
     if not temperature > 0 or (link == "identity" and temperature != 1):
         raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are not logits.")
-    x = as_input(torch.as_tensor(x), next(model.parameters())) if isinstance(x, np.ndarray) else x
+    weight = next(model.parameters())
+    if isinstance(x, np.ndarray):
+        x = as_input(torch.as_tensor(x), weight)
     if linearized is None:
         linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
     with at_posterior_mean(model, posterior):
-        networks = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
-        draws = seen_through(networks, linearized, link)
+        draws = seen_through(PosteriorSamples(posterior.to(weight.device), samples, seed), linearized, link)
         if len(recalibrate_on):
             batches = [partial(model, inputs) for inputs in recalibrate_on]
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")

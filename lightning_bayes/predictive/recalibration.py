@@ -1,9 +1,9 @@
-"""BatchNorm statistics of each sample's own.
+"""Recalibrate BatchNorm: estimate the running statistics anew for each sample.
 
-Running statistics are collected while weights change, and under all samples together; a sampled network has activations of
-another mean and variance. Here they are estimated anew under the weights that are evaluated, as the plain average over B
-training batches, as `torch.optim.swa_utils.update_bn` does for one network (Izmailov et al. 2018, section 3.2,
-https://arxiv.org/abs/1803.05407; Maddox et al. 2019 do so for every sample, https://arxiv.org/abs/1902.02476).
+Training updates the running statistics while weights change, and under all samples together. A sampled network has
+activations of another mean and variance. Recalibration estimates the statistics under the weights that are evaluated, as the
+plain average over training batches. `torch.optim.swa_utils.update_bn` does the same for one network (Izmailov et al. 2018,
+section 3.2, https://arxiv.org/abs/1803.05407), Maddox et al. 2019 for every sample (https://arxiv.org/abs/1902.02476).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Statistics = dict[str, Tensor]  # running mean, variance and number of batches b
 
 @final
 class SharedStatistics(Samples):
-    """Samples with the running statistics of their mean; see `recalibrate`.
+    """Samples that all use the running statistics of their mean; see `recalibrate`.
 
     Args:
         samples: The samples.
@@ -35,32 +35,23 @@ class SharedStatistics(Samples):
         self.samples, self.count, self.statistics = samples, samples.count, statistics
 
     def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under some of the samples, with the statistics of the mean.
-
-        Args:
-            model: The model.
-            forward: Computes the model's output.
-            indices: Numbers of the samples.
-
-        Returns:
-            Outputs stacked over them.
-        """
+        """Run `forward` under a subset of the samples, with the statistics of the mean; see `Samples.chosen`."""
         with placed(model, self.statistics):
             return self.samples.chosen(model, forward, indices)
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, `model` is their mean with its statistics."""
+        """Context in which `model` is the mean of the samples, with its statistics."""
         return placed(model, self.statistics)
 
 
 @final
 class RecalibratedSamples(NetworkSamples):
-    """Networks with the running statistics that belong to them; see `recalibrate`.
+    """Sampled networks that each have their own running statistics; see `recalibrate`.
 
     Args:
         samples: The samples.
-        statistics: The statistics of each of them.
-        at_mean: The statistics of the model as it is, or None to leave it.
+        statistics: The statistics of each sample.
+        at_mean: The statistics at the mean of the samples, or None to keep the model's.
     """
 
     def __init__(self, samples: NetworkSamples, statistics: Sequence[Statistics], at_mean: Statistics | None) -> None:
@@ -69,20 +60,12 @@ class RecalibratedSamples(NetworkSamples):
 
     @contextmanager
     def sampled(self, model: nn.Module, index: int) -> Iterator[None]:
-        """Inside, `model` is sample `index` with its own statistics.
-
-        Args:
-            model: The model.
-            index: Number of the sample.
-
-        Yields:
-            Nothing.
-        """
+        """Context in which `model` is sample `index` with its statistics."""
         with self.samples.sampled(model, index), placed(model, self.statistics[index]):
             yield
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, `model` is their mean with the statistics of the mean."""
+        """Context in which `model` is the mean of the samples, with its statistics."""
         return placed(model, self.mean_statistics or {})
 
 
@@ -95,22 +78,23 @@ def recalibrate(
 ) -> Samples:
     """Estimate BatchNorm's running statistics anew for each sample.
 
-    Only BatchNorm layers run in training mode meanwhile; no gradient is taken. Afterwards, also after an exception, the
-    model has its own weights, statistics and modes. Each batch passes S times, and once more at the mean where there is one.
+    Meanwhile only BatchNorm layers are in training mode, and no gradients are computed. The weights, statistics and modes of
+    the model are restored afterwards, also after an exception. Each batch passes S times, and once more at the mean if the
+    samples have one.
 
     Args:
         model: The model, in evaluation mode.
-        samples: Its S samples; each has to be the same network for every batch.
-        batches: Each runs the model on one batch of training inputs.
-        of: The owner of the statistics: each ``"sample"``, or the ``"mean"`` for all of them.
+        samples: Its S samples. Each must be the same network for every batch.
+        batches: Functions that each run the model on one batch of training inputs.
+        of: ``"sample"`` estimates separate statistics for each sample; ``"mean"`` estimates them once, at the mean, for all
+            samples.
         reduce: Averages a statistic over processes that have run other batches.
 
     Returns:
-        The samples with their statistics; `samples` if no layer has running statistics.
+        The samples with their statistics, or `samples` unchanged if no layer has running statistics.
 
     Raises:
-        HyperparameterError: If there is no batch, `of` is unknown, the samples have no mean or are not fixed, or are no
-            networks with statistics of their own.
+        HyperparameterError: If there is no batch, `of` is unknown, or the samples do not allow these statistics.
 
     Example:
         >>> from lightning_bayes.predictive import MemberSamples
@@ -123,48 +107,48 @@ def recalibrate(
         4.5
     """
     _check(samples, of)
-    fresh = {name: torch.zeros_like(value) for name, value in running_statistics(model).items()}
-    if not fresh:
+    initial = {name: torch.zeros_like(value) for name, value in running_statistics(model).items()}
+    if not initial:
         return samples
-    which = [*range(samples.count)] if of == "sample" else []
-    found: dict[int | None, Statistics] = dict.fromkeys([*which, *([None] if samples.has_mean else [])], fresh)
+    indices: list[int | None] = [*range(samples.count)] if of == "sample" else []
+    if samples.has_mean:
+        indices.append(None)  # the mean
+    statistics = dict.fromkeys(indices, initial)
+    num_batches = 0
     with torch.no_grad(), _only_batch_norm_trains(model):
-        # All see a batch while it is there: none is kept, and all are estimated from the same ones.
+        # Every sample runs on a batch before the next batch is loaded, so no batch has to be stored.
         for run in batches:
-            found = {index: _updated(model, samples, index, own, run) for index, own in found.items()}
-    if any(own is fresh for own in found.values()):
-        raise HyperparameterError("There is no batch to estimate BatchNorm's statistics from. Give at least one.")
-    found = {index: {name: reduce(value) for name, value in own.items()} for index, own in found.items()}
+            num_batches += 1
+            for index in indices:
+                statistics[index] = _updated(model, samples, index, statistics[index], run)
+    if num_batches == 0:
+        raise HyperparameterError("There is no batch to estimate BatchNorm's statistics from. Pass at least one.")
+    for index in indices:
+        statistics[index] = {name: reduce(value) for name, value in statistics[index].items()}
     if not isinstance(samples, NetworkSamples) or of == "mean":
-        return SharedStatistics(samples, found[None])
-    return RecalibratedSamples(samples, [found[index] for index in range(samples.count)], found.get(None))
+        return SharedStatistics(samples, statistics[None])
+    return RecalibratedSamples(samples, [statistics[index] for index in range(samples.count)], statistics.get(None))
 
 
 def _check(samples: Samples, of: str) -> None:
     if of not in {"sample", "mean"}:
-        raise HyperparameterError(f"of={of!r} is unknown; say whose statistics: 'sample' or 'mean'.")
+        raise HyperparameterError(f"of={of!r} is unknown; use 'sample' or 'mean'.")
     if of == "mean" and not samples.has_mean:
-        raise HyperparameterError(f"{type(samples).__name__} have no mean with statistics. Say of='sample'.")
+        raise HyperparameterError(f"{type(samples).__name__} have no mean to estimate statistics at. Use of='sample'.")
     if not samples.fixed:
         raise HyperparameterError(
-            f"{type(samples).__name__} are other networks for every batch, so that none has statistics of its own. Keep "
-            "those of training, or recalibrate the point with torch.optim.swa_utils.update_bn."
+            f"{type(samples).__name__} are different networks for every batch, so no statistics belong to a sample. Keep "
+            "the statistics from training, or recalibrate the point estimate with torch.optim.swa_utils.update_bn."
         )
     if of == "sample" and not isinstance(samples, NetworkSamples):
         raise HyperparameterError(
-            f"{type(samples).__name__} are expansions of one network, so that none has statistics of its own. Say of='mean'."
+            f"{type(samples).__name__} are expansions of one network, so samples have no statistics of their own. "
+            "Use of='mean'."
         )
 
 
 def running_statistics(model: nn.Module) -> Statistics:
-    """The buffers in which BatchNorm keeps running statistics.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The buffers themselves, by name; empty if there are none.
-    """
+    """Return the buffers of BatchNorm's running statistics, not copied, by name; empty if there are none."""
     return {
         f"{prefix}.{name}".lstrip("."): buffer
         for prefix, layer in _layers(model)
@@ -173,25 +157,27 @@ def running_statistics(model: nn.Module) -> Statistics:
 
 
 def _layers(model: nn.Module) -> list[tuple[str, BatchNormBase]]:
+    """BatchNorm layers with running statistics, by name."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, BatchNormBase)]
     return [(name, layer) for name, layer in layers if layer.running_mean is not None]
 
 
 def _updated(
-    model: nn.Module, samples: Any, index: int | None, own: Statistics, run: Callable[[], object]
+    model: nn.Module, samples: Any, index: int | None, statistics: Statistics, run: Callable[[], object]
 ) -> Statistics:
-    """Statistics of a sample, or of the mean, after one more batch."""
-    with samples.at_mean(model) if index is None else samples.sampled(model, index), placed(model, own):
+    """Statistics of sample `index`, or of the mean for None, after one more batch."""
+    with samples.at_mean(model) if index is None else samples.sampled(model, index), placed(model, statistics):
         run()
         return {name: buffer.clone() for name, buffer in running_statistics(model).items()}
 
 
 @contextmanager
 def _only_batch_norm_trains(model: nn.Module) -> Iterator[None]:
+    """Context in which BatchNorm layers are in training mode and their statistics are plain averages over batches."""
     with ExitStack() as undo:
         for _, layer in _layers(model):
             undo.callback(_set, layer, layer.training, layer.momentum)
-            _set(layer, True, None)  # without a momentum it is the plain average over all batches
+            _set(layer, True, None)  # momentum=None averages over all batches
         yield
 
 

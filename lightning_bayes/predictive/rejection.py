@@ -1,15 +1,16 @@
-"""Rejection with a guarantee: answer only where the model is sure enough that at most a given fraction of answers is wrong.
+"""Rejection with a guarantee: reject uncertain inputs so that at most a given fraction of the answers is wrong.
 
-An input is answered if its largest probability lies above a threshold t. Of n calibration rows above t, e are wrong. Given
-t, e is binomial with the risk r(t) of new answers, so that
+An input is answered if its largest probability is above a threshold t. Of n calibration rows above t, e are wrong. Given t
+and n, e is binomial with the risk r(t) of new answers. Hence
 
     P(Bin(n, r*) ≤ e)
 
-is a p-value of the hypothesis that the risk r(t) is larger than the tolerated r* (Clopper & Pearson 1934; Geifman & El-Yaniv
-2017, https://arxiv.org/abs/1705.08500, bound the risk so). Thresholds are tested from the most confident rows down by fixed
-sequences, each of which stops at its first p-value above δ divided by the number of sequences (Angelopoulos et al. 2021,
-"Learn then Test", https://arxiv.org/abs/2110.01052). With probability at least 1 - δ over the calibration rows, the risk of
-the answers is at most r*. Calibration rows must be independent draws of what comes later, and unseen in training.
+is a p-value for the null hypothesis that r(t) exceeds the tolerated risk r* (Clopper & Pearson 1934; Geifman & El-Yaniv
+2017, https://arxiv.org/abs/1705.08500, bound the risk in this way). Thresholds are tested from the most confident rows down,
+by fixed-sequence tests. Each sequence stops at its first p-value above δ divided by the number of sequences (Angelopoulos et
+al. 2021, "Learn then Test", https://arxiv.org/abs/2110.01052). With probability at least 1 - δ over the calibration rows,
+the risk of the answers is at most r*. Calibration rows must be independent draws from the distribution of the new inputs and
+not used in training.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from torch import Tensor
 from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
 from lightning_bayes.predictive.links import Prediction
 
-SEQUENCES = 4  # of tests
+SEQUENCES = 4  # number of fixed-sequence tests
 
 
 @final
 @dataclass(frozen=True)
 class Rejector:
-    """A threshold of the confidence, above which at most a fraction `risk` of answers is wrong.
+    """A confidence threshold above which at most a fraction `risk` of the answers is wrong.
 
     Attributes:
-        threshold: An input is answered if its largest probability is larger; 0 answers all.
+        threshold: An input is answered if its largest probability is above the threshold; 0 answers all inputs.
         risk: r*, tolerated fraction of errors among the answers.
-        confidence: 1 - δ, probability with which the risk is kept, over draws of the calibration rows.
+        confidence: 1 - δ, probability over calibration rows that the risk is at most r*.
         coverage: Fraction of the calibration rows that are answered.
-        error: Fraction of errors among them.
+        error: Fraction of errors among the answered calibration rows.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
         >>> confidence = 0.5 + 0.5 * torch.rand(1000, generator=generator)
         >>> probs = torch.stack([confidence, 1 - confidence], 1)
-        >>> labels = (torch.rand(1000, generator=generator) > confidence).long()  # right as often as it says
+        >>> labels = (torch.rand(1000, generator=generator) > confidence).long()  # calibrated
         >>> rejector = Rejector.fit(probs, labels, risk=0.1)
         >>> rejector.accepts(torch.tensor([[0.99, 0.01], [0.6, 0.4]]))
         tensor([ True, False])
@@ -57,11 +58,11 @@ class Rejector:
 
     @classmethod
     def fit(cls, probs: Tensor, labels: Tensor, risk: float, confidence: float = 0.95) -> Rejector:
-        """Choose the threshold that answers most.
+        """Choose the threshold with the largest coverage.
 
         Args:
-            probs: Probabilities of calibration rows, ``[N, C]``, that neither training nor a choice of a model has seen.
-            labels: Classes, ``[N]``.
+            probs: Probabilities of calibration rows, ``[N, C]``, that were used neither in training nor in model selection.
+            labels: Class indices, ``[N]``.
             risk: r*, between 0 and 1.
             confidence: 1 - δ, between 0 and 1.
 
@@ -69,39 +70,31 @@ class Rejector:
             The rejector.
 
         Raises:
-            DataError: If no threshold keeps the risk, or there is one class.
+            DataError: If no threshold guarantees the risk, or there is only one class.
         """
         _check(probs, labels, risk, confidence)
         certainty, predicted = probs.detach().double().cpu().max(1)
         order = certainty.argsort(descending=True)
         sorted_certainty = certainty[order]
         wrong = (predicted != labels.cpu())[order].double()
-        # Threshold k is the certainty of row k, which leaves the rows strictly above it; the last one answers all.
+        # Threshold k is the certainty of row k, which answers the rows strictly above it; the last one answers all rows.
         thresholds = torch.cat([sorted_certainty, sorted_certainty.new_zeros(1)])
-        above = torch.searchsorted(-sorted_certainty, -thresholds)
-        errors = torch.cat([wrong.new_zeros(1), wrong.cumsum(0)])[above]
-        passed = _p_values(errors, above, risk) <= (1 - confidence) / SEQUENCES
-        chosen = _last_passed(passed, fewest_rows(risk, confidence))
-        if chosen is None:
+        answered = torch.searchsorted(-sorted_certainty, -thresholds)
+        errors = torch.cat([wrong.new_zeros(1), wrong.cumsum(0)])[answered]
+        passed = _p_values(errors, answered, risk) <= (1 - confidence) / SEQUENCES
+        required_rows = fewest_rows(risk, confidence)
+        index = _last_passed(passed, required_rows)
+        if index is None:
             raise DataError(
-                f"No threshold keeps the risk at {risk:g} with confidence {confidence:g} on {len(labels)} calibration rows, "
-                f"of which {float(wrong.mean()):.1%} are wrong; it takes {fewest_rows(risk, confidence)} or more. Give more "
+                f"No threshold guarantees a risk of {risk:g} with confidence {confidence:g} on {len(labels)} calibration "
+                f"rows, of which {float(wrong.mean()):.1%} are wrong; at least {required_rows} rows are needed. Pass more "
                 "rows, tolerate a larger risk, or lower the confidence."
             )
-        answered = int(above[chosen])
-        return cls(
-            float(thresholds[chosen]), risk, confidence, answered / len(labels), float(errors[chosen]) / answered
-        )
+        count = int(answered[index])
+        return cls(float(thresholds[index]), risk, confidence, count / len(labels), float(errors[index]) / count)
 
     def accepts(self, prediction: Prediction | Tensor) -> Tensor:
-        """The inputs that are answered.
-
-        Args:
-            prediction: A prediction of `mc_predict`, or its probabilities ``[B, C]``.
-
-        Returns:
-            Booleans, ``[B]``.
-        """
+        """Return whether each input is answered, ``[B]``, from a prediction of `mc_predict` or probabilities ``[B, C]``."""
         probs = prediction if isinstance(prediction, Tensor) else prediction.probs
         return probs.double().max(1).values > self.threshold
 
@@ -111,20 +104,13 @@ class Rejector:
 
 
 def check_threshold(reject_below: float | None) -> None:
-    """Require a threshold that a largest probability can pass.
-
-    Args:
-        reject_below: The threshold; None for none.
-
-    Raises:
-        HyperparameterError: If it is not a probability.
-    """
+    """Raise a `HyperparameterError` unless the threshold is None or between 0 and 1."""
     if reject_below is not None and not 0 <= reject_below <= 1:
-        raise HyperparameterError(f"reject_below={reject_below} is compared with probabilities; take one from 0 to 1.")
+        raise HyperparameterError(f"reject_below={reject_below} is a threshold on probabilities; use 0 to 1.")
 
 
 def fewest_rows(risk: float, confidence: float = 0.95) -> int:
-    """Rows without error that it takes to test a threshold: (1 - r*)^n must not exceed δ.
+    """The number n of calibration rows that a threshold needs if none of them is wrong: (1 - r*)^n ≤ δ / sequences.
 
     Args:
         risk: r*.
@@ -143,18 +129,20 @@ def fewest_rows(risk: float, confidence: float = 0.95) -> int:
 def _p_values(errors: Tensor, rows: Tensor, risk: float) -> Tensor:
     from scipy.special import bdtr  # slow to import
 
-    found: Tensor = torch.as_tensor(bdtr(errors.numpy(), rows.numpy(), risk))
-    return found
+    values: Tensor = torch.as_tensor(bdtr(errors.numpy(), rows.numpy(), risk))
+    return values
 
 
 def _last_passed(passed: Tensor, fewest: int) -> int | None:
-    """The last test that a sequence reaches; sequences start at all rows, their half, their quarter and so on."""
-    last, reached = len(passed) - 1, []
+    """The last test that any sequence passes. Sequences start at all rows, half of them, a quarter and so on."""
+    last = len(passed) - 1
+    last_passed = []
     for start in {max(fewest, last >> halvings) for halvings in range(SEQUENCES)}:
         failures = (~passed[start:]).nonzero()
         end = start + int(failures[0]) if len(failures) else last + 1
-        reached += [end - 1] if end > start else []
-    return max(reached, default=None)
+        if end > start:
+            last_passed.append(end - 1)
+    return max(last_passed, default=None)
 
 
 def _check(probs: Tensor, labels: Tensor, risk: float, confidence: float) -> None:
@@ -168,5 +156,5 @@ def _check(probs: Tensor, labels: Tensor, risk: float, confidence: float) -> Non
         )
     if probs.shape[1] < 2:
         raise DataError(
-            "The predictions have one class, so no answer is wrong. Give probabilities of two classes or more."
+            "The predictions have one class, so no answer is wrong. Pass probabilities of at least two classes."
         )

@@ -1,4 +1,4 @@
-"""The interface of a module that wants more of the posterior samples than their average."""
+"""Interfaces of modules that see individual posterior samples in evaluation, not only their average."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from torch import Tensor
 
 @runtime_checkable
 class SampledModule(Protocol):
-    """A module with these attributes sees each posterior sample in its evaluation steps.
+    """A module whose evaluation steps see the outputs of every posterior sample.
 
-    Evaluation callbacks replace the attributes while they are active and restore them afterwards. Any other module sees the
-    average of the samples, as the result of ``self(...)``. `lightning_bayes.zoo.BayesClassifier` is an example.
+    Evaluation callbacks replace these attributes while they are active and restore them afterwards. In a module without
+    them, ``self(...)`` returns the average over samples. `lightning_bayes.zoo.BayesClassifier` is an example.
 
     Attributes:
-        averages: Whether `sampled_forward` returns several samples; False outside of such an evaluation.
-        mean_forward: The output at the posterior mean, ``[batch, ...]``; None outside of such an evaluation, and where the
-            samples have no mean.
+        averages: Whether `sampled_forward` returns several samples; False unless an evaluation callback is active.
+        mean_forward: Computes the output at the posterior mean, ``[batch, ...]``. None unless an evaluation callback is
+            active and its samples have a mean.
     """
 
     averages: bool
     mean_forward: Callable[..., Tensor] | None
 
     def sampled_forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The outputs under each sample, ``[samples, batch, ...]``; outside of such an evaluation there is one."""
+        """The outputs under each sample, ``[samples, batch, ...]``; one sample unless a callback is active."""
         ...
 
 
 @runtime_checkable
 class ScaledModule(SampledModule, Protocol):
-    """A classifier that divides its logits by a temperature in tests and predictions.
+    """A classifier that divides its logits by a temperature in testing and prediction.
 
     Attributes:
-        temperature: The temperature; None to leave the logits alone.
+        temperature: The temperature; None keeps the logits.
     """
 
     temperature: float | None

@@ -1,4 +1,4 @@
-"""Samples of a model, such as weights drawn from a posterior, and putting one of them into it."""
+"""Samples of a model, such as weights drawn from a posterior, and context managers that load them into the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_bayes.curvature.spread import local, put_rows_, rows_like
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
-CACHED_ELEMENTS = 2**26  # 256 MiB of float32: below that, samples are drawn once and kept
+CACHED_ELEMENTS = 2**26  # 256 MiB of float32; sample sets up to this size are drawn once and cached
 
 
 class Samples(ABC):
@@ -23,7 +23,7 @@ class Samples(ABC):
 
     Attributes:
         count: S.
-        has_mean: Whether the model itself stands for their mean.
+        has_mean: Whether the samples have a mean that the model itself represents.
         fixed: Whether a sample is the same function for every batch.
     """
 
@@ -33,70 +33,51 @@ class Samples(ABC):
 
     @abstractmethod
     def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under some of the samples; see `outputs`.
+        """Run `forward` under a subset of the samples.
 
         Args:
-            model: The model.
+            model: The model that `forward` uses. It is unchanged afterwards.
             forward: Computes the model's output.
-            indices: Numbers of the samples.
+            indices: Sample indices.
 
         Returns:
-            Outputs stacked over them.
+            Outputs, stacked in the order of `indices`.
 
         Raises:
             ShapeError: If an output is not a tensor.
         """
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, `model` is the mean of the samples, which is itself unless they say otherwise."""
+        """Context in which `model` is the mean of the samples; by default the model as it is."""
         return nullcontext()
 
     def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
-        """Run `forward` under every sample.
-
-        Args:
-            model: The model that `forward` uses; it is the same afterwards.
-            forward: Computes the model's output.
-
-        Returns:
-            Outputs stacked over samples, ``[S, …]``; tensors, or it is an error.
-        """
+        """Run `forward` under every sample; returns the outputs ``[S, …]``. See `chosen` for arguments and errors."""
         return self.chosen(model, forward, range(self.count))
 
 
 class NetworkSamples(Samples):
-    """Samples each of which is a network, such as one with sampled weights."""
+    """Samples that are networks, such as a model with sampled weights."""
 
     @abstractmethod
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
-        """Inside, `model` is sample `index`; afterwards it is itself again, also after an exception."""
+        """Context in which `model` is sample `index`. The model is restored on exit, also after an exception."""
 
     def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under some of the samples, one after the other; see `Samples.chosen`."""
-        each = []
+        """Run `forward` under a subset of the samples, one sample at a time; see `Samples.chosen`."""
+        outputs = []
         for index in indices:
             with self.sampled(model, index):
-                each.append(require_tensor(model, forward()))
-        return torch.stack(each)
+                outputs.append(require_tensor(model, forward()))
+        return torch.stack(outputs)
 
 
 def require_tensor(model: nn.Module, output: object) -> Tensor:
-    """Refuse an output that has no average over samples.
-
-    Args:
-        model: The model.
-        output: Its output.
-
-    Returns:
-        The output.
-
-    Raises:
-        ShapeError: If it is not a tensor.
-    """
+    """Return `output` if it is a tensor; otherwise raise a `ShapeError`."""
     if not isinstance(output, Tensor):
         raise ShapeError(
-            f"{type(model).__name__} returned a {type(output).__name__}, which has no average over samples. Let it return "
-            "one tensor: logits or means."
+            f"{type(model).__name__} returned a {type(output).__name__}, which cannot be averaged over samples. Return one "
+            "tensor: logits or means."
         )
     return output
 
@@ -129,13 +110,13 @@ class PosteriorSamples(NetworkSamples):
         self._average: dict[str, Tensor] | None = None  # θ̄'
 
     def scaled(self, scale: float) -> PosteriorSamples:
-        """The same samples at another width of the posterior.
+        """The same samples with the posterior's standard deviations multiplied by `scale`.
 
         Args:
-            scale: c, a factor of the standard deviations; at 0 one sample is left, the mean.
+            scale: c. At 0 a single sample remains, the mean.
 
         Returns:
-            Samples from the same noise: μ + c (θ_s - μ).
+            Samples μ + c (θ_s - μ), from the same noise.
         """
         return PosteriorSamples(ScaledPosterior(self.posterior, scale), self.count if scale else 1, self.seed)
 
@@ -152,8 +133,7 @@ class PosteriorSamples(NetworkSamples):
     def _draw(self, index: int) -> dict[str, Tensor]:
         """θ'_s."""
         device = next(iter(self.posterior.mean.values())).device
-        generator = torch.Generator(device).manual_seed(sample_seed(self.seed, index))
-        return self.posterior.sample(generator)
+        return self.posterior.sample(torch.Generator(device).manual_seed(sample_seed(self.seed, index)))
 
     def _matched(self, draw: dict[str, Tensor]) -> dict[str, Tensor]:
         """θ_s from θ'_s."""
@@ -166,7 +146,7 @@ class PosteriorSamples(NetworkSamples):
         return {name: mean[name] + factor * (value - self._average[name]) for name, value in draw.items()}
 
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
-        """Inside, `model` has the weights of sample `index`."""
+        """Context in which `model` has the weights of sample `index`."""
         return placed(model, self.weights(index))
 
 
@@ -178,45 +158,37 @@ def _average(draws: Iterable[dict[str, Tensor]], count: int) -> dict[str, Tensor
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, all of `model` is in evaluation mode; afterwards each module has its own mode again.
-
-    Args:
-        model: The model.
-
-    Yields:
-        Nothing.
-    """
-    modes = [(module, module.training) for module in model.modules()]
+def restored_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Context after which each module is in training or evaluation mode as before, also after an exception."""
+    modes = [(module, module.training) for module in modules]
     try:
-        model.eval()
         yield
     finally:
         for module, mode in modes:
             module.training = mode
 
 
-def sample_seed(seed: int, number: int) -> int:
-    """Seed of one sample.
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Context in which every module of `model` is in evaluation mode; the modes are restored on exit."""
+    with restored_modes(model.modules()):
+        model.eval()
+        yield
 
-    Args:
-        seed: Seed of the set.
-        number: The sample's number.
 
-    Returns:
-        A seed for any generator.
-    """
+def sample_seed(seed: int, index: int) -> int:
+    """Seed of sample `index` in the sample set that has seed `seed`."""
     # A CPU generator keeps the low 32 bits of its seed: a large odd stride keeps seeds and samples apart.
-    return (seed * 0x9E3779B1 + number) % 2**63
+    return (seed * 0x9E3779B1 + index) % 2**63
 
 
 @contextmanager
 def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Inside, `model` has the given weights; its own are back afterwards, bit for bit, also after an exception.
+    """Context in which `model` has the given weights. Its own are restored bit for bit, also after an exception.
 
     Args:
-        model: The model; under FSDP2 each process takes its own rows.
-        weights: Whole values of some or all of its parameters and buffers by name.
+        model: The model. Under FSDP2 each process loads its own rows.
+        weights: Full, unsharded values by parameter or buffer name. Other parameters and buffers keep their values.
 
     Yields:
         Nothing.
@@ -224,21 +196,21 @@ def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
     # With duplicates: a posterior's constants name tied weights by each of their names.
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     targets = {name: tensors[name] for name in weights}
-    own = {name: local(target).detach().clone() for name, target in targets.items()}
+    originals = {name: local(target).detach().clone() for name, target in targets.items()}
     try:
         put_rows_(model, [(target, rows_like(weights[name], target)) for name, target in targets.items()])
         yield
     finally:
-        put_rows_(model, [(target, own[name]) for name, target in targets.items()])
+        put_rows_(model, [(target, originals[name]) for name, target in targets.items()])
 
 
 @contextmanager
 def at_posterior_mean(model: nn.Module, posterior: AbstractPosterior) -> Iterator[None]:
-    """Inside, `model` is in evaluation mode and has the posterior's mean and constants; afterwards it is as it was.
+    """Context in which `model` is in evaluation mode and has the posterior's mean and constants; restored on exit.
 
     Args:
-        model: The model; a posterior of other weights is a `PosteriorError`.
-        posterior: The posterior.
+        model: The model.
+        posterior: A posterior of the model's weights; see `check_fits` for the error otherwise.
 
     Yields:
         Nothing.
@@ -249,52 +221,46 @@ def at_posterior_mean(model: nn.Module, posterior: AbstractPosterior) -> Iterato
 
 
 def as_input(value: Tensor, like: Tensor) -> Tensor:
-    """A value as a network's input: where its weights are, and floats in their precision.
-
-    Args:
-        value: The value.
-        like: One of the weights.
-
-    Returns:
-        The value, or a copy.
-    """
+    """Move a network input to the device of the weight `like`; floating-point inputs also take its dtype."""
     return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
 
 
 def check_fits(model: nn.Module, posterior: AbstractPosterior) -> None:
-    """Require that `posterior` is one of `model`'s weights.
+    """Require that the names and shapes of `posterior` match the weights of `model`.
 
     Args:
         model: The model.
         posterior: The posterior.
 
     Raises:
-        PosteriorError: Listing missing, unexpected and mis-shaped names.
+        PosteriorError: Lists the missing, unknown and mis-shaped names.
     """
-    listed = misfits(model, {**posterior.constants, **posterior.mean})
-    if listed:
+    differences = misfits(model, {**posterior.constants, **posterior.mean})
+    if differences:
         raise PosteriorError(
-            f"The posterior is not one of this {type(model).__name__} ({listed}). If the model is a part of the "
+            f"The posterior does not fit this {type(model).__name__} ({differences}). If the model is a submodule of the "
             "LightningModule that was trained, select it: posterior.select('model.')."
         )
 
 
 def misfits(model: nn.Module, weights: Mapping[str, Any]) -> str:
-    """The difference that keeps `weights` from being those of `model`.
+    """Describe how the names and shapes of `weights` differ from the ``state_dict`` of `model`.
 
     Args:
         model: The model.
-        weights: As in a ``state_dict``; entries that are not tensors do not count.
+        weights: Tensors by name, as in a ``state_dict``. Other entries are ignored.
 
     Returns:
-        Names that are missing, unknown or of another shape, in words; empty if it fits.
+        The missing, unknown and mis-shaped names as text; empty if the weights fit.
     """
-    wanted, given = (
-        {n: v.shape for n, v in of.items() if isinstance(v, Tensor)} for of in (model.state_dict(), weights)
-    )
+    expected, found = _shapes(model.state_dict()), _shapes(weights)
     problems = {
-        "missing": sorted(wanted.keys() - given.keys()),
-        "unknown to the model": sorted(given.keys() - wanted.keys()),
-        "of another shape": sorted(n for n in wanted.keys() & given.keys() if wanted[n] != given[n]),
+        "missing": expected.keys() - found.keys(),
+        "unknown to the model": found.keys() - expected.keys(),
+        "of another shape": {name for name in expected.keys() & found.keys() if expected[name] != found[name]},
     }
-    return "; ".join(f"{what}: {', '.join(names)}" for what, names in problems.items() if names)
+    return "; ".join(f"{problem}: {', '.join(sorted(names))}" for problem, names in problems.items() if names)
+
+
+def _shapes(weights: Mapping[str, Any]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in weights.items() if isinstance(value, Tensor)}

@@ -1,4 +1,6 @@
-"""Scores for inputs out of distribution (OOD), of a sampled posterior or of a point; a higher score means more OOD.
+"""Scores that detect out-of-distribution (OOD) inputs, for a sampled posterior or a single network.
+
+A higher score means more OOD.
 
     max probability    -max_c p̄_c         Hendrycks & Gimpel 2017, https://arxiv.org/abs/1610.02136
     entropy            H[p̄]               in nats
@@ -6,9 +8,9 @@
     energy             -log Σ_c exp f̄_c   Liu et al. 2020, https://arxiv.org/abs/2010.03759, at temperature 1
     max logit          -max_c f̄_c         Hendrycks et al. 2022, https://arxiv.org/abs/1911.11132
 
-p̄ is the mean of the samples' probabilities, f̄ that of their logits. The last two scores were published for one network. Of
-the ways to extend them, the score of the mean logits is taken: samples that are sure of different classes cancel in the
-mean, while the mean of the samples' own scores would call such an input familiar.
+p̄ is the mean of the samples' probabilities, f̄ the mean of their logits. The last two scores were published for one network.
+Here they score the mean logits. Samples that are confident in different classes cancel in this mean, whereas the mean of
+their scores would rate such an input as in-distribution.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from lightning_bayes.predictive.decomposition import entropy, mutual_information
 
 
 def max_probability_score(outputs: Tensor) -> Tensor:
-    """Negative largest probability of the averaged prediction.
+    """Negative of the largest probability of the averaged prediction.
 
     Args:
         outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
@@ -56,7 +58,7 @@ def entropy_score(outputs: Tensor) -> Tensor:
 
 
 def mutual_information_score(outputs: Tensor) -> Tensor:
-    """Disagreement of the samples: the epistemic part of the entropy.
+    """Disagreement among the samples: the epistemic part of the entropy.
 
     Args:
         outputs: Logits, ``[samples, batch, classes]``.
@@ -65,7 +67,7 @@ def mutual_information_score(outputs: Tensor) -> Tensor:
         Values in nats from 0 to ``log(classes)``, ``[batch]``.
 
     Raises:
-        ShapeError: If there is no dimension of samples.
+        ShapeError: If there is no sample dimension.
 
     Example:
         >>> import torch
@@ -75,7 +77,7 @@ def mutual_information_score(outputs: Tensor) -> Tensor:
     if outputs.ndim != 3:
         raise ShapeError(
             f"The mutual information needs the logits of several samples, [samples, batch, classes], got "
-            f"{list(outputs.shape)}. A single network has none: take the entropy."
+            f"{list(outputs.shape)}. It is undefined for a single network: use the entropy."
         )
     return mutual_information(_samples(outputs).softmax(-1))
 
@@ -98,7 +100,7 @@ def energy_score(outputs: Tensor) -> Tensor:
 
 
 def max_logit_score(outputs: Tensor) -> Tensor:
-    """Negative largest of the averaged logits.
+    """Negative of the largest averaged logit.
 
     Args:
         outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
@@ -130,7 +132,7 @@ def ood_scores(outputs: Tensor) -> dict[str, Tensor]:
         outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
 
     Returns:
-        Scores by name, ``[batch]`` each; without samples there is no mutual information.
+        Scores by name, ``[batch]`` each. The mutual information is left out for outputs without a sample dimension.
 
     Example:
         >>> import torch

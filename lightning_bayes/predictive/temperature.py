@@ -2,9 +2,9 @@
 
     p̄_T(y | x) = (1/S) Σ_s softmax(f_s(x) / T)_y        T = argmin - mean_i log p̄_T(y_i | x_i)
 
-The mean over i is taken over the validation examples. Every sample is divided by the same T before the average, so T
-minimises the NLL of the prediction itself. Over several samples the NLL need not be convex in T, so the search starts on a
-grid and uses no derivative.
+The mean over i runs over validation examples. T divides the logits of every sample before the average, so it minimises the
+NLL of the averaged prediction. With several samples the NLL need not be convex in T, so the search starts on a grid and uses
+no derivatives.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from lightning_bayes.predictive.densities import class_log_density, nll_sum_of
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
 
 SMALLEST, LARGEST = 0.05, 20.0  # bounds of T; a network beyond them is broken rather than uncalibrated
-_GRID = 31  # steps of 22 % in T
+_GRID = 31  # grid points, 22 % apart in T
 _TOLERANCE = 1e-6  # of log T
 
 
 def fit_temperature(
     outputs: Tensor, targets: Tensor, reduce: Callable[[Tensor], Tensor] = lambda total: total
 ) -> float:
-    """Find the temperature of the lowest NLL.
+    """Find the temperature with the lowest NLL.
 
     Args:
         outputs: Logits of validation examples, ``[samples, batch, classes]`` or ``[batch, classes]``.
-        targets: Their classes, ``[batch]``.
-        reduce: Sums a scalar over processes that each have a part of the examples; all get the same T.
+        targets: Class indices, ``[batch]``.
+        reduce: Sums a scalar over processes that each hold some of the examples. All processes return the same T.
 
     Returns:
-        T, from `SMALLEST` to `LARGEST`: above 1 if predictions are overconfident. It lies at a bound if the NLL has no
-        minimum inside, such as without any error.
+        T, between `SMALLEST` and `LARGEST`; above 1 if predictions are overconfident. T is at a bound if the NLL has no
+        minimum in between, for example if no prediction is wrong.
 
     Raises:
-        ShapeError: If the shapes do not fit, there is no example, or a target is no class index.
+        ShapeError: If the shapes do not match, there are no examples, or a target is not a class index.
         NonFiniteError: If a logit is not finite.
 
     Example:
         >>> import torch
         >>> logits, targets = torch.tensor([[4.0, 0.0]]).expand(4, 2), torch.tensor([0, 0, 0, 1])
-        >>> round(fit_temperature(logits, targets), 3)  # 4 / log 3: the scaled probability is that of being right
+        >>> round(fit_temperature(logits, targets), 3)  # 4 / log 3 scales the confidence to the accuracy, 0.75
         3.641
     """
     samples = outputs if outputs.ndim == 3 else outputs.unsqueeze(0)
@@ -55,11 +55,14 @@ def fit_temperature(
     if bool(((targets < 0) | (targets >= samples.shape[-1])).any()):
         raise ShapeError(
             f"Targets must be class indices from 0 to {samples.shape[-1] - 1}, but lie between {targets.min()} and "
-            f"{targets.max()}. Leave out the examples whose class is unknown or is not among those of the model."
+            f"{targets.max()}. Leave out examples whose class is unknown or not a class of the model."
         )
     if not bool(samples.isfinite().all()):
         bad = int((~samples.isfinite()).flatten(2).any(-1).any(0).sum())
-        raise NonFiniteError(f"{bad} of {len(targets)} examples have logits that are not finite; nothing to scale.")
+        raise NonFiniteError(
+            f"{bad} of {len(targets)} examples have logits that are not finite. Look for nan or infinity in the inputs and "
+            "weights of the model."
+        )
     return minimise_over_temperature(lambda temperature: float(reduce(nll_sum(samples, targets, temperature))))
 
 
@@ -83,17 +86,5 @@ def nll_sum(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
 
 
 def minimise_over_temperature(loss: Callable[[float], float]) -> float:
-    """Minimise over a grid in log T, then by Brent's method between the neighbours of the best point.
-
-    Args:
-        loss: A function of T.
-
-    Returns:
-        T between `SMALLEST` and `LARGEST`, to a relative 1e-6.
-
-    Example:
-        >>> import math
-        >>> round(minimise_over_temperature(lambda t: math.log(t / 3) ** 2), 5)
-        3.0
-    """
+    """Return the T between `SMALLEST` and `LARGEST` with the lowest loss, to a relative accuracy of 1e-6."""
     return minimise_over_logarithm(loss, SMALLEST, LARGEST, _GRID, _TOLERANCE)

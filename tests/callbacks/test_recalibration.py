@@ -191,7 +191,7 @@ def test_a_model_without_batch_norm_is_named():
 
 
 def test_dropout_is_refused(task):
-    with pytest.raises(HyperparameterError, match=r"DropoutSamples are other networks for every batch"):
+    with pytest.raises(HyperparameterError, match=r"DropoutSamples are different networks for every batch"):
         quiet_trainer(MCDropoutCallback(p=0.1, layers=r"model\.0"), BatchNormRecalibration()).test(
             task, datamodule=Data(), verbose=False
         )

@@ -56,7 +56,9 @@ def test_without_a_data_module_the_loaders_of_the_fit_are_used():
 def test_where_no_threshold_keeps_the_risk_the_test_goes_on(trained):
     module, vogn = trained
     callback = RejectorCallback(risk=0.001)
-    with pytest.warns(UserWarning, match=r"The test continues without rejection. No threshold keeps the risk at 0.001"):
+    with pytest.warns(
+        UserWarning, match=r"The test continues without rejection. No threshold guarantees a risk of 0.001"
+    ):
         (logged,) = quiet_trainer(vogn, callback).test(module, datamodule=Data(), verbose=False)
     assert callback.rejector is None
     assert not any(key.startswith("test/reject/") for key in logged)

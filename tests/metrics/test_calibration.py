@@ -27,7 +27,7 @@ def predictions(batch=300, classes=4, seed=0, sharpness=3.0):
 
 
 def confident(confidences, correct):
-    """Two-class probabilities of these confidences, with targets that make the prediction correct or not."""
+    """Two-class probabilities with these confidences, and targets that make them correct or wrong."""
     confidences = torch.tensor(confidences, dtype=torch.float64)
     return torch.stack([confidences, 1 - confidences], -1), 1 - torch.tensor(correct)
 
@@ -39,13 +39,13 @@ def test_the_errors_of_three_bins_by_hand():
     assert maximum_calibration_error(probs, targets).item() == pytest.approx(0.99)
 
 
-def test_a_confidence_of_exactly_one_shares_the_last_bin():
+def test_a_confidence_of_exactly_one_is_in_the_last_bin():
     probs, targets = confident([1.0, 0.96], [0, 1])  # torchmetrics alone: |0 - 1| / 2 + |1 - 0.96| / 2
     assert expected_calibration_error(probs, targets).item() == pytest.approx(abs(0.5 - 0.98))
     assert maximum_calibration_error(probs, targets).item() == pytest.approx(abs(0.5 - 0.98))
 
 
-def test_a_probability_above_one_by_rounding_is_not_taken_for_a_logit():
+def test_a_probability_rounded_above_one_is_not_treated_as_a_logit():
     probs = torch.tensor([[1.0000001, 0.0], [0.8, 0.2]])
     targets = torch.tensor([0, 0])
     assert multiclass_calibration_error(probs, targets, 2).item() > 0.2  # a softmax of both rows
@@ -53,7 +53,7 @@ def test_a_probability_above_one_by_rounding_is_not_taken_for_a_logit():
 
 
 @pytest.mark.parametrize(("norm", "function"), [("l1", expected_calibration_error), ("max", maximum_calibration_error)])
-def test_errors_equal_torchmetrics_where_no_probability_is_one(norm, function):
+def test_errors_equal_torchmetrics_without_probabilities_of_one(norm, function):
     probs, targets = predictions(1000, sharpness=1.0)
     expected = multiclass_calibration_error(probs, targets, num_classes=4, n_bins=15, norm=norm)
     assert function(probs, targets).item() == pytest.approx(expected.item(), abs=1e-6)
@@ -82,7 +82,7 @@ def test_the_classwise_error_equals_a_loop_over_classes_and_bins(sharpness):
     assert classwise_calibration_error(probs.double(), targets).item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_classwise_error_sees_a_wrong_second_class():
+def test_the_classwise_error_detects_a_wrong_second_class():
     probs = torch.tensor([[0.6, 0.4, 0.0]]).expand(10, 3)  # the top label is calibrated, the other four are class 2
     targets = torch.tensor([0] * 6 + [2] * 4)
     assert expected_calibration_error(probs, targets).item() == pytest.approx(0, abs=1e-6)
@@ -112,7 +112,7 @@ def test_the_ece_is_the_sum_over_the_reliability_bins():
 
 
 @pytest.mark.parametrize("batch", [300, 307, 7])  # a multiple of the bins, not a multiple, fewer than bins
-def test_adaptive_error_equals_a_loop_over_equal_masses(batch):
+def test_adaptive_error_equals_a_loop_over_equal_mass_bins(batch):
     probs, targets = predictions(batch)
     confidence, correct = probs.amax(-1).numpy(), (probs.argmax(-1) == targets).numpy()
     expected = 0.0
@@ -130,7 +130,7 @@ def test_adaptive_error_does_not_depend_on_the_order_of_ties():
 
 
 @pytest.mark.parametrize(
-    ("shell", "function"),
+    ("metric", "function"),
     [
         (ExpectedCalibrationError(), expected_calibration_error),
         (MaximumCalibrationError(), maximum_calibration_error),
@@ -138,37 +138,37 @@ def test_adaptive_error_does_not_depend_on_the_order_of_ties():
         (ClasswiseCalibrationError(num_classes=4), classwise_calibration_error),
     ],
 )
-def test_a_shell_equals_its_function_on_uneven_batches(shell, function):
+def test_a_metric_equals_its_function_on_uneven_batches(metric, function):
     probs, targets = predictions(sharpness=20.0)
-    shell.update(probs[:11], targets[:11])
-    shell.update(probs[11:], targets[11:])
-    assert shell.compute().item() == pytest.approx(function(probs, targets).item(), abs=1e-6)
+    metric.update(probs[:11], targets[:11])
+    metric.update(probs[11:], targets[11:])
+    assert metric.compute().item() == pytest.approx(function(probs, targets).item(), abs=1e-6)
 
 
-def test_at_least_one_bin_is_needed():
+def test_zero_bins_are_refused():
     probs, targets = predictions(4)
     message = r"at least one bin, got bins=0\. The usual number is 15"
     for function in (expected_calibration_error, adaptive_calibration_error, reliability_bins):
         with pytest.raises(HyperparameterError, match=message):
             function(probs, targets, bins=0)
-    for shell in (ExpectedCalibrationError, MaximumCalibrationError, AdaptiveCalibrationError):
+    for metric in (ExpectedCalibrationError, MaximumCalibrationError, AdaptiveCalibrationError):
         with pytest.raises(HyperparameterError, match=message):
-            shell(bins=0)
+            metric(bins=0)
     with pytest.raises(HyperparameterError, match=message):
         ClasswiseCalibrationError(num_classes=2, bins=0)
 
 
 @pytest.mark.parametrize(
-    "shell", [ExpectedCalibrationError(), MaximumCalibrationError(), ClasswiseCalibrationError(num_classes=4)]
+    "metric", [ExpectedCalibrationError(), MaximumCalibrationError(), ClasswiseCalibrationError(num_classes=4)]
 )
-def test_states_over_equal_bins_are_sums_whose_size_does_not_grow(shell):
-    before = {name: value.shape for name, value in shell.metric_state.items()}
-    shell.update(*predictions())
-    assert {name: value.shape for name, value in shell.metric_state.items()} == before
+def test_states_over_equal_width_bins_do_not_grow(metric):
+    before = {name: value.shape for name, value in metric.metric_state.items()}
+    metric.update(*predictions())
+    assert {name: value.shape for name, value in metric.metric_state.items()} == before
 
 
-def test_shells_refuse_logits():
-    shells = (ExpectedCalibrationError(), MaximumCalibrationError(), AdaptiveCalibrationError())
-    for shell in (*shells, ClasswiseCalibrationError(2)):
+def test_metrics_refuse_logits():
+    metrics = (ExpectedCalibrationError(), MaximumCalibrationError(), AdaptiveCalibrationError())
+    for metric in (*metrics, ClasswiseCalibrationError(2)):
         with pytest.raises(ShapeError, match="take probabilities, not logits"):
-            shell.update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))
+            metric.update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))

@@ -85,7 +85,7 @@ def regression_truth(prefix, mean, variance, target):
 
 
 def cases():
-    """A collection, its data and the values it must have, for each of the three tasks."""
+    """The collection, data and expected values of each of the three tasks."""
     probs, targets = classification_data()
     scores, is_ood = ood_data()
     points = regression_data()
@@ -97,7 +97,7 @@ def cases():
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")
-def test_without_an_example_every_value_that_torchmetrics_leaves_to_us_is_undefined():
+def test_values_without_examples_are_undefined():
     found = {**classification_metrics(CLASSES, "").compute(), **ood_metrics().compute()}
     assert found.pop("cls/Acc") == 0  # as torchmetrics has it
     assert len(found) == 15
@@ -125,7 +125,7 @@ def test_a_collection_has_exactly_the_documented_keys_and_values(case):
 
 
 @pytest.mark.parametrize("case", cases(), ids=["classification", "ood", "regression"])
-def test_calling_a_collection_gives_the_value_of_the_batch_and_keeps_all_batches(case):
+def test_calling_a_collection_returns_batch_values_and_accumulates(case):
     collection, data, expected = case
     collection(*(column[:50] for column in data))
     last = collection(*(column[50:] for column in data))
@@ -136,7 +136,7 @@ def test_calling_a_collection_gives_the_value_of_the_batch_and_keeps_all_batches
 
 
 @pytest.mark.parametrize("case", cases(), ids=["classification", "ood", "regression"])
-def test_a_collection_survives_pickling_and_cloning_in_the_middle(case):
+def test_a_collection_can_be_pickled_and_cloned_between_updates(case):
     collection, data, expected = case
     update_in_parts(collection, data, 7, 50)
     rest = tuple(column[50:] for column in data)
@@ -147,7 +147,7 @@ def test_a_collection_survives_pickling_and_cloning_in_the_middle(case):
     assert_equal(clone.compute(), expected)
 
 
-def test_the_metrics_of_a_sampled_regression_take_their_own_arguments():
+def test_sampled_regression_metrics_select_their_arguments():
     mean, variance, target = regression_data()
     one_sample = -gaussian_nll(mean, variance, target)[None]
     collection = sampled_regression_metrics("test/")
@@ -179,7 +179,7 @@ def test_one_class_is_refused():
 
 
 def logging_module():
-    """A module that logs the three collections over batches that are not all of one size."""
+    """A module that logs the three collections over batches of different sizes."""
     from lightning.pytorch import LightningModule  # here, so that the spawned processes below need not import it
 
     class Logs(LightningModule):

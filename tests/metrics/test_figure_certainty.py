@@ -35,7 +35,7 @@ def test_blocks_hold_the_most_and_the_least_certain_images_in_order():
         np.testing.assert_allclose(pixels, np.array(expected) / 6)
 
 
-def test_captions_give_truth_prediction_and_probability_and_mark_what_is_wrong():
+def test_captions_show_truth_prediction_and_probability_and_mark_errors():
     most, least = certainty_sheet(*examples(), rows=1, columns=2).subfigs
     assert captions(most) == [["true 1", "pred 0", "95.0 %, WRONG"], ["true 0", "pred 0", "90.0 %"]]
     assert captions(least) == [["true 1", "pred 0", "55.0 %, WRONG"], ["true 0", "pred 0", "60.0 %"]]
@@ -45,7 +45,7 @@ def test_captions_give_truth_prediction_and_probability_and_mark_what_is_wrong()
     assert wrong.get_linewidth() > 2 * right.get_linewidth()
 
 
-def test_class_names_replace_indices_and_long_ones_are_cut():
+def test_class_names_replace_indices_and_are_truncated():
     most, _ = certainty_sheet(*examples(), class_names=["cat", "northern flicker"], rows=1, columns=1).subfigs
     assert captions(most) == [["true northern fl…", "pred cat", "95.0 %, WRONG"]]
 
@@ -57,14 +57,14 @@ def test_no_image_is_in_both_blocks_when_there_are_few():
     assert not any(axes.axison for axes in most.axes if not axes.images)
 
 
-def test_of_several_rows_only_whole_ones_are_drawn():
+def test_only_complete_rows_are_drawn():
     images, targets, probs = (torch.cat([part] * 3) for part in examples())
     most, least = certainty_sheet(images, targets, probs, rows=5, columns=2).subfigs  # nine for each block
     assert [len(shown(most)), len(most.axes), len(shown(least)), len(least.axes)] == [8] * 4
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_normalized_images_are_stretched_to_their_own_range(channels):
+def test_normalized_images_are_rescaled(channels):
     images = torch.linspace(-2, 3, 2 * channels * 16).view(2, channels, 4, 4)
     _, targets, probs = examples()
     for axes in shown(certainty_sheet(images, targets[:2], probs[:2], rows=1, columns=1)):
@@ -79,7 +79,7 @@ def test_it_saves_without_a_display_and_without_pyplot(tmp_path):
     assert (tmp_path / "certainty.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     images, targets, probs = examples()
     with pytest.raises(ShapeError, match=r"got images \[6, 8, 8\] and probs \[6, 2\]\. Use unsqueeze\(1\)"):
         certainty_sheet(images[:, 0], targets, probs)

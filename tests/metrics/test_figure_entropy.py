@@ -21,7 +21,7 @@ def entropies():
     }
 
 
-def test_outlines_are_the_shares_that_numpy_counts_in_shared_bins(entropies):
+def test_outlines_are_fractions_in_shared_bins(entropies):
     figure = entropy_histogram(entropies, bins=12)
     largest = max(values.max().item() for sets in entropies.values() for values in sets.values())
     assert len(figure.axes) == 2
@@ -39,7 +39,7 @@ def test_panels_name_the_model_the_sets_and_the_units(entropies):
     assert figure.get_suptitle() == "Who knows?"
     assert [axes.get_title() for axes in figure.axes] == ["Adam", "VOGN"]
     assert [axes.get_xlabel() for axes in figure.axes] == ["Entropy [nats]"] * 2
-    assert [axes.get_ylabel() for axes in figure.axes] == ["Share of the set [%]", ""]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["Fraction of the set [%]", ""]
     for axes in figure.axes:
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["digits", "photos"]
 
@@ -54,15 +54,17 @@ def test_it_saves_without_a_display_and_without_pyplot(entropies, tmp_path):
     assert (tmp_path / "entropy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     some = torch.tensor([0.5])
     with pytest.raises(ShapeError, match=r"at least one model with its \{set of inputs: entropies\}"):
         entropy_histogram({})
     with pytest.raises(ShapeError, match="at least one set of inputs for VOGN"):
         entropy_histogram({"VOGN": {}})
-    with pytest.raises(ShapeError, match=r"non-empty vector \[inputs\]; those of VOGN, digits are \[2, 1\]"):
+    with pytest.raises(
+        ShapeError, match=r"Entropies of VOGN, digits must be a non-empty vector \[inputs\], got \[2, 1\]"
+    ):
         entropy_histogram({"VOGN": {"digits": torch.rand(2, 1)}})
-    with pytest.raises(ShapeError, match=r"those of VOGN, digits are \[0\]"):
+    with pytest.raises(ShapeError, match=r"VOGN, digits must be a non-empty vector .* got \[0\]"):
         entropy_histogram({"VOGN": {"digits": torch.rand(0)}})
     with pytest.raises(NonFiniteError, match="1 of 2 entropies of VOGN, photos are not finite"):
         entropy_histogram({"VOGN": {"digits": some, "photos": torch.tensor([1.0, torch.nan])}})

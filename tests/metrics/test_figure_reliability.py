@@ -37,7 +37,7 @@ def test_bars_are_the_accuracy_and_the_gap_of_the_reliability_bins(curves):
         np.testing.assert_allclose([bar.get_x() for bar in accuracy], np.arange(10) * 10)
 
 
-def test_histograms_are_the_share_of_examples_per_bin(curves):
+def test_histograms_are_the_fraction_of_examples_per_bin(curves):
     figure = reliability_diagram(curves)
     for axes, (probs, targets) in zip(figure.axes[2:], curves.values(), strict=True):
         (bars,) = axes.containers

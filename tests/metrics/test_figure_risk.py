@@ -34,10 +34,10 @@ def test_the_legend_names_the_models_and_their_aurc(curves):
     expected = [f"{name}, AURC {100 * aurc(*each):.2f} %" for name, each in curves.items()]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == expected
     assert axes.get_xlabel() == "Coverage: inputs answered [%]"
-    assert axes.get_ylabel() == "Risk: errors among them [%]"
+    assert axes.get_ylabel() == "Risk: wrong answers [%]"
 
 
-def test_a_model_that_is_equally_sure_of_everything_is_one_point():
+def test_a_constant_confidence_gives_one_point():
     probs = torch.tensor([[0.9, 0.1]]).expand(4, 2)
     (axes,) = risk_coverage_diagram({"flat": (probs, torch.tensor([0, 0, 0, 1]))}).axes
     assert axes.lines[0].get_xydata().tolist() == [[100, 25]]

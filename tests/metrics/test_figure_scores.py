@@ -22,7 +22,7 @@ def scores():
     }
 
 
-def test_outlines_are_shares_that_add_up_to_all_inputs_of_the_set(scores):
+def test_outlines_are_fractions_that_sum_to_one_per_set(scores):
     figure = score_histograms(scores, bins=12)
     assert len(figure.axes) == 2
     for axes, sets in zip(figure.axes, scores.values(), strict=True):
@@ -37,7 +37,7 @@ def test_outlines_are_shares_that_add_up_to_all_inputs_of_the_set(scores):
             assert share.sum() == pytest.approx(100)
 
 
-def test_an_outlier_does_not_squeeze_the_axis(scores):
+def test_an_outlier_does_not_stretch_the_axis(scores):
     values = scores["entropy"]["test"].clone()
     values[0] = 1e6
     (axes,) = score_histograms({"entropy": {"test": values}}).axes
@@ -46,7 +46,7 @@ def test_an_outlier_does_not_squeeze_the_axis(scores):
     assert share.sum() == pytest.approx(100)
 
 
-def test_legends_give_the_auroc_against_the_first_set(scores):
+def test_legends_show_the_auroc_against_the_first_set(scores):
     for axes, sets in zip(score_histograms(scores).axes, scores.values(), strict=True):
         auroc = roc_auc_score([0] * 300 + [1] * 300, torch.cat(list(sets.values())))
         texts = [text.get_text() for text in axes.get_legend().get_texts()]
@@ -67,12 +67,12 @@ def test_it_saves_without_a_display_and_without_pyplot(scores, tmp_path):
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     with pytest.raises(ShapeError, match=r"at least one score with its \{set of inputs: values\}"):
         score_histograms({})
     with pytest.raises(ShapeError, match="at least one set of inputs for entropy"):
         score_histograms({"entropy": {}})
-    with pytest.raises(ShapeError, match=r"Scores must be a non-empty vector .* those of entropy, test are \[2, 1\]"):
+    with pytest.raises(ShapeError, match=r"Scores of entropy, test must be a non-empty vector .* got \[2, 1\]"):
         score_histograms({"entropy": {"test": torch.rand(2, 1)}})
     with pytest.raises(NonFiniteError, match="1 of 2 scores of energy, photos are not finite"):
         score_histograms({"energy": {"photos": torch.tensor([1.0, torch.inf])}})

@@ -29,7 +29,7 @@ def test_lines_are_means_over_kinds_in_the_order_of_severity():
     np.testing.assert_allclose(accuracy[1], [[0, 88], [1, 82], [2, 70]])
 
 
-def test_bands_reach_from_the_lowest_to_the_highest_kind():
+def test_bands_span_the_lowest_and_highest_kind():
     band, _ = shift_curves(MODELS).axes[0].collections
     at_two = [y for x, y in band.get_paths()[0].vertices if x == 2]
     assert (min(at_two), max(at_two)) == pytest.approx((50, 70))

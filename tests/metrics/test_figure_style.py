@@ -15,7 +15,7 @@ DEUTERANOPIA = ((0.29275, 0.70725, 0), (0.29275, 0.70725, 0), (-0.02234, 0.02234
 
 
 @pytest.mark.parametrize("projection", [PROTANOPIA, DEUTERANOPIA], ids=["protanopia", "deuteranopia"])
-def test_the_first_three_colours_stay_apart_without_red_or_green_cones(projection):
+def test_the_first_three_colours_are_distinguishable_without_red_or_green_cones(projection):
     seen = []
     for colour in SERIES[:3]:
         linear = [channel**2.2 for channel in to_rgb(colour)]
@@ -25,11 +25,11 @@ def test_the_first_three_colours_stay_apart_without_red_or_green_cones(projectio
 
 
 def test_an_empty_figure_is_refused():
-    with pytest.raises(ShapeError, match=r"Nothing to draw: give at least one model\."):
+    with pytest.raises(ShapeError, match=r"Nothing to draw: pass at least one model\."):
         check_not_empty({}, "model")
 
 
-def test_the_frame_loses_its_upper_and_right_line():
+def test_the_frame_has_no_upper_and_right_line():
     axes = Figure().subplots()
     quiet_frame(axes)
     assert {name for name, spine in axes.spines.items() if spine.get_visible()} == {"left", "bottom"}

@@ -24,7 +24,7 @@ FUNCTIONS = {
     misclassification_aupr: average_precision_score,
     misclassification_fpr95: fpr95,
 }
-SHELLS = dict(zip((MisclassificationAUROC, MisclassificationAUPR, MisclassificationFPR95), FUNCTIONS, strict=True))
+METRICS = dict(zip((MisclassificationAUROC, MisclassificationAUPR, MisclassificationFPR95), FUNCTIONS, strict=True))
 
 
 def predictions(kind):
@@ -44,17 +44,17 @@ def test_values_equal_scikit_learn(function, kind):
     assert function(probs, targets).item() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_shells_equal_their_functions_on_uneven_batches(shell):
+@pytest.mark.parametrize("metric_class", METRICS)
+def test_metrics_equal_their_functions_on_uneven_batches(metric_class):
     probs, targets = predictions("saturated")
-    metric = shell()
+    metric = metric_class()
     metric.update(probs[:7], targets[:7])
     metric.update(probs[7:], targets[7:])
-    assert metric.compute().item() == pytest.approx(SHELLS[shell](probs, targets).item(), abs=1e-6)
+    assert metric.compute().item() == pytest.approx(METRICS[metric_class](probs, targets).item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_values_are_undefined_without_errors_and_without_successes(label):
+def test_values_are_undefined_without_errors_or_without_correct_predictions(label):
     probs, targets = torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([label, label])
     for function in FUNCTIONS:
         assert function(probs, targets).isnan()

@@ -31,7 +31,7 @@ def scored(kind, size=240):
 
 KINDS = ["within [0, 1]", "outside", "far outside", "large and negative", "ties", "all equal", "float64"]
 FUNCTIONS = {ood_auroc: roc_auc_score, ood_aupr: average_precision_score, ood_fpr95: scikit_learn_fpr95}
-SHELLS = {OODAUROC: roc_auc_score, OODAUPR: average_precision_score, OODFPR95: scikit_learn_fpr95}
+METRICS = {OODAUROC: roc_auc_score, OODAUPR: average_precision_score, OODFPR95: scikit_learn_fpr95}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,13 +42,13 @@ def test_values_equal_scikit_learn(function, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shell", SHELLS)
-def test_shells_equal_scikit_learn_on_uneven_batches(shell, kind):
+@pytest.mark.parametrize("metric_class", METRICS)
+def test_metrics_equal_scikit_learn_on_uneven_batches(metric_class, kind):
     scores, is_ood = scored(kind)
-    metric = shell()
+    metric = metric_class()
     metric.update(scores[:3], is_ood[:3])
     metric.update(scores[3:], is_ood[3:].int())
-    assert metric.compute().item() == pytest.approx(SHELLS[shell](is_ood, scores), rel=1e-5)
+    assert metric.compute().item() == pytest.approx(METRICS[metric_class](is_ood, scores), rel=1e-5)
 
 
 def test_infinite_scores_are_the_largest():
@@ -58,8 +58,8 @@ def test_infinite_scores_are_the_largest():
 
 
 @pytest.mark.parametrize("ood", [3, 12])
-def test_perfect_detection_is_one_and_not_more(ood):
-    """Ten equal shares of a false-positive rate add up to more than 1 in float32."""
+def test_perfect_detection_does_not_exceed_one(ood):
+    """Ten equal steps of a false-positive rate sum to more than 1 in float32."""
     scores = torch.arange(10 + ood).float()
     assert ood_auroc(scores, scores >= 10) == 1
 
@@ -72,7 +72,7 @@ def test_a_higher_score_means_more_ood():
 
 
 @pytest.mark.parametrize("positives", [19, 20, 21])
-def test_fpr95_catches_at_least_95_percent(positives):
+def test_fpr95_detects_at_least_95_percent(positives):
     # One in-distribution score lies below the k-th highest of the OOD scores, for every k.
     ood = torch.arange(positives, 0, -1).float()
     scores, is_ood = torch.cat([ood, ood + 0.5]), torch.cat([torch.ones(positives), torch.zeros(positives)])
@@ -81,19 +81,19 @@ def test_fpr95_catches_at_least_95_percent(positives):
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_values_are_undefined_where_one_kind_is_missing(present):
+def test_values_are_undefined_if_one_kind_of_input_is_missing(present):
     scores, is_ood = torch.tensor([0.1, 0.2]), torch.tensor([present, present])
-    for function, shell in zip(FUNCTIONS, SHELLS, strict=True):
+    for function, metric_class in zip(FUNCTIONS, METRICS, strict=True):
         assert function(scores, is_ood).isnan()
-        assert shell()(scores, is_ood).isnan()
+        assert metric_class()(scores, is_ood).isnan()
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_bad_input_is_named(shell):
-    metric = shell()
+@pytest.mark.parametrize("metric_class", METRICS)
+def test_invalid_input_is_refused(metric_class):
+    metric = metric_class()
     with pytest.raises(ShapeError, match=r"scores \[batch\] and is_ood \[batch\], got \[3, 1\] and \[3\].*one score"):
         metric.update(torch.rand(3, 1), torch.zeros(3))
     with pytest.raises(NonFiniteError, match=r"1 of 2 OOD scores are nan"):
         metric.update(torch.tensor([0.0, torch.nan]), torch.zeros(2))
-    with pytest.raises(ShapeError, match=r"has values from 0 to 7\. Class labels"):
+    with pytest.raises(ShapeError, match=r"has values from 0 to 7\. Do not pass class labels"):
         metric.update(torch.rand(2), torch.tensor([0, 7]))

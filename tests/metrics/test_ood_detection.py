@@ -13,7 +13,7 @@ SCORES = ["entropy", "energy"]
 
 
 def scored(sets):
-    """Scores of the test set and of `sets` others, of different sizes, each shifted by another amount."""
+    """Scores of the test set and of `sets` OOD sets, with different sizes and shifts."""
     generator = torch.Generator().manual_seed(0)
     return [
         {name: torch.randn(60 + 10 * i, generator=generator) + i * (0.5 + j) for j, name in enumerate(SCORES)}
@@ -65,7 +65,7 @@ def test_every_set_and_score_equals_scikit_learn(names):
         metric.reset()
 
 
-def test_values_are_undefined_where_a_set_is_empty():
+def test_values_are_undefined_if_a_set_is_empty():
     metric = OODDetection(["svhn"], ["entropy"])
     metric.update({"entropy": torch.tensor([0.1, 0.2])}, 0)
     assert all(value.isnan() for value in metric.compute().values())
@@ -99,11 +99,11 @@ def test_two_ranks_with_uneven_shards_agree_with_one_process(tmp_path):
             assert found[key] == pytest.approx([value, value], abs=1e-6), key
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     for sets, scores, message in [
-        ([], ["entropy"], r"sets=\[\] must name at least one of them, and each once"),
-        (["a", "a"], ["entropy"], r"sets=\['a', 'a'\] must name"),
-        (["a"], [], r"scores=\[\] must name"),
+        ([], ["entropy"], r"sets=\[\] must contain at least one name, each once"),
+        (["a", "a"], ["entropy"], r"sets=\['a', 'a'\] must contain"),
+        (["a"], [], r"scores=\[\] must contain"),
     ]:
         with pytest.raises(HyperparameterError, match=message):
             OODDetection(sets, scores)

@@ -21,7 +21,7 @@ def test_nll_equals_the_log_density_of_torch(shape):
     torch.testing.assert_close(gaussian_nll(mean, variance, target), -Normal(mean, variance.sqrt()).log_prob(target))
 
 
-def test_shells_are_means_over_all_points_of_uneven_batches():
+def test_metrics_are_means_over_all_target_values_of_uneven_batches():
     mean, variance, target = predictions(20, 3)
     nll, rmse = GaussianNLL(), RootMeanSquaredError()
     for part in (slice(0, 1), slice(1, 20)):
@@ -36,15 +36,15 @@ def test_shells_are_means_over_all_points_of_uneven_batches():
 def test_a_variance_that_is_not_positive_is_refused(bad):
     mean, variance, target = predictions(4)
     variance[2] = bad
-    with pytest.raises(HyperparameterError, match=rf"positive variances, but the smallest one is {bad:.4g}\. Add"):
+    with pytest.raises(HyperparameterError, match=rf"positive variances, but the smallest is {bad:.4g}\. Add"):
         gaussian_nll(mean, variance, target)
 
 
-@pytest.mark.parametrize("shell", [GaussianNLL, RootMeanSquaredError])
-def test_shapes_that_would_broadcast_are_refused(shell):
+@pytest.mark.parametrize("metric_class", [GaussianNLL, RootMeanSquaredError])
+def test_shapes_that_would_broadcast_are_refused(metric_class):
     mean, variance, target = predictions(4)
     with pytest.raises(ShapeError, match=r"Mean \[4, 1\], variance \[4\] and targets \[4\].*squeeze"):
-        shell().update(mean.unsqueeze(-1), variance, target)
+        metric_class().update(mean.unsqueeze(-1), variance, target)
 
 
 def test_the_nll_of_a_mixture_equals_torchs_mixture_distribution():
@@ -64,6 +64,6 @@ def test_a_mixture_of_very_small_densities_stays_finite():
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4)])
-def test_a_mixture_needs_a_sample(shape):
-    with pytest.raises(ShapeError, match=r"log_densities has shape \[.*needs \[samples, \.\.\.\] with at least one"):
+def test_a_mixture_without_samples_is_refused(shape):
+    with pytest.raises(ShapeError, match=r"log_densities has shape \[.*expected \[samples, \.\.\.\] with at least one"):
         mixture_nll(torch.zeros(shape))

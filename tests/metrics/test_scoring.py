@@ -29,14 +29,14 @@ def test_nll_equals_torch_and_scikit_learn():
     assert nll_per_example(probs, targets).mean().item() == pytest.approx(log_loss(targets, probs, labels=range(5)))
 
 
-def test_an_impossible_target_costs_the_documented_amount():
+def test_a_target_of_probability_zero_costs_the_documented_amount():
     probs = torch.tensor([[1.0, 0.0]])
     assert nll_per_example(probs, torch.tensor([1])).item() == pytest.approx(126 * math.log(2))  # tiny is 2⁻¹²⁶
     assert nll_per_example(probs.double(), torch.tensor([1])).item() == pytest.approx(1022 * math.log(2))
     assert nll_per_example(probs.half(), torch.tensor([1])).item() == pytest.approx(126 * math.log(2))
 
 
-def test_a_probability_above_one_by_rounding_does_not_give_a_negative_nll():
+def test_a_probability_rounded_above_one_has_no_negative_nll():
     assert nll_per_example(torch.tensor([[1.0000001, 0.0]]), torch.tensor([0])).item() == 0
 
 
@@ -49,35 +49,35 @@ def test_brier_sums_the_squared_errors_of_all_classes(row, target, expected):
 
 
 @pytest.mark.parametrize(
-    ("metric", "function"), [(NegativeLogLikelihood, nll_per_example), (BrierScore, brier_per_example)]
+    ("metric_class", "function"), [(NegativeLogLikelihood, nll_per_example), (BrierScore, brier_per_example)]
 )
-def test_a_shell_is_the_mean_over_examples_of_uneven_batches(metric, function):
+def test_a_metric_is_the_mean_over_examples_of_uneven_batches(metric_class, function):
     probs, targets = predictions()
-    shell = metric()
-    shell.update(probs[:3], targets[:3])
-    shell.update(probs[3:], targets[3:])
-    assert shell.compute().item() == pytest.approx(function(probs, targets).mean().item(), rel=1e-6)
+    metric = metric_class()
+    metric.update(probs[:3], targets[:3])
+    metric.update(probs[3:], targets[3:])
+    assert metric.compute().item() == pytest.approx(function(probs, targets).mean().item(), rel=1e-6)
 
 
-def test_the_reset_shell_has_forgotten_everything():
-    shell = BrierScore()
-    shell.update(*predictions(seed=1))
-    shell.reset()
-    shell.update(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
-    assert shell.compute().item() == 2
+def test_reset_clears_the_states():
+    metric = BrierScore()
+    metric.update(*predictions(seed=1))
+    metric.reset()
+    metric.update(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+    assert metric.compute().item() == 2
 
 
-def test_accuracy_is_over_examples_and_not_over_classes():
+def test_accuracy_averages_over_examples_not_classes():
     probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     targets = torch.tensor([0, 0, 0, 1])  # the mean over classes would be 1/2
-    shell = Accuracy(num_classes=2)
-    shell.update(probs, targets)
-    assert shell.compute().item() == pytest.approx(accuracy_score(targets, probs.argmax(-1)))
-    assert shell.compute().item() == pytest.approx(0.75)
+    metric = Accuracy(num_classes=2)
+    metric.update(probs, targets)
+    assert metric.compute().item() == pytest.approx(accuracy_score(targets, probs.argmax(-1)))
+    assert metric.compute().item() == pytest.approx(0.75)
 
 
-def test_shells_refuse_logits():
+def test_metrics_refuse_logits():
     logits = torch.tensor([[3.0, -1.0]])
-    for shell in (NegativeLogLikelihood(), BrierScore(), Accuracy(num_classes=2)):
+    for metric in (NegativeLogLikelihood(), BrierScore(), Accuracy(num_classes=2)):
         with pytest.raises(ShapeError, match=r"take probabilities, not logits: pass logits.softmax\(-1\)"):
-            shell.update(logits, torch.tensor([0]))
+            metric.update(logits, torch.tensor([0]))

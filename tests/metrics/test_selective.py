@@ -29,7 +29,7 @@ def test_four_examples_by_hand():
 
 
 @pytest.mark.parametrize(("correct", "expected"), [(1, 0.0), (0, 1.0)])
-def test_all_right_and_all_wrong_are_the_bounds(correct, expected):
+def test_all_correct_and_all_wrong_give_the_bounds(correct, expected):
     probs, targets = confident([0.7, 0.9, 0.6], [correct] * 3)
     assert aurc(probs, targets).item() == expected
 
@@ -47,7 +47,7 @@ def test_ties_count_as_the_mean_over_their_orders():
 
 
 def predictions(batch=400, rounded=False):
-    """Confidences that tell something about correctness, optionally with many ties."""
+    """Confidences that correlate with correctness, optionally with many ties."""
     generator = torch.Generator().manual_seed(0)
     probs = torch.randn(batch, 4, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
     targets = torch.multinomial(probs, 1, generator=generator).squeeze(1)
@@ -88,19 +88,19 @@ def test_coverage_at_risk_and_risk_at_coverage_are_points_of_the_curve(share, ro
     assert risk_at_coverage(probs, targets, share).item() == pytest.approx(first, abs=1e-6)
 
 
-def test_a_risk_that_is_met_exactly_is_allowed():
+def test_a_risk_equal_to_the_tolerated_one_is_allowed():
     probs, targets = confident([0.99 - 0.001 * i for i in range(100)], [1] * 71 + [0] * 29)
     assert coverage_at_risk(probs, targets, 0.29).item() == 1  # in binary, 0.29 * 100 is below 29
     assert coverage_at_risk(probs, targets, 0.28).item() == pytest.approx(0.98)  # 27 errors
 
 
-def test_without_a_good_threshold_nothing_is_covered():
+def test_without_a_good_threshold_the_coverage_is_zero():
     probs, targets = confident([0.9, 0.8], [0, 0])
     assert coverage_at_risk(probs, targets, 0.05).item() == 0
 
 
 @pytest.mark.parametrize(
-    ("shell", "function"),
+    ("metric", "function"),
     [
         (CoverageAtRisk(), coverage_at_risk),
         (CoverageAtRisk(risk=0.2), lambda *data: coverage_at_risk(*data, risk=0.2)),
@@ -108,16 +108,16 @@ def test_without_a_good_threshold_nothing_is_covered():
         (RiskAtCoverage(coverage=0.5), lambda *data: risk_at_coverage(*data, coverage=0.5)),
     ],
 )
-def test_the_shells_of_points_equal_their_functions_on_uneven_batches(shell, function):
+def test_metrics_at_one_point_equal_their_functions_on_uneven_batches(metric, function):
     probs, targets = predictions(rounded=True)
-    probs = probs.float()  # which a shell keeps, and in which more of them tie
-    shell.update(probs[:3], targets[:3])
-    shell.update(probs[3:], targets[3:])
-    assert shell.compute().item() == pytest.approx(function(probs, targets).item(), abs=1e-6)
+    probs = probs.float()  # the dtype of the states, in which more values tie
+    metric.update(probs[:3], targets[:3])
+    metric.update(probs[3:], targets[3:])
+    assert metric.compute().item() == pytest.approx(function(probs, targets).item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("value", [-0.1, 5.0])
-def test_what_is_no_share_is_refused(value):
+def test_values_outside_0_and_1_are_refused(value):
     probs, targets = predictions(4)
     for refused in (
         lambda: coverage_at_risk(probs, targets, value),
@@ -125,20 +125,20 @@ def test_what_is_no_share_is_refused(value):
         lambda: CoverageAtRisk(value),
         lambda: RiskAtCoverage(value),
     ):
-        with pytest.raises(HyperparameterError, match=rf"={value} must be a share between 0 and 1; 5 % is 0\.05"):
+        with pytest.raises(HyperparameterError, match=rf"={value} must be a fraction between 0 and 1; 5 % is 0\.05"):
             refused()
 
 
-def test_the_shell_equals_the_function_on_uneven_batches():
+def test_the_metric_equals_the_function_on_uneven_batches():
     generator = torch.Generator().manual_seed(0)
     probs = torch.randn(100, 4, generator=generator).softmax(-1)
     targets = torch.randint(4, (100,), generator=generator)
-    shell = AURC()
-    shell.update(probs[:1], targets[:1])
-    shell.update(probs[1:], targets[1:])
-    assert shell.compute().item() == pytest.approx(aurc(probs, targets).item(), rel=1e-6)
+    metric = AURC()
+    metric.update(probs[:1], targets[:1])
+    metric.update(probs[1:], targets[1:])
+    assert metric.compute().item() == pytest.approx(aurc(probs, targets).item(), rel=1e-6)
 
 
-def test_the_shell_refuses_logits():
+def test_the_metric_refuses_logits():
     with pytest.raises(ShapeError, match="take probabilities, not logits"):
         AURC().update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))

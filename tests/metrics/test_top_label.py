@@ -16,7 +16,7 @@ def test_confidence_is_the_largest_probability_and_correct_compares_its_class():
     assert seen.correct.tolist() == [1, 0, 1]
 
 
-def test_half_precision_becomes_single_and_double_stays():
+def test_half_precision_becomes_single_and_double_is_kept():
     target = torch.zeros(4, dtype=torch.long)
     for dtype, expected in {
         torch.bfloat16: torch.float32,
@@ -47,19 +47,19 @@ def test_the_mean_over_ties_is_the_expectation_over_their_orders():
         (torch.rand(4), torch.zeros(4).long(), r"probs \[batch, classes\].*got torch.float32 \[4\] and \[4\]"),
         (torch.rand(4, 2), torch.zeros(3).long(), r"\[4, 2\] and \[3\]. Flatten"),
         (torch.ones(4, 2).long(), torch.zeros(4).long(), r"floating-point probs .*got torch.int64"),
-        (torch.full((2, 2), 0.5), torch.zeros(2), r"class indices, but got torch.float32"),
+        (torch.full((2, 2), 0.5), torch.zeros(2), r"class indices, got torch.float32"),
         (torch.full((2, 2), 0.5), torch.tensor([0, 2]), r"indices from 0 to 1, but lie between 0 and 2"),
         (torch.full((2, 2), 0.5), torch.tensor([0, -1]), r"but lie between -1 and 0"),
         (torch.tensor([[0.5, 0.5], [3.0, -2.0]]), torch.tensor([0, 1]), r"Row 1 .* starts with \[3, -2\] .*softmax"),
         (torch.tensor([[0.5, 0.4]]), torch.tensor([0]), r"Row 0 .* sums to 0.9. .*not logits"),
     ],
 )
-def test_what_is_no_probability_is_named(probs, targets, message):
+def test_invalid_probabilities_are_refused(probs, targets, message):
     with pytest.raises(ShapeError, match=message):
         checked_probs(probs, targets)
 
 
-def test_nan_is_not_taken_for_logits():
+def test_nan_is_not_reported_as_logits():
     probs = torch.tensor([[0.5, 0.5], [torch.nan, torch.nan], [torch.nan, 0.4]])
     with pytest.raises(
         NonFiniteError, match=r"2 of 3 examples have probabilities that are nan, the first one in row 1\."

@@ -25,7 +25,7 @@ def collected(found, rank):
 
 
 @pytest.mark.parametrize(("count", "rank"), [(7, 3), (3, 5)])
-def test_the_covariance_is_that_of_the_paper(generator, count, rank):
+def test_the_covariance_matches_the_paper(generator, count, rank):
     found = iterates(generator, count)
     posterior = collected(found, rank).posterior(10, dict.fromkeys(SHAPES, 1.0))
     kept = min(count, rank)
@@ -40,7 +40,7 @@ def test_the_covariance_is_that_of_the_paper(generator, count, rank):
         torch.testing.assert_close(posterior.variance()[name], expected)
 
 
-def test_moments_go_on_from_their_state(generator, tmp_path):
+def test_moments_resume_from_their_state(generator, tmp_path):
     found = iterates(generator, 6)
     torch.save(collected(found[:4], 3).state_dict(), tmp_path / "state.pt")
     resumed = SWAG(3)
@@ -53,14 +53,14 @@ def test_moments_go_on_from_their_state(generator, tmp_path):
         assert all(torch.equal(one[part][name], other[part][name]) for name in SHAPES)
 
 
-def test_weights_that_do_not_move_have_hardly_any_variance():
+def test_weights_that_do_not_move_have_the_least_variance():
     swag = collected([{"w": torch.full((2,), 3.0)}] * 3, 2)
     posterior = swag.posterior(10, {"w": 1.0})
     assert torch.isfinite(posterior.log_prob(posterior.sample()))
     torch.testing.assert_close(posterior.sample()["w"], posterior.mean["w"], rtol=1e-4, atol=0)
 
 
-def test_one_iterate_is_no_posterior():
+def test_a_single_iterate_is_refused():
     with pytest.raises(PosteriorError, match=r"SWAG needs at least 2 iterates, but has 1\. Collect earlier"):
         collected([{"w": torch.ones(2)}], 2).posterior(10, {"w": 1.0})
     with pytest.raises(HyperparameterError, match=r"max_rank=1 must be a whole number of at least 2"):

@@ -58,7 +58,7 @@ def expected_variance(model, posterior, x):
     return (joint.square() / torch.cat([p.flatten() for p in posterior.precision.values()])).sum(2)
 
 
-def test_moments_are_those_of_the_jacobian(net, x, generator):
+def test_moments_match_explicit_jacobians(net, x, generator):
     for posterior in (mean_field(net), full(net, generator), full(net, generator, {"0.weight", "4.bias"})):
         mean, variance = output_moments(net, posterior, lambda: net(x))
         torch.testing.assert_close(mean, net(x).detach())
@@ -67,7 +67,7 @@ def test_moments_are_those_of_the_jacobian(net, x, generator):
         torch.testing.assert_close(scaled, variance / 4)
 
 
-def test_shared_layers_add_up_before_the_square(x, generator):
+def test_contributions_of_shared_layers_are_summed_before_squaring(x, generator):
     layer = nn.Linear(4, 4)
     net = nn.Sequential(layer, nn.Tanh(), layer).double()
     posterior, inputs = mean_field(net), x[:, 0]
@@ -75,7 +75,7 @@ def test_shared_layers_add_up_before_the_square(x, generator):
     torch.testing.assert_close(variance, expected_variance(net, posterior, inputs))
 
 
-def test_moments_are_those_of_linearised_samples(net, x, generator):
+def test_moments_match_linearised_samples(net, x, generator):
     posterior = full(net, generator)
     draws = LinearizedSamples(PosteriorSamples(posterior, 2000)).outputs(net, lambda: net(x))
     _, variance = output_moments(net, posterior, lambda: net(x))
@@ -91,7 +91,7 @@ def test_the_probit_approximates_the_average_of_a_sigmoid():
     assert (f.sigmoid() - exact).abs().max() > 0.05  # without it
 
 
-def test_mc_predict_takes_the_closed_form(net, x, generator):
+def test_mc_predict_supports_the_closed_form(net, x, generator):
     posterior = full(net, generator)
     mean, variance = output_moments(net, posterior, lambda: net(x))
     found = mc_predict(net, posterior, x, linearized="closed_form")
@@ -111,7 +111,7 @@ def test_points_have_mean_0_and_variance_1():
     assert spread_points(1).tolist() == [0.0]
 
 
-def test_the_model_is_as_it_was(net, x, generator):
+def test_the_model_is_unchanged(net, x, generator):
     posterior = full(net, generator, {"4.weight"})
     with torch.no_grad():
         net[4].weight.add_(1.0)
@@ -127,6 +127,6 @@ def test_an_unknown_predictive_is_refused(net, x, generator):
         mc_predict(net, mean_field(net), x, linearized="probit")
 
 
-def test_a_forward_in_pieces_is_refused(net, x):
+def test_a_forward_over_chunks_of_the_batch_is_refused(net, x):
     with pytest.raises(ExampleDimensionError, match=r"sees 2 examples where the outputs have 6"):
         output_moments(net, mean_field(net), lambda: torch.cat([net(part) for part in x.split(2)]))

@@ -29,7 +29,7 @@ def within_error(hits, coverage):
 
 
 def overconfident(generator, count):
-    """Labels that follow a softmax, and predictions that are three times too sharp."""
+    """Labels drawn from a softmax, and predictions whose logits are three times too large."""
     logits = torch.randn(count, 6, generator=generator)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
     return (3 * logits).softmax(1), labels
@@ -37,7 +37,7 @@ def overconfident(generator, count):
 
 @pytest.mark.parametrize("coverage", [0.8, 0.9, 0.95])
 @pytest.mark.parametrize("score", ["thr", "aps", "raps"])
-def test_sets_cover_as_often_as_asked(score, coverage, generator):
+def test_sets_have_the_requested_coverage(score, coverage, generator):
     hits = torch.empty(DRAWS)
     for draw in range(DRAWS):
         fitted = ConformalSets.fit(*overconfident(generator, CALIBRATION), coverage, score=score, generator=generator)
@@ -48,8 +48,8 @@ def test_sets_cover_as_often_as_asked(score, coverage, generator):
 
 @pytest.mark.parametrize("coverage", [0.8, 0.9, 0.95])
 @pytest.mark.parametrize("width", [0.3, 3.0])
-def test_intervals_cover_as_often_as_asked(coverage, width, generator):
-    """Ends that are much too narrow or too wide for noise whose scale depends on x."""
+def test_intervals_have_the_requested_coverage(coverage, width, generator):
+    """Intervals that are much too narrow or too wide, for heteroscedastic noise."""
 
     def rows(count):
         x = torch.rand(count, generator=generator)
@@ -65,14 +65,14 @@ def test_intervals_cover_as_often_as_asked(coverage, width, generator):
     assert within_error(hits, coverage)
 
 
-def test_without_calibration_the_sets_would_miss(generator):
-    """The control: the same sharp predictions, taken at their word, cover too little."""
+def test_uncalibrated_sets_undercover(generator):
+    """Control: the same overconfident predictions cover too little without calibration."""
     probs, labels = overconfident(generator, 4000)
     inside = aps_scores(probs, torch.rand(4000, generator=generator)) <= 0.9
     assert inside.gather(1, labels[:, None]).float().mean() < 0.8
 
 
-def test_scores_are_their_definitions(generator):
+def test_scores_match_their_definitions(generator):
     probs, u = torch.rand(20, 5, generator=generator).softmax(1), torch.rand(20, generator=generator)
     thr, aps, raps = thr_scores(probs), aps_scores(probs, u), raps_scores(probs, u, penalty=0.1, free=2)
     for row in range(20):
@@ -98,13 +98,13 @@ def test_an_infinite_quantile_gives_sets_of_all_classes(generator):
     assert ConformalSets.fit(probs, labels, 0.95, score="thr").sets(probs).all()
 
 
-def test_bad_input(generator):
+def test_invalid_input_is_refused(generator):
     probs, labels = overconfident(generator, 10)
     with pytest.raises(HyperparameterError, match="'thr', 'aps' or 'raps'"):
         ConformalSets.fit(probs, labels, score="margin")
     with pytest.raises(HyperparameterError, match=r"coverage=90 must lie between 0 and 1; 90 % is 0\.9"):
         ConformalSets.fit(probs, labels, 90)
-    with pytest.raises(DataError, match="no calibration row"):
+    with pytest.raises(DataError, match="no calibration rows"):
         conformal_quantile(torch.zeros(0), 0.9)
     with pytest.raises(DataError, match="one class"):
         ConformalSets.fit(torch.ones(10, 1), labels * 0)

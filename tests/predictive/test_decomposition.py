@@ -1,4 +1,4 @@
-"""Entropy and mutual information against mixtures whose values are known in closed form."""
+"""Entropy and mutual information of mixtures with closed-form values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def binary_entropy(p):
     return -p * math.log(p) - (1 - p) * math.log(1 - p)
 
 
-def test_entropy_is_that_of_torch_distributions(generator):
+def test_entropy_matches_torch_distributions(generator):
     probs = torch.rand(4, 5, 7, generator=generator).softmax(-1)
     torch.testing.assert_close(entropy(probs), Categorical(probs=probs).entropy())
     torch.testing.assert_close(entropy(probs.movedim(-1, 1), 1), Categorical(probs=probs).entropy())

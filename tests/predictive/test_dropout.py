@@ -1,4 +1,4 @@
-"""Passes with dropout: their distribution, their random numbers, and the model afterwards."""
+"""Monte-Carlo dropout: distribution of the passes, random numbers, and restored state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_passes_are_reproducible_and_differ_by_seed_pass_and_call(generator):
 
 
 @torch.no_grad()
-def test_global_random_numbers_and_modes_are_as_before_also_after_an_exception():
+def test_global_random_state_and_modes_are_restored_also_after_an_exception():
     model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Dropout(0.1)).eval()
     model[2].train()
     state, modes = torch.get_rng_state(), [module.training for module in model.modules()]
@@ -78,8 +78,8 @@ LAYERS = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_kind_of_dropout_is_on(name, generator):
-    """A transformer layer in evaluation takes a fast path without dropout, unless it is kept from it."""
+def test_every_kind_of_dropout_is_active(name, generator):
+    """In evaluation mode a transformer layer would use a fast path without dropout."""
     model, x = LAYERS[name]().eval(), torch.randn(2, 3, 4, generator=generator)
     assert torch.equal(model(x), model(x))
     first, second = outputs(model, x, 2)
@@ -88,7 +88,7 @@ def test_every_kind_of_dropout_is_on(name, generator):
 
 @torch.no_grad()
 @pytest.mark.parametrize("layer", [nn.LSTM(4, 3, num_layers=2, dropout=0.5), nn.MultiheadAttention(4, 2, dropout=0.5)])
-def test_dropout_inside_of_recurrent_and_attention_layers_is_on(layer, generator):
+def test_dropout_inside_recurrent_and_attention_layers_is_active(layer, generator):
     layer.eval()
     x = torch.randn(5, 2, 4, generator=generator)
     inputs = (x, x, x) if isinstance(layer, nn.MultiheadAttention) else (x,)
@@ -97,13 +97,13 @@ def test_dropout_inside_of_recurrent_and_attention_layers_is_on(layer, generator
     assert not torch.equal(first, second)
 
 
-def test_layers_without_dropout_are_none():
+def test_layers_without_dropout_are_not_listed():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.LSTM(2, 2), nn.MultiheadAttention(2, 1))
     assert dropout_layers(model) == []
 
 
 @pytest.mark.gpu
-def test_random_numbers_of_an_accelerator_are_left_alone():
+def test_the_random_state_of_an_accelerator_is_restored():
     model, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(50, 1)).cuda().eval(), torch.ones(2, 50, device="cuda")
     state = torch.cuda.get_rng_state()
     assert torch.equal(outputs(model, x, 4), outputs(model, x, 4))

@@ -39,7 +39,7 @@ def expected(model, posterior, x, **options):
     ("link", "classes", "options"),
     [("softmax", 3, {"temperature": 1.7, "seed": 2}), ("sigmoid", 3, {}), ("identity", 1, {"seed": 5})],
 )
-def test_the_network_predicts_as_mc_predict_does(link, classes, options, generator):
+def test_the_network_matches_mc_predict(link, classes, options, generator):
     model = network(classes).train()
     posterior, x = posterior_of(model), torch.randn(4, 1, 4, 4, generator=generator)
     found = MonteCarloNetwork(model, posterior, 5, link, **options).eval()(x)
@@ -57,7 +57,7 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7])
-def test_the_file_predicts_the_same_for_any_batch(exported, batch, generator):
+def test_the_file_matches_mc_predict_for_any_batch_size(exported, batch, generator):
     file, model, posterior = exported
     x = torch.randn(batch, 1, 4, 4, generator=generator)
     found = torch.export.load(file.path).module()(x)
@@ -65,7 +65,7 @@ def test_the_file_predicts_the_same_for_any_batch(exported, batch, generator):
     torch.testing.assert_close(list(found), expected(model, posterior, x, samples=3, seed=1), **CLOSE)
 
 
-def test_the_model_is_as_it_was_and_copies_share_what_has_no_noise():
+def test_the_model_is_unchanged_and_copies_share_deterministic_tensors():
     model = network().train()
     posterior = posterior_of(model, noisy=lambda name: not name.startswith("0"))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -117,10 +117,10 @@ def test_a_model_that_cannot_be_traced_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
+def test_unsupported_exports_are_refused(tmp_path, monkeypatch):
     model, x = nn.Linear(2, 3), torch.zeros(2, 2)
     posterior = posterior_of(model)
-    with pytest.raises(HyperparameterError, match=r"a\.h5: the predictive is exported as \.pt2 .* or \.onnx"):
+    with pytest.raises(HyperparameterError, match=r"a\.h5: the predictive can be exported as \.pt2 .* or \.onnx"):
         export(model, posterior, tmp_path / "a.h5", x)
     with pytest.raises(HyperparameterError, match="samples=0"):
         export(model, posterior, tmp_path / "a.pt2", x, samples=0)

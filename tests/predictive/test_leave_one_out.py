@@ -1,4 +1,4 @@
-"""Leave-one-out against training again without each example, and output covariances against Jacobians."""
+"""Leave-one-out against retraining without each example, and output covariances against Jacobians."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def without(values, i):
     return torch.cat([values[:i], values[i + 1 :]])
 
 
-def test_a_linear_regression_is_left_out_exactly(generator):
+def test_leave_one_out_is_exact_for_linear_regression(generator):
     x, std = torch.randn(12, 3, generator=generator, dtype=F64), 0.7
     y = x.sum(1) + std * torch.randn(12, generator=generator, dtype=F64)
     model = nn.Linear(3, 1, bias=False).double()
@@ -59,8 +59,8 @@ def test_a_linear_regression_is_left_out_exactly(generator):
 
 
 @pytest.mark.parametrize(("corrected", "errors"), [(True, 0.2), (False, 2)])
-def test_a_logistic_regression_of_60_rows_within_two_standard_errors_of_training_again(rows, corrected, errors):
-    """Two standard errors of the mean over rows is the promise; with the correction it is a fifth of one."""
+def test_leave_one_out_of_logistic_regression_is_within_two_standard_errors_of_retraining(rows, corrected, errors):
+    """Two standard errors of the mean over 60 rows; with the correction, a fifth of one."""
     x, y = rows
     w, precision = logistic(x, y)
     q = FullGaussian({"weight": w[None]}, precision, {"weight": PRIOR}, 60)
@@ -75,7 +75,7 @@ def test_a_logistic_regression_of_60_rows_within_two_standard_errors_of_training
     assert torch.corrcoef(torch.stack([found, true]))[0, 1] > 0.99
 
 
-def test_classes_are_left_out_as_two_logits_are_as_one(rows):
+def test_two_softmax_logits_match_one_sigmoid_logit(rows):
     """Softmax of [0, f] is the sigmoid of f: the same leave-one-out NLL through 2 × 2 covariances."""
     x, y = rows
     w, precision = logistic(x, y)
@@ -108,7 +108,7 @@ def mean_field(model):
     return MeanField(mean, {n: 30 + 90 * v.abs() for n, v in mean.items()}, dict.fromkeys(mean, 1.0), 10)
 
 
-def test_output_covariance_is_that_of_the_jacobians(net, generator):
+def test_output_covariance_matches_explicit_jacobians(net, generator):
     x, q = torch.randn(5, 3, generator=generator, dtype=F64), mean_field(net)
     jacobians = jacrev(lambda weights: functional_call(net, weights, (x,)))(q.mean)
     joint = torch.cat([jacobians[name].flatten(2) for name in q.mean], 2)
@@ -138,7 +138,7 @@ def test_a_posterior_wider_than_one_that_saw_the_example_is_not_corrected(net, g
     )
 
 
-def test_bad_input(net):
+def test_invalid_input_is_refused(net):
     with pytest.raises(DataError, match="no example to leave out"):
         leave_one_out(net, mean_field(net), [])
     with pytest.raises(HyperparameterError, match="samples=1 must be at least 2"):

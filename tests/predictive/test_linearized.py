@@ -76,7 +76,7 @@ def linearised(model, posterior, x, count=S):
 
 
 @pytest.mark.parametrize("family", ["mean_field", "matrix", "full", "block_tridiagonal", "scaled"])
-def test_outputs_are_the_explicit_jacobians_for_every_family(family):
+def test_outputs_match_explicit_jacobians_for_every_family(family):
     model, x = network(), torch.randn(6, 3, dtype=F64)
     posterior = posterior_of("matrix" if family == "scaled" else family, model)
     posterior = ScaledPosterior(posterior, 0.7) if family == "scaled" else posterior
@@ -86,7 +86,7 @@ def test_outputs_are_the_explicit_jacobians_for_every_family(family):
     assert (found - plain).abs().max() > 0.01  # it is another predictive
 
 
-def test_a_model_that_is_linear_in_its_weights_predicts_as_with_plain_samples():
+def test_a_model_linear_in_its_weights_matches_plain_samples():
     model, x = nn.Linear(3, 4), torch.randn(7, 3)
     posterior = mean_field(model)
     plain, linear = (mc_predict(model, posterior, x, S, linearized=choice) for choice in (False, True))
@@ -95,7 +95,7 @@ def test_a_model_that_is_linear_in_its_weights_predicts_as_with_plain_samples():
 
 
 @pytest.mark.parametrize("count", [1, 16, 33])
-def test_samples_in_groups_are_those_one_by_one(count):
+def test_grouped_samples_match_single_samples(count):
     model, x = network(), torch.randn(2, 3, dtype=F64)
     posterior = mean_field(model)
     samples, forward = LinearizedSamples(PosteriorSamples(posterior, count)), lambda: model(x)
@@ -105,7 +105,7 @@ def test_samples_in_groups_are_those_one_by_one(count):
 
 
 class Residual(nn.Module):
-    """What networks do beside layers: in-place activations, += , a tied weight, frozen weights, running statistics."""
+    """A network with in-place activations, +=, a tied weight, frozen weights and running statistics."""
 
     def __init__(self):
         super().__init__()
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, key, value).mean(1)
 
 
-def test_attention_takes_the_path_that_has_derivatives_and_gives_the_other_back():
+def test_attention_uses_the_differentiable_path_and_restores_the_fast_path():
     torch.manual_seed(0)
     model, x = Attention().eval(), torch.randn(2, 3, 4, dtype=F64)
     posterior = mean_field(model)
@@ -156,7 +156,7 @@ def test_attention_takes_the_path_that_has_derivatives_and_gives_the_other_back(
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_the_posteriors_mean_and_constants_count_and_not_the_models_weights():
+def test_the_posterior_replaces_the_models_weights_and_constants():
     model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(6, 3)
     posterior = mean_field(model)
     wanted = mc_predict(model, posterior, x, S, linearized=True).probs
@@ -169,7 +169,7 @@ def test_the_posteriors_mean_and_constants_count_and_not_the_models_weights():
     assert model.training
 
 
-def test_a_posterior_of_zero_width_predicts_the_mean():
+def test_a_posterior_of_scale_zero_predicts_the_mean():
     model, x = network(), torch.randn(6, 3, dtype=F64)
     for linearized in (False, True):
         found = mc_predict(model, ScaledPosterior(mean_field(model), 0.0), x, 3, linearized=linearized)
@@ -177,7 +177,7 @@ def test_a_posterior_of_zero_width_predicts_the_mean():
         assert found.mutual_information.abs().max() < 1e-12
 
 
-def test_a_width_that_was_chosen_for_the_linearised_predictive_is_used_with_it():
+def test_a_scale_fitted_for_the_linearised_predictive_is_used_with_it():
     model, x = network(), torch.randn(6, 3, dtype=F64)
     plain, wide = mean_field(model), ScaledPosterior(mean_field(model), 2.0, linearized=True)
     as_chosen = mc_predict(model, wide, x, S).probs
@@ -185,7 +185,7 @@ def test_a_width_that_was_chosen_for_the_linearised_predictive_is_used_with_it()
     assert not torch.allclose(as_chosen, mc_predict(model, wide, x, S, linearized=False).probs)
 
 
-def test_recalibrated_statistics_are_those_of_the_mean():
+def test_linearised_samples_use_the_recalibrated_statistics_of_the_mean():
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).eval(), torch.randn(64, 3)
     posterior = mean_field(model)
@@ -220,28 +220,30 @@ class Custom(nn.Module):
 
 def test_a_layer_without_forward_mode_derivative_is_named():
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), Custom()))
-    with pytest.raises(UnsupportedLayerError, match=r"which 1\.1 \(Custom\) does not give: .*\(linearized=False\), or"):
+    with pytest.raises(
+        UnsupportedLayerError, match=r"which 1\.1 \(Custom\) does not support: .*\(linearized=False\), or"
+    ):
         mc_predict(model, mean_field(model), torch.randn(2, 3), 2, linearized=True)
     bag = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 2))
-    with pytest.raises(UnsupportedLayerError, match=r"which 0 \(EmbeddingBag\) does not give: .*embedding_bag"):
+    with pytest.raises(UnsupportedLayerError, match=r"which 0 \(EmbeddingBag\) does not support: .*embedding_bag"):
         mc_predict(bag, mean_field(bag), torch.randint(5, (3, 4)), 2, linearized=True)
     assert not bag[0]._forward_hooks
     assert not bag[0]._forward_pre_hooks
 
 
-def test_a_models_own_error_stays_its_own():
+def test_an_error_of_the_model_itself_is_not_replaced():
     model = nn.Linear(3, 2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         mc_predict(model, mean_field(model), torch.randn(2, 7), 2, linearized=True)
 
 
-def test_an_output_that_has_no_average_is_refused():
+def test_an_output_that_cannot_be_averaged_is_refused():
     class Named(nn.Linear):
         def forward(self, x):
             return {"logits": super().forward(x)}
 
     model = Named(3, 2)
-    with pytest.raises(ShapeError, match="Named returned a dict, which has no average over samples"):
+    with pytest.raises(ShapeError, match="Named returned a dict, which cannot be averaged over samples"):
         mc_predict(model, mean_field(model), torch.zeros(1, 3), 2, linearized=True)
 
 

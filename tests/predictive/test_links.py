@@ -85,7 +85,7 @@ def test_summary_of_values(outputs):
     assert moments.samples is outputs
 
 
-def test_the_dictionary_leaves_the_samples_out(outputs):
+def test_the_dictionary_excludes_the_samples(outputs):
     assert set(as_dict(summarise(outputs, "softmax"))) == {"probs", "entropy", "mutual_information"}
     assert set(as_dict(summarise(outputs, "identity"))) == {"mean", "variance"}
 
@@ -93,7 +93,7 @@ def test_the_dictionary_leaves_the_samples_out(outputs):
 @pytest.mark.parametrize("function", [combine, summarise])
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 1)])
 def test_softmax_without_two_classes_is_refused(function, shape):
-    """The softmax of one value is 1 whatever the value: a regression would silently predict a constant."""
+    """The softmax of one value is always 1, so a regression would silently predict a constant."""
     message = r"link='softmax' needs .*at least two classes, got \[6, 5.*link='identity' for regression, or link='sigm"
     with pytest.raises(ShapeError, match=message):
         function(torch.zeros(shape), "softmax")

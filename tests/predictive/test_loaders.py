@@ -19,7 +19,7 @@ def fitted(generator):
     return model, MeanField(mean, ones, dict.fromkeys(mean, 1.0), num_data=1)
 
 
-def test_a_loader_is_predicted_as_its_batches_are(fitted, generator):
+def test_a_loader_is_predicted_like_its_batches(fitted, generator):
     x = torch.randn(7, 3, generator=generator)
     loader = [(x[:4], torch.zeros(4)), (x[4:], torch.zeros(3))]
     torch.testing.assert_close(
@@ -31,7 +31,7 @@ def test_a_loader_is_predicted_as_its_batches_are(fitted, generator):
     torch.testing.assert_close(predict_loader(*fitted, [x], 5, link="sigmoid", linearized=True), ones)
 
 
-def test_nothing_to_predict_is_named(fitted):
+def test_an_empty_loader_is_refused(fitted):
     with pytest.raises(DataError, match="no batch"):
         predict_loader(*fitted, [])
     with pytest.raises(HyperparameterError, match="samples=0"):

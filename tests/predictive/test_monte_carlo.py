@@ -1,4 +1,4 @@
-"""mc_predict against a hand loop and a closed form; it borrows the model and gives it back."""
+"""mc_predict against an explicit loop and closed forms; the model is restored afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def posterior_of(model, precision=4.0, constants=None):
     return MeanField(mean, precisions, dict.fromkeys(mean, 1.0), 10, buffers | (constants or {}))
 
 
-def test_the_prediction_is_a_hand_loop_over_samples():
+def test_the_prediction_matches_an_explicit_loop_over_samples():
     model, x = network().eval(), torch.randn(6, 3)
     posterior = posterior_of(model)
     found = mc_predict(model, posterior, x, samples=5, seed=3)
@@ -48,7 +48,7 @@ def test_equal_seeds_predict_equally_for_any_batch():
     torch.testing.assert_close(rows, whole)
 
 
-def test_numpy_arrays_are_taken_in_the_precision_of_the_weights():
+def test_numpy_arrays_take_the_dtype_of_the_weights():
     model, x = network(), torch.randn(6, 3)
     posterior = posterior_of(model)
     found = mc_predict(model, posterior, x.double().numpy(), samples=4)
@@ -60,7 +60,7 @@ def test_a_posterior_prints_in_one_line():
 
 
 class Breaks(nn.Module):
-    """Breaks from its second call on."""
+    """Raises from the second call on."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ class Breaks(nn.Module):
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_the_model_is_given_back_as_it_was(breaks):
+def test_the_model_is_restored(breaks):
     model = nn.Sequential(*network(), Breaks() if breaks else nn.Identity())
     model[0].weight.grad = torch.ones_like(model[0].weight)
     model.train()
@@ -95,7 +95,7 @@ def test_the_model_is_given_back_as_it_was(breaks):
     assert torch.equal(rng, torch.get_rng_state())
 
 
-def test_the_posteriors_batchnorm_statistics_count_and_not_the_models():
+def test_the_posteriors_batchnorm_statistics_replace_the_models():
     model, x = network(), torch.randn(6, 3)
     posterior = posterior_of(model, constants={"1.running_mean": torch.full((8,), 0.7)})
     wanted = mc_predict(model, posterior, x, samples=3).probs
@@ -106,7 +106,7 @@ def test_the_posteriors_batchnorm_statistics_count_and_not_the_models():
     assert not torch.allclose(mc_predict(model, posterior_of(model), x, samples=3).probs, wanted, atol=1e-3)
 
 
-def test_linear_regression_has_the_closed_forms_mean_and_variance(generator):
+def test_linear_regression_matches_its_closed_form(generator):
     """y = θᵀx with θ ~ N(μ, diag(1/P)): mean μᵀx and variance Σ_j x_j²/P_j, in standard errors."""
     model, x = nn.Linear(4, 1, bias=False, dtype=F64), torch.randn(7, 4, generator=generator, dtype=F64)
     mean, precision = (
@@ -176,7 +176,7 @@ def test_a_module_with_extra_state_predicts():
     assert mc_predict(model, posterior, torch.ones(5, 3), samples=2).probs.shape == (5, 2)
 
 
-def test_a_posterior_of_the_whole_lightning_module_is_pointed_to_select():
+def test_a_posterior_of_the_whole_lightning_module_suggests_select():
     model = network()
     whole = posterior_of(nn.ModuleDict({"model": model}))
     with pytest.raises(PosteriorError, match=r"unknown to the model: model\.0\.bias.*posterior\.select\('model\.'\)"):
@@ -184,7 +184,7 @@ def test_a_posterior_of_the_whole_lightning_module_is_pointed_to_select():
     assert mc_predict(model, whole.select("model."), torch.zeros(1, 3), samples=2).probs.shape == (1, 4)
 
 
-def test_no_samples_are_refused():
+def test_fewer_than_one_sample_is_refused():
     model = network()
     with pytest.raises(HyperparameterError, match=r"samples=0 must be at least 1"):
         mc_predict(model, posterior_of(model), torch.zeros(1, 3), samples=0)
@@ -212,11 +212,11 @@ def test_an_unknown_link_is_refused():
         mc_predict(model, posterior_of(model), torch.zeros(1, 3), link="probit")
 
 
-def test_an_output_that_has_no_average_is_refused():
+def test_an_output_that_cannot_be_averaged_is_refused():
     class Named(nn.Linear):
         def forward(self, x):
             return {"logits": super().forward(x)}
 
     model = Named(3, 2)
-    with pytest.raises(ShapeError, match="Named returned a dict, which has no average over samples"):
+    with pytest.raises(ShapeError, match="Named returned a dict, which cannot be averaged over samples"):
         mc_predict(model, posterior_of(model), torch.zeros(1, 3), samples=2)

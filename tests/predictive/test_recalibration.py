@@ -1,4 +1,4 @@
-"""BatchNorm statistics of each sample, against loops by hand and torch's own `update_bn`."""
+"""Recalibrated BatchNorm statistics against explicit loops and torch's `update_bn`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_mean_has_the_statistics_of_update_bn(model, batches):
         assert model[1].num_batches_tracked == len(batches)
 
 
-def test_samples_may_share_the_statistics_of_the_mean(model, batches):
+def test_samples_can_share_the_statistics_of_the_mean(model, batches):
     draws, x = PosteriorSamples(posterior_of(model), S), torch.randn(5, 1, 5, 5)
     passes = []
     counted = [lambda run=run: passes.append(run()) for run in runs(model, batches)]
@@ -112,7 +112,7 @@ def test_predictions_from_a_posterior(model, batches):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_batch_that_fails_leaves_the_model_as_it_was(model, batches, error):
+def test_a_failing_batch_leaves_the_model_unchanged(model, batches, error):
     before = state(model)
 
     def fail():
@@ -149,15 +149,17 @@ def test_no_batch_is_refused(model):
 
 
 def test_dropout_has_no_statistics_of_a_sample(model, batches):
-    with pytest.raises(HyperparameterError, match=r"DropoutSamples are other networks for every batch.*update_bn"):
+    with pytest.raises(HyperparameterError, match=r"DropoutSamples are different networks for every batch.*update_bn"):
         recalibrate(model, DropoutSamples([model[2]], S), runs(model, batches))
 
 
 def test_an_ensemble_has_no_mean(model, batches):
-    with pytest.raises(HyperparameterError, match=r"MemberSamples have no mean with statistics\. Say of='sample'"):
+    with pytest.raises(
+        HyperparameterError, match=r"MemberSamples have no mean to estimate statistics at\. Use of='sample'"
+    ):
         recalibrate(model, MemberSamples([state(model)]), runs(model, batches), of="mean")
 
 
-def test_another_word_is_refused(model, batches):
-    with pytest.raises(HyperparameterError, match=r"of='batch' is unknown; say whose statistics"):
+def test_an_unknown_owner_of_statistics_is_refused(model, batches):
+    with pytest.raises(HyperparameterError, match=r"of='batch' is unknown; use 'sample' or 'mean'"):
         recalibrate(model, PosteriorSamples(posterior_of(model), S), runs(model, batches), of="batch")

@@ -1,4 +1,4 @@
-"""The risk of answers over many calibration sets against the promise, and thresholds against a search by hand."""
+"""The risk over many calibration sets against the guarantee, and thresholds against an explicit search."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lightning_bayes.predictive import Rejector, fewest_rows, summarise
 
 
 def calibrated(generator, count):
-    """Two classes, and a prediction that is right as often as it says: the risk above t is (1 - t)/2."""
+    """Calibrated predictions of two classes, so the risk above t is (1 - t)/2."""
     sure = 0.5 + 0.5 * torch.rand(count, generator=generator, dtype=torch.float64)
     labels = (torch.rand(count, generator=generator) > sure).long()
     return torch.stack([sure, 1 - sure], 1), labels
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.9, 0.95])
-def test_the_risk_is_kept_as_often_as_promised(confidence, generator):
+def test_the_risk_is_at_most_the_tolerated_one_with_the_stated_confidence(confidence, generator):
     """True risk of the answers, in closed form, over 200 calibration sets; violations are at most δ within 4 errors."""
     draws, broken, coverages = 200, 0, []
     for _ in range(draws):
@@ -37,8 +37,8 @@ def test_the_risk_is_kept_as_often_as_promised(confidence, generator):
     assert 0.5 * best < sum(coverages) / draws < best
 
 
-def test_a_threshold_at_the_empirical_risk_breaks_the_promise_half_of_the_time(generator):
-    """The control: what `coverage_at_risk` picks."""
+def test_a_threshold_at_the_empirical_risk_often_exceeds_it(generator):
+    """Control: the threshold of `coverage_at_risk`."""
     broken = 0
     for _ in range(200):
         probs, labels = calibrated(generator, 400)
@@ -49,14 +49,14 @@ def test_a_threshold_at_the_empirical_risk_breaks_the_promise_half_of_the_time(g
     assert broken > 60
 
 
-def test_all_are_answered_where_nothing_is_wrong():
+def test_all_inputs_are_answered_if_no_prediction_is_wrong():
     probs = torch.eye(3).repeat(100, 1) * 0.9 + 0.03
     found = Rejector.fit(probs, torch.arange(3).repeat(100), risk=0.05)
     assert (found.coverage, found.error, found.threshold) == (1.0, 0.0, 0.0)
     assert found.accepts(probs).all()
 
 
-def test_the_chosen_answers_pass_the_test_of_scipy(generator):
+def test_the_chosen_threshold_passes_scipys_binomial_test(generator):
     probs, labels = calibrated(generator, 1000)
     found = Rejector.fit(probs, labels, risk=0.1)
     accepted = found.accepts(probs)
@@ -65,7 +65,7 @@ def test_the_chosen_answers_pass_the_test_of_scipy(generator):
     assert binomtest(errors, answered, 0.1, "less").pvalue <= 0.05
 
 
-def test_equal_confidences_are_answered_all_or_not_at_all(generator):
+def test_inputs_of_equal_confidence_are_all_answered_or_all_rejected(generator):
     probs, labels = calibrated(generator, 2000)
     coarse = (probs * 10).round() / 10
     found = Rejector.fit(coarse, labels, risk=0.12)
@@ -79,11 +79,11 @@ def test_the_fewest_rows_just_pass():
         rows = fewest_rows(risk, confidence)
         probs = torch.tensor([[0.9, 0.1]]).repeat(rows, 1)
         assert Rejector.fit(probs, torch.zeros(rows).long(), risk, confidence).coverage == 1
-        with pytest.raises(DataError, match=f"it takes {rows} or more. Give more rows"):
+        with pytest.raises(DataError, match=f"at least {rows} rows are needed. Pass more rows"):
             Rejector.fit(probs[1:], torch.zeros(rows - 1).long(), risk, confidence)
 
 
-def test_a_prediction_is_taken_as_it_is(generator):
+def test_a_prediction_is_accepted_like_its_probabilities(generator):
     probs, labels = calibrated(generator, 500)
     found = Rejector.fit(probs, labels, risk=0.2)
     prediction = summarise(probs.log()[None], "softmax")
@@ -91,9 +91,9 @@ def test_a_prediction_is_taken_as_it_is(generator):
     assert Rejector(**found.state_dict()) == found
 
 
-def test_bad_input(generator):
+def test_invalid_input_is_refused(generator):
     probs, labels = calibrated(generator, 100)
-    with pytest.raises(DataError, match=r"No threshold keeps the risk at 0\.001 .* 25\.0% are wrong"):
+    with pytest.raises(DataError, match=r"No threshold guarantees a risk of 0\.001 .* 25\.0% are wrong"):
         Rejector.fit(probs, torch.tensor([0, 0, 0, 1]).repeat(25), risk=0.001)
     with pytest.raises(HyperparameterError, match=r"risk=5 .* a risk of 5 % is 0\.05"):
         Rejector.fit(probs, labels, risk=5)

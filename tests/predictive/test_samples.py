@@ -27,7 +27,7 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-def test_samples_are_the_same_for_every_batch_kept_or_drawn_again(monkeypatch):
+def test_cached_and_redrawn_samples_are_equal(monkeypatch):
     posterior = posterior_of(model())
     kept = PosteriorSamples(posterior, 3, seed=7)
     assert kept.weights(1) is kept.weights(1)
@@ -37,13 +37,13 @@ def test_samples_are_the_same_for_every_batch_kept_or_drawn_again(monkeypatch):
     assert all(equal(kept.weights(k), drawn.weights(k)) for k in (2, 0, 1))
 
 
-def test_samples_of_other_numbers_and_seeds_differ():
+def test_samples_differ_by_index_and_seed():
     posterior = posterior_of(model())
     drawn = [PosteriorSamples(posterior, 4, seed).weights(k)["0.weight"] for seed in range(4) for k in range(4)]
     assert len({tuple(w.flatten().tolist()) for w in drawn}) == 16
 
 
-def test_a_sample_is_the_posteriors_with_that_generator():
+def test_a_sample_is_drawn_from_the_posterior_with_its_seed():
     posterior = posterior_of(model())
     first = PosteriorSamples(posterior, 1, seed=0).weights(0)
     assert equal(first, posterior.sample(torch.Generator().manual_seed(0)))
@@ -89,14 +89,14 @@ def test_predictions_of_few_samples_are_unbiased_and_much_closer_to_the_integral
     assert matched.square().mean() < 0.1 * independent.square().mean()
 
 
-def test_outputs_are_a_hand_loop():
+def test_outputs_match_an_explicit_loop():
     net, x = model(), torch.randn(5, 3)
     drawn = PosteriorSamples(posterior_of(net), 4, seed=1)
     expected = [torch.func.functional_call(net, drawn.weights(k), (x,)) for k in range(4)]
     torch.testing.assert_close(drawn.outputs(net, lambda: net(x)), torch.stack(expected), rtol=0, atol=0)
 
 
-def test_placed_weights_go_and_the_own_come_back_bit_for_bit():
+def test_placed_weights_are_replaced_by_the_originals_bit_for_bit():
     net = model()
     before = {n: v.clone() for n, v in net.state_dict().items()}
     pointers = {n: v.data_ptr() for n, v in net.state_dict().items()}
@@ -110,7 +110,7 @@ def test_placed_weights_go_and_the_own_come_back_bit_for_bit():
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_placed_weights_are_removed_by_an_exception(error):
+def test_the_original_weights_are_restored_after_an_exception(error):
     net = model()
     before = {n: v.clone() for n, v in net.state_dict().items()}
     with pytest.raises(error, match="inside"), placed(net, {"0.bias": torch.full((4,), 9.0)}):
@@ -118,7 +118,7 @@ def test_placed_weights_are_removed_by_an_exception(error):
     assert equal(net.state_dict(), before)
 
 
-def test_a_value_of_another_shape_leaves_the_model_as_it_was():
+def test_a_value_of_another_shape_leaves_the_model_unchanged():
     net = model()
     before = {n: v.clone() for n, v in net.state_dict().items()}
     wrong = {"0.weight": torch.zeros(4, 3), "0.bias": torch.zeros(5)}
@@ -127,7 +127,7 @@ def test_a_value_of_another_shape_leaves_the_model_as_it_was():
     assert equal(net.state_dict(), before)
 
 
-def test_a_posterior_that_fits_passes():
+def test_a_matching_posterior_passes():
     net = model()
     check_fits(net, posterior_of(net))
 
@@ -139,7 +139,7 @@ def test_misfits_are_listed_with_the_next_step():
     mean["0.weight"] = torch.zeros(4, 5)
     other = MeanField(mean, {n: torch.ones_like(m) for n, m in mean.items()}, dict.fromkeys(mean, 1.0), 10)
     message = (
-        r"not one of this Sequential \(missing: 1\.num_batches_tracked, 1\.running_mean, "
+        r"does not fit this Sequential \(missing: 1\.num_batches_tracked, 1\.running_mean, "
         r"1\.running_var, 2\.bias; unknown to the model: head\.weight; of another shape: 0\.weight\)"
         r".*posterior\.select\('model\.'\)"
     )

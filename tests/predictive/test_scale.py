@@ -26,14 +26,14 @@ def test_a_minimum_inside_the_range_is_found(best):
     assert found.nll <= found.nll_of_mean == math.log1p(best**2)
 
 
-def test_the_mean_wins_ties_and_gains_that_are_rounding():
+def test_the_mean_wins_ties_up_to_rounding():
     assert fit_scale(lambda c: 0.7).scale == 0
     assert fit_scale(lambda c: 0.7 - (5e-7 if c > 0 else 0)).scale == 0
     assert fit_scale(lambda c: 0.7 + c).scale == 0
     assert fit_scale(lambda c: 0.7 - (5e-5 if c > 0 else 0)).scale > 0
 
 
-def test_a_width_is_never_worse_than_the_mean_and_widths_stay_in_range():
+def test_a_scale_is_never_worse_than_the_mean_and_stays_in_range():
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         a, b, c = torch.randn(3, generator=generator).tolist()
@@ -44,7 +44,7 @@ def test_a_width_is_never_worse_than_the_mean_and_widths_stay_in_range():
         assert len(seen) < 40
 
 
-def test_widths_without_a_finite_nll_are_passed_over():
+def test_scales_without_a_finite_nll_are_skipped():
     assert fit_scale(lambda c: math.nan if c > 2 else (c - 1) ** 2).scale == pytest.approx(1, rel=0.02)
     with pytest.raises(NonFiniteError, match="NLL of the posterior mean is nan on the validation data"):
         fit_scale(lambda c: math.nan)
@@ -82,7 +82,7 @@ def test_regression_nll_is_that_of_the_mixture_in_blocks_and_over_processes(gene
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_noise_that_nobody_states_is_the_one_of_the_lowest_nll(generator):
+def test_unspecified_noise_minimises_the_nll(generator):
     outputs, targets = 0.4 * torch.randn(20, 200, generator=generator), torch.randn(200, generator=generator)
     found = fit_noise_std(outputs, targets)
     at = [predictive_nll(outputs, targets, "identity", std) for std in (found / 1.02, found, found * 1.02)]
@@ -92,8 +92,8 @@ def test_noise_that_nobody_states_is_the_one_of_the_lowest_nll(generator):
     assert alone == pytest.approx(targets.square().mean().sqrt().item(), rel=1e-3)
 
 
-def test_targets_that_do_not_fit_are_shown():
-    with pytest.raises(ShapeError, match=r"outputs are \[2, 4, 3\], the samples first, and targets \[4\]"):
+def test_targets_of_the_wrong_shape_are_refused():
+    with pytest.raises(ShapeError, match=r"outputs are \[2, 4, 3\], with the samples first, and targets \[4\]"):
         predictive_nll(torch.zeros(2, 4, 3), torch.zeros(4), "identity")
     with pytest.raises(ShapeError, match=r"got \[2, 4, 3\] and \[5\]"):
         predictive_nll(torch.zeros(2, 4, 3), torch.zeros(5, dtype=torch.long), "softmax")
@@ -101,13 +101,13 @@ def test_targets_that_do_not_fit_are_shown():
         predictive_nll(torch.zeros(2, 0, 3), torch.zeros(0, dtype=torch.long), "softmax")
 
 
-# -- a posterior that is known ----------------------------------------------------------------------------------------
+# -- a known posterior ----------------------------------------------------------------------------------------
 
 WEIGHTS, NOISE, REPEATS = 20, 0.5, 12
 
 
-def width_that_is_chosen(factor, seed, linearized):
-    """Bayesian linear regression: the exact posterior, its width multiplied by `factor`, and the width that data choose."""
+def fitted_scale(factor, seed, linearized):
+    """Bayesian linear regression: the scale fitted to an exact posterior whose scale was multiplied by `factor`."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -125,14 +125,14 @@ def width_that_is_chosen(factor, seed, linearized):
         mc_predict(model, ScaledPosterior(wrong, c), held_out, 60, link="identity", linearized=linearized).samples
         for c in (1.0, 0.0)
     )
-    # The model is linear, so its outputs are linear in the width.
+    # The model is linear, so its outputs are linear in the scale.
     return fit_scale(lambda c: predictive_nll(at_mean + c * (drawn - at_mean), targets, "identity", NOISE))
 
 
 @pytest.mark.parametrize(("factor", "linearized"), [(1.0, False), (0.2, False), (6.0, True)])
-def test_the_width_of_a_mis_scaled_exact_posterior_is_recovered(factor, linearized):
+def test_the_scale_of_a_misscaled_exact_posterior_is_recovered(factor, linearized):
     """The posterior is isotropic, so (c · factor)² = χ²_D / D: its ln has the mean -1/D and the variance 2/D."""
-    found = [width_that_is_chosen(factor, seed, linearized) for seed in range(REPEATS)]
+    found = [fitted_scale(factor, seed, linearized) for seed in range(REPEATS)]
     logs = torch.tensor([math.log(each.scale * factor) for each in found])
     error = 1 / math.sqrt(2 * WEIGHTS * REPEATS)
     assert abs(logs.mean() + 1 / (2 * WEIGHTS)) < 4 * error

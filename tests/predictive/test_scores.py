@@ -32,7 +32,7 @@ def test_scores_of_samples_equal_scipy_on_the_average(samples):
         torch.testing.assert_close(found[name], torch.as_tensor(value), rtol=0, atol=1e-12, msg=name)
 
 
-def test_logits_alone_are_one_sample_without_mutual_information(samples):
+def test_logits_without_samples_have_no_mutual_information(samples):
     single = ood_scores(samples[0])
     alone = ood_scores(samples[:1])
     assert set(alone) - set(single) == {"mutual_information"}
@@ -43,7 +43,7 @@ def test_logits_alone_are_one_sample_without_mutual_information(samples):
 
 
 @pytest.mark.parametrize("name", OOD_SCORES)
-def test_samples_that_contradict_each_other_are_further_out_than_samples_that_agree(name):
+def test_disagreeing_samples_score_higher_than_agreeing_samples(name):
     agreeing = torch.tensor([[[9.0, 0.0, 0.0]], [[9.0, 0.0, 0.0]]])
     contradicting = torch.tensor([[[9.0, 0.0, 0.0]], [[0.0, 9.0, 0.0]]])
     assert OOD_SCORES[name](contradicting) > OOD_SCORES[name](agreeing)
@@ -58,11 +58,11 @@ def test_energy_and_max_logit_do_not_saturate():
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2, 2, 3), (4, 1)])
-def test_other_shapes_are_refused(shape):
+def test_wrong_shapes_are_refused(shape):
     for name in ("entropy", "max_probability", "energy", "max_logit"):
         with pytest.raises(ShapeError, match=r"of at least two classes, got \["):
             OOD_SCORES[name](torch.zeros(shape))
     with pytest.raises(
-        ShapeError, match=r"needs the logits of several samples.*got \[4, 3\]\. A single network has none"
+        ShapeError, match=r"needs the logits of several samples.*got \[4, 3\]\. It is undefined for a single network"
     ):
         OOD_SCORES["mutual_information"](torch.zeros(4, 3))

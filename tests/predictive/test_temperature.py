@@ -14,7 +14,7 @@ from lightning_bayes.predictive import combine, fit_temperature, minimise_over_t
 
 
 def overconfident(generator, samples=None, examples=400, factor=2.5):
-    """Logits that are `factor` times those that the targets were drawn from, with a spread over samples."""
+    """Logits of several samples, `factor` times the logits that the targets were drawn from."""
     logits = 1.5 * torch.randn(examples, 4, generator=generator, dtype=torch.float64)
     targets = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
     if samples is None:
@@ -24,7 +24,7 @@ def overconfident(generator, samples=None, examples=400, factor=2.5):
 
 
 @pytest.mark.parametrize("samples", [None, 1, 8])
-def test_it_is_the_minimum_that_scipy_finds(generator, samples):
+def test_the_temperature_matches_scipys_minimum(generator, samples):
     outputs, targets = overconfident(generator, samples)
     stacked = outputs if outputs.ndim == 3 else outputs.unsqueeze(0)
 
@@ -44,7 +44,7 @@ def test_the_derivative_vanishes_at_the_temperature_of_a_sampled_posterior(gener
     assert abs(log_temperature.grad.item()) < 1e-5
 
 
-def test_it_undoes_a_known_factor(generator):
+def test_a_known_factor_is_recovered(generator):
     outputs, targets = overconfident(generator, examples=20_000, factor=2.5)
     # Of T = 1/w with w the weight of a logistic regression: the Fisher information of log T is w² mean_i Var(f_i).
     logits = outputs / 2.5
@@ -53,7 +53,7 @@ def test_it_undoes_a_known_factor(generator):
     assert abs(math.log(fit_temperature(outputs, targets) / 2.5)) < 4 / math.sqrt(information)
 
 
-def test_the_average_is_scaled_before_and_not_after_the_mean(generator):
+def test_samples_are_scaled_before_averaging(generator):
     outputs, targets = overconfident(generator, samples=8, examples=2000)
     after = fit_temperature(combine(outputs, "softmax"), targets)
     assert abs(fit_temperature(outputs, targets) - after) > 0.05
@@ -66,7 +66,7 @@ def test_the_sum_does_not_depend_on_its_chunks(generator, monkeypatch):
     torch.testing.assert_close(nll_sum(outputs, targets, 1.3), whole)
 
 
-def test_parts_that_are_reduced_give_the_temperature_of_the_whole(generator):
+def test_shards_with_a_reduction_give_the_temperature_of_the_full_data(generator):
     outputs, targets = overconfident(generator, samples=3, examples=60)
     barrier, totals = threading.Barrier(2, timeout=60), [None, None]
 
@@ -86,7 +86,7 @@ def test_parts_that_are_reduced_give_the_temperature_of_the_whole(generator):
 
 
 @pytest.mark.parametrize(("right", "bound"), [(True, 0.05), (False, 20.0)])
-def test_without_a_minimum_inside_it_is_a_bound(right, bound):
+def test_without_an_interior_minimum_the_temperature_is_a_bound(right, bound):
     logits = torch.eye(3)
     targets = torch.arange(3) if right else (torch.arange(3) + 1) % 3
     assert fit_temperature(logits, targets) == pytest.approx(bound, rel=1e-9)
@@ -105,7 +105,7 @@ def test_the_grid_finds_the_lower_of_two_valleys():
     assert minimise_over_temperature(loss) == pytest.approx(math.exp(1.5), rel=1e-5)
 
 
-def test_bad_input_is_named():
+def test_invalid_input_is_refused():
     for outputs, targets in [
         (torch.zeros(4, 3), torch.zeros(3, dtype=torch.long)),
         (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)),
@@ -114,7 +114,7 @@ def test_bad_input_is_named():
         with pytest.raises(ShapeError, match=r"targets \[batch\] of at least one example, got \["):
             fit_temperature(outputs, targets)
     for strange in (3, -1):
-        with pytest.raises(ShapeError, match=r"indices from 0 to 2, but lie between .* (1|3)\. Leave out the examples"):
+        with pytest.raises(ShapeError, match=r"indices from 0 to 2, but lie between .* (1|3)\. Leave out examples"):
             fit_temperature(torch.zeros(2, 3), torch.tensor([1, strange]))
     outputs = torch.zeros(2, 4, 3)
     outputs[1, 2, 0] = torch.nan

@@ -476,9 +476,7 @@ def test_without_a_variable_the_folder_is_in_the_cache(monkeypatch, tmp_path):
 
 def test_a_posterior_of_a_different_model_is_rejected(tmp_path):
     model = network()
-    with pytest.raises(
-        PosteriorError, match=r"The posterior is not one of this VGG16 .*posterior\.select\('model\.'\)"
-    ):
+    with pytest.raises(PosteriorError, match=r"The posterior does not fit this VGG16 .*posterior\.select\('model\.'\)"):
         save_posterior(tmp_path / "a.safetensors", model, posterior_like(nn.ModuleDict({"model": model})))
     assert list(tmp_path.iterdir()) == []
 
