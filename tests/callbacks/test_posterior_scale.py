@@ -44,13 +44,13 @@ def plain():
 
 
 def vogn(**kwargs):
-    return VOGNCallback(**{"eval_samples": S, "relative_noise": 0.5, **kwargs})
+    return VOGNCallback(**{"eval_samples": S, "relative_noise": 0.1, **kwargs})
 
 
 def fitted(*callbacks, module=None, **kwargs):
     module, trainer = (
         module or plain(),
-        quiet_trainer(*callbacks, **{"max_epochs": 12, **kwargs}),
+        quiet_trainer(*callbacks, **{"max_epochs": 60, **kwargs}),
     )  # until the mean is overconfident
     trainer.fit(module, datamodule=Data())
     return module, trainer
@@ -139,7 +139,7 @@ def test_a_resumed_fit_discards_the_width_of_earlier_weights_and_chooses_again(t
             seen.append(again.scale)
 
     callback, again = vogn(), PosteriorScale()
-    host = quiet_trainer(callback, again, Watch(), max_epochs=13)
+    host = quiet_trainer(callback, again, Watch(), max_epochs=61)
     resumed = plain()
     host.fit(resumed, datamodule=Data(), ckpt_path=tmp_path / "last.ckpt")
     assert set(seen) == {None}
