@@ -1,4 +1,4 @@
-"""A pass under BackPACK's second-order extensions: hooks, functions as modules, and errors that name the culprit."""
+"""A pass with BackPACK's second-order extensions: hooks, functions as modules, and errors that name the module."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lightning_bayes.errors import UnsupportedLayerError
 
 @final
 class BackpackCapture(Capture):
-    """BackPACK's measurement of one pass."""
+    """A capture filled by BackPACK."""
 
     def take_examples(self, losses: Tensor) -> None:
-        """Refuse losses of examples; see `Capture.take_examples`."""
+        """Refuse per-example losses; see `Capture.take_examples`."""
         refuse_examples()
 
 
@@ -38,14 +38,14 @@ def watched(
     captured: Capture,
     otherwise: str,
 ) -> Iterator[None]:
-    """Let BackPACK see the passes inside; everything is undone on exit.
+    """Measure the passes inside with a BackPACK extension; everything is undone on exit.
 
     Args:
         model: The model.
-        layers: Its layers that curvature passes.
-        extension: The extension of BackPACK.
-        as_modules: Shows functions to it; not entered yet.
-        captured: Learns what the layers saw.
+        layers: Layers of the model that propagate curvature.
+        extension: The BackPACK extension.
+        as_modules: Runs functions as modules; entered here.
+        captured: Records the calls of the layers.
         otherwise: The user's alternative, a clause for messages.
 
     Yields:
@@ -73,8 +73,8 @@ def _check_source(layer: MeasuredModule, as_modules: AsModules, module: nn.Modul
     as_modules.require_known(args[0], layer.label)
     if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
         raise UnsupportedLayerError(
-            f"{layer.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} knows linear "
-            "layers with inputs [examples, features] alone. Train by engine='fused'."
+            f"{layer.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} supports only "
+            "inputs [examples, features] of linear layers. Use engine='fused'."
         )
 
 

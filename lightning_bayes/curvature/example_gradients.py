@@ -1,10 +1,10 @@
-"""Every example's gradient of a function of the outputs, parameter by parameter, by the layer rules.
+"""Per-example gradients of a function of the outputs, parameter by parameter, computed by the layer rules.
 
     c_i = J_iᵀ v_i,  J_i = ∂f_i/∂θ        one backward for each column v of output gradients
 
-A parameter's contributions ``[B, *shape]`` are handed out as soon as backward has passed its layer, so that those of one
-parameter are in memory and not those of the whole model; unless several calls of a pass share the parameter. Those of a
-linear layer are handed out as the outer products that they are.
+A callback receives the contributions ``[B, *shape]`` of a parameter as soon as backward has passed its layer, so memory
+holds the contributions of one parameter at a time. Exception: contributions of parameters with several calls in a pass are
+stored until the backward ends. Contributions of a linear layer are passed as outer products.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 
 
 class Outer(NamedTuple):
-    """Contributions of rank one, c_i = left_i right_iᵀ: those of a linear layer without positions.
+    """Contributions of rank one, c_i = left_i right_iᵀ, from a linear layer without positions.
 
     Attributes:
         left: δ, ``[B, out]``.
@@ -41,16 +41,16 @@ class Outer(NamedTuple):
 
 
 Contribution: TypeAlias = Tensor | Outer
-Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # a parameter and c_i of every example
+Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # called with a parameter and c_i of all examples
 
 
 @final
 class ExampleCapture(WrappingCapture):
-    """Hands out contributions; made by `watched_examples`.
+    """Passes contributions to a callback; created by `watched_examples`.
 
     Args:
-        engine: The engine whose model runs.
-        receive: Called with a parameter and its contributions, at most once for each column.
+        engine: The engine of the model.
+        receive: Called with a parameter and its contributions, at most once per column.
     """
 
     def __init__(self, engine: WrappingEngine, receive: Receive) -> None:
@@ -69,7 +69,7 @@ class ExampleCapture(WrappingCapture):
         return plain_call(self, unit, params)
 
     def takes_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
-        """Hand the factors of a linear layer out, where there are no positions and no other call."""
+        """Pass on an outer product if the layer is linear, has no positions and is called once."""
         if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
             return False
         x, delta = in_full_precision(inputs[0]), in_full_precision(grads[0])
@@ -80,36 +80,36 @@ class ExampleCapture(WrappingCapture):
         return True
 
     def take_examples(self, losses: Tensor) -> None:
-        """Refuse losses of examples; see `Capture.take_examples`."""
+        """Refuse per-example losses; see `Capture.take_examples`."""
         refuse_examples()
 
     def takes_sums(self, params: Iterable[nn.Parameter]) -> bool:
-        """Never: every example's contribution is wanted."""
+        """Never: the callback needs every example's contribution."""
         return False
 
     def is_asked(self, accumulators: list[Any]) -> bool:
-        """Whether a column's backward runs."""
+        """Whether the backward of a column runs."""
         return self._is_running
 
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Hand out the contribution, or keep it for the other calls of the parameter."""
+        """Pass on the contribution, or store it if the parameter has other calls."""
         if self.calls[param] == 1:
             self.receive(param, contribution)
         else:
             super().add_shared(param, contribution)
 
     def finish(self) -> None:
-        """Hand out what several calls shared."""
+        """Pass on the contributions of parameters with several calls."""
         for param, contribution in self.shared.items():
             self.receive(param, contribution)
         self.shared.clear()
 
     def backward(self, outputs: Tensor, column: Tensor) -> None:
-        """Run one backward; contributions go to `receive`.
+        """Run one backward, which passes contributions to `receive`.
 
         Args:
             outputs: The model's outputs, with their graph.
-            column: Gradient of every example's own function with respect to its outputs, shaped like them.
+            column: v, the gradient of each example's function with respect to its outputs, shaped like the outputs.
         """
         self._is_running = True
         try:
@@ -121,10 +121,10 @@ class ExampleCapture(WrappingCapture):
 
 @contextmanager
 def watched_examples(engine: WrappingEngine, receive: Receive) -> Iterator[ExampleCapture]:
-    """Watch the forward inside the context; `ExampleCapture.backward` then hands out contributions.
+    """Record the forward inside the context; `ExampleCapture.backward` then computes contributions.
 
     Args:
-        engine: An engine of the model, all of whose trainable parameters are measured.
+        engine: An engine of the model that measures all trainable parameters.
         receive: See `ExampleCapture`.
 
     Yields:

@@ -409,11 +409,13 @@ def test_losses_that_backpack_cannot_see_are_refused(generator):
     model, x = nn.Linear(4, 3), torch.randn(5, 4, generator=generator)
     y, loss = torch.tensor([0, 1, 2, -100, 1]), F.cross_entropy
     good = y.clamp_min(0)
-    alone = "not the result of one loss function alone.*Return what F.cross_entropy"
+    alone = "not the result of one loss function alone.*Return the result of F.cross_entropy"
     refused(model, lambda: model(x).square().mean(), UnsupportedTrainingError, "needs the loss as one function")
     refused(model, lambda: 0.5 * loss(model(x), good), UnsupportedTrainingError, alone)
     refused(model, lambda: loss(model(x), good) + model.weight.norm(), UnsupportedTrainingError, alone)
-    refused(model, lambda: loss(model(x), y), UnsupportedTrainingError, "counts targets that are ignore_index")
+    refused(
+        model, lambda: loss(model(x), y), UnsupportedTrainingError, "does not support targets equal to ignore_index"
+    )
     refused(
         model, lambda: loss(model(x), good, weight=torch.ones(3)), UnsupportedTrainingError, "cross_entropy with weight"
     )
@@ -426,7 +428,7 @@ def test_losses_that_backpack_cannot_see_are_refused(generator):
     logged = lambda: (F.mse_loss(model(x), torch.zeros(5, 3)), loss(model(x), good))[1]  # noqa: E731
     refused(model, logged, UnsupportedLayerError, "called twice")
     votes = torch.ones(5, 3)
-    refused(model, lambda: loss(model(x), votes), UnsupportedTrainingError, "for probabilities, which sum to 1")
+    refused(model, lambda: loss(model(x), votes), UnsupportedTrainingError, "needs probabilities that sum to 1")
     refused(model, lambda: loss(model(x) / 2, good), UnsupportedLayerError, "CrossEntropyLoss follows DivBackward0")
 
 
