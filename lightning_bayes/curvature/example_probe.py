@@ -24,6 +24,7 @@ from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, entries
 from lightning_bayes.curvature.loss import LossReduction, read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
+from lightning_bayes.curvature.loss_values import Reduced
 from lightning_bayes.curvature.parameter_uses import enters_measured_layer, is_measured, nodes_behind
 from lightning_bayes.curvature.routing import routed_calls
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
@@ -78,22 +79,22 @@ class Found:
 
 
 class Plan(NamedTuple):
-    """The layouts for one kind of pass. Its n is size number `index` of the pass, divided by `factor`."""
+    """The layouts for one kind of pass. Its n is the size at `position` among the sizes of the pass, divided by `factor`."""
 
-    index: int
+    position: int
     factor: int
     examples_second: bool
     layouts: tuple[Layout | None, ...]
 
     def for_pass(self, outputs: Sequence[LayerOutput], sizes: list[int]) -> Found | None:
         """The layouts for a pass of this kind; None if its sizes are not multiples of n."""
-        n = max(sizes[self.index] // self.factor, 1)
+        n = max(sizes[self.position] // self.factor, 1)
         regrouped = [
             out
             for out, layout in zip(outputs, self.layouts, strict=True)
             if layout is not None and layout.kind in {"groups", "strided"}
         ]
-        if sizes[self.index] % self.factor or any(out.rows % n for out in regrouped):
+        if sizes[self.position] % self.factor or any(out.rows % n for out in regrouped):
             return None
         return Found(n, self.examples_second, self.layouts)
 
@@ -148,8 +149,8 @@ class ExampleProbe:
         self._probes[kind] += 1
         if found.is_settled or self._probes[kind] >= _MAX_PROBES:
             n = found.num_examples
-            index = sizes.index(n) if n in sizes else next(i for i, size in enumerate(sizes) if size and size % n == 0)
-            self._plans[kind] = Plan(index, sizes[index] // n, found.examples_second, found.layouts)
+            position = sizes.index(n if n in sizes else next(size for size in sizes if size and size % n == 0))
+            self._plans[kind] = Plan(position, sizes[position] // n, found.examples_second, found.layouts)
         return found
 
     def _probe(
@@ -202,7 +203,7 @@ class ExampleProbe:
     def _is_clear(self, reader: LossReader | None) -> bool:
         if self.loss_reduction != "auto" or reader is None or reader.loss is None:
             return True
-        return reader.loss.kind in {"mean", "sum"} and reader.loss.divisor == 1
+        return isinstance(reader.loss, Reduced) and reader.loss.divisor == 1
 
     def _try(
         self, loss: Tensor, outputs: Sequence[LayerOutput], n: int, whole: Whole | None, by_host: bool

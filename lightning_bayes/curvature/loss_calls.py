@@ -73,7 +73,7 @@ def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: di
     arguments: dict[str, Any] = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     outputs, target = arguments.pop("input"), arguments.pop("target")
     _check(function.__name__, arguments, target, reader)
-    options = {key: arguments[key] for key in ("reduction", "label_smoothing") if key in arguments}
+    options: dict[str, Any] = {key: arguments[key] for key in ("reduction", "label_smoothing") if key in arguments}
     return LossCall(function, outputs, target, options)
 
 

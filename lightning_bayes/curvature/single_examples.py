@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.loss_values import Values
+from lightning_bayes.curvature.loss_values import Content, Examples
 from lightning_bayes.curvature.parameter_uses import nodes_behind
 
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
@@ -109,23 +109,23 @@ def _cuts(reader: LossReader, n: int) -> dict[Any, dict[int, int]]:
     seen = set(stack)
     while stack:
         edge = stack.pop()
-        values = reader.values_of(edge)
-        layout = _layout(values, graph.shape_of(edge), n)
+        content = reader.content_of(edge)
+        layout = _layout(content, graph.shape_of(edge), n)
         if layout is not None:
             cuts.setdefault(edge[0], {})[edge[1]] = layout
         elif graph.is_layer(edge[0]):
             return {}
-        elif values is not None:
+        elif content is not None:
             children = [child for child in graph.edges_of(edge[0]) if child is not None and child not in seen]
             seen.update(children)
             stack += children
     return cuts
 
 
-def _layout(values: Values | None, shape: graph.Shape, n: int) -> int | None:
-    if values is None or values.kind != "examples" or values.layout is None or values.is_choice:
+def _layout(content: Content | None, shape: graph.Shape, n: int) -> int | None:
+    if not isinstance(content, Examples) or content.layout is None or content.selection is not None:
         return None
-    return None if graph.example_dim(shape, values.layout, n) is None else values.layout
+    return None if graph.example_dim(shape, content.layout, n) is None else content.layout
 
 
 def _own_rows(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:
