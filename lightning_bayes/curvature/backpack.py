@@ -79,11 +79,7 @@ class BackpackEngine(AbstractEngine):
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Measure the passes inside the context. Hooks and in-place options are restored on exit.
-
-        Yields:
-            The capture; its squares are complete on exit.
-        """
+        """Measure the passes inside the context; the capture's squares are complete on exit."""
         units = self.units()
         self._check_supported(units)
         captured, extension = BackpackCapture(self.loss_reduction, self.probe), self._extension(units)

@@ -38,19 +38,7 @@ def watched(
     captured: Capture,
     otherwise: str,
 ) -> Iterator[None]:
-    """Measure the passes inside with a BackPACK extension; everything is undone on exit.
-
-    Args:
-        model: The model.
-        layers: Layers of the model that propagate curvature.
-        extension: The BackPACK extension.
-        as_modules: Runs functions as modules; entered here.
-        captured: Records the calls of the layers.
-        otherwise: The user's alternative, a clause for messages.
-
-    Yields:
-        Nothing.
-    """
+    """Measure the passes inside with a BackPACK extension: `layers` propagate curvature, `captured` records calls."""
     advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
     with ExitStack() as undo:
         undo.enter_context(out_of_place(model))

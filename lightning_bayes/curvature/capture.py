@@ -105,14 +105,7 @@ class Capture(ABC):
 
     @abstractmethod
     def take_examples(self, losses: Tensor) -> None:
-        """Measure per-example losses in a separate backward pass, or reject them with `refuse_examples`.
-
-        Args:
-            losses: The losses, ``[n]``, with their graph.
-
-        Raises:
-            UnsupportedTrainingError: If this capture cannot measure them.
-        """
+        """Measure per-example losses ``[n]`` in a separate backward, or reject them with `refuse_examples`."""
 
     def _find_examples(self, loss: Tensor, divided_by_host: bool, declared: int = 0) -> list[LayerOutput]:
         """Set the layout of every call that the loss reaches, and return these calls."""
@@ -153,16 +146,7 @@ class Capture(ABC):
             self.is_following = False
 
     def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
-        """Prepare for calls whose examples are not in the rows of dimension 0.
-
-        Args:
-            loss: The observed loss.
-            divided_by_host: As in `observe`.
-            outputs: The calls that the loss reaches, with their layouts.
-
-        Raises:
-            ExampleDimensionError: If this engine cannot measure such calls.
-        """
+        """Prepare for the calls in `outputs`; raises `ExampleDimensionError` for layouts that the engine cannot measure."""
         unsupported = [out for out in outputs if out.layout != ROWS]
         if unsupported:
             first = unsupported[0]

@@ -53,15 +53,7 @@ class AbstractEngine(ABC):
         """Measure the forward and backward passes inside the context; restore the model on exit."""
 
     def check_reached(self, captured: Capture) -> None:
-        """Require a measurement of each parameter that has a gradient.
-
-        Args:
-            captured: A finished capture.
-
-        Raises:
-            UnsupportedLayerError: If parameters have a gradient but no measurement; lists all of them.
-            NoMeasurementError: If no layer was called.
-        """
+        """Require a called layer, and a measurement of each parameter that has a gradient, in a finished capture."""
         named = self.model.named_parameters()
         trainable = {name: p for name, p in named if p.requires_grad and p not in self.left_out}
         reached = captured.reached

@@ -25,15 +25,10 @@ from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 
 
 class Outer(NamedTuple):
-    """Contributions of rank one, c_i = left_i right_iᵀ, from a linear layer without positions.
+    """Contributions of rank one, c_i = left_i right_iᵀ, from a linear layer without positions."""
 
-    Attributes:
-        left: δ, ``[B, out]``.
-        right: x, ``[B, in]``.
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # δ, [B, out]
+    right: Tensor  # x, [B, in]
 
     def dense(self) -> Tensor:
         """c_i, ``[B, out, in]``."""
@@ -105,12 +100,7 @@ class ExampleCapture(WrappingCapture):
         self.shared.clear()
 
     def backward(self, outputs: Tensor, column: Tensor) -> None:
-        """Run one backward, which passes contributions to `receive`.
-
-        Args:
-            outputs: The model's outputs, with their graph.
-            column: v, the gradient of each example's function with respect to its outputs, shaped like the outputs.
-        """
+        """Run one backward from a column of output gradients, which passes contributions to `receive`."""
         self._is_running = True
         try:
             torch.autograd.grad(outputs, list(self.calls), column, retain_graph=True, allow_unused=True)
@@ -121,15 +111,7 @@ class ExampleCapture(WrappingCapture):
 
 @contextmanager
 def watched_examples(engine: WrappingEngine, receive: Receive) -> Iterator[ExampleCapture]:
-    """Record the forward inside the context; `ExampleCapture.backward` then computes contributions.
-
-    Args:
-        engine: An engine of the model that measures all trainable parameters.
-        receive: See `ExampleCapture`.
-
-    Yields:
-        The capture.
-    """
+    """Record the forward inside the context; `ExampleCapture.backward` then passes contributions to `receive`."""
     with engine.run(ExampleCapture(engine, receive)) as captured, torch.enable_grad():
         assert isinstance(captured, ExampleCapture)
         yield captured

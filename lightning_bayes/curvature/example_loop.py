@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 
 class ExampleLoop:
-    """Computes contributions one example at a time.
-
-    Args:
-        captured: The capture of the pass.
-    """
+    """Computes contributions to the parameters of one pass, one example at a time."""
 
     def __init__(self, captured: FusedCapture) -> None:
         self.captured = captured
@@ -48,14 +44,7 @@ class ExampleLoop:
     def run(
         self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter]
     ) -> None:
-        """Compute the contributions of each example to shared calls and to parameters used outside of layers.
-
-        Args:
-            loss: The observed loss.
-            divided_by_host: As in `Capture.observe`.
-            outputs: Calls whose output all examples share.
-            leaves: Parameters that are used outside of their layers.
-        """
+        """Compute per-example contributions to calls with a shared output and to parameters used outside of layers."""
         captured = self.captured
         if captured.known_batch_size == 1:
             self._take_single_example(loss, leaves)

@@ -38,38 +38,23 @@ _MAX_PROBES = 5  # per kind of pass, if layers get no gradient, such as those be
 
 
 class Whole(NamedTuple):
-    """A call of the model as a whole whose first input and first output have equally many rows.
-
-    Attributes:
-        rows: Number of rows.
-        edge: The output in autograd's graph.
-    """
+    """A call of the model as a whole whose first input and first output have equally many rows."""
 
     rows: int
-    edge: GradientEdge
+    edge: GradientEdge  # of the output
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where the calls of one pass hold the examples.
+    """Where the calls of one pass hold the examples."""
 
-    Attributes:
-        num_examples: n.
-        examples_second: See `LossReader`.
-        layouts: Layout of each call; None for a call that the loss does not reach.
-        is_settled: Whether later passes of this kind may reuse the layouts.
-        is_clear: Whether the loss shows its reduction for this n.
-        is_joined: Whether every term that takes a piece of the rows also takes the other pieces.
-        error: Why the examples cannot be separated; empty if they can.
-    """
-
-    num_examples: int
-    examples_second: bool
-    layouts: tuple[Layout | None, ...]
-    is_settled: bool = True
-    is_clear: bool = True
-    is_joined: bool = True
-    error: str = ""
+    num_examples: int  # n
+    examples_second: bool  # see `LossReader`
+    layouts: tuple[Layout | None, ...]  # of each call; None for a call that the loss does not reach
+    is_settled: bool = True  # whether later passes of this kind may reuse the layouts
+    is_clear: bool = True  # whether the loss shows its reduction for this n
+    is_joined: bool = True  # whether every term that takes a piece of the rows also takes the other pieces
+    error: str = ""  # why the examples cannot be separated; empty if they can
 
     @property
     def score(self) -> tuple[int, int]:
@@ -104,11 +89,7 @@ class _NotFiniteError(Exception):
 
 
 class ExampleProbe:
-    """Finds the layouts of passes, and remembers them by kind.
-
-    Args:
-        loss_reduction: How losses reduce their examples.
-    """
+    """Finds the layouts of passes, and remembers them by kind."""
 
     def __init__(self, loss_reduction: LossReduction) -> None:
         self.loss_reduction = loss_reduction

@@ -39,11 +39,7 @@ class FusedEngine(WrappingEngine):
 
 @final
 class FusedCapture(WrappingCapture):
-    """The squares of one pass.
-
-    Args:
-        engine: The engine.
-    """
+    """The squares of one pass."""
 
     def __init__(self, engine: FusedEngine) -> None:
         super().__init__(engine)

@@ -28,22 +28,14 @@ class GradientEngine(AbstractEngine):
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Count the examples of the passes inside the context.
-
-        Yields:
-            The capture, without curvature.
-        """
+        """Count the examples of the passes inside the context; the capture has no curvature."""
         captured = GradientCapture(self.loss_reduction)
         with examples_counted(self.model, captured):
             yield captured
 
     @contextmanager
     def bare(self) -> Iterator[Capture]:
-        """Skip counting and reading the loss, for an update with a single batch whose loss is a mean.
-
-        Yields:
-            A `BareCapture`.
-        """
+        """Skip counting and reading the loss, for an update with a single batch whose loss is a mean."""
         yield BareCapture(self.loss_reduction)
 
     def check_reached(self, captured: Capture) -> None:

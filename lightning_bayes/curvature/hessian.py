@@ -18,10 +18,7 @@ from lightning_bayes.curvature.loss import LossReduction
 class HessianEngine(AbstractEngine):
     """Computes the Hessian of every observed loss. Supports all layers that torch can differentiate twice.
 
-    Args:
-        model: The model.
-        params: The weights, in the order of the Hessian's rows.
-        loss_reduction: How losses reduce their examples.
+    Arguments as in `AbstractEngine`; `params` are the weights in the order of the Hessian's rows.
     """
 
     def __init__(
@@ -32,11 +29,7 @@ class HessianEngine(AbstractEngine):
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Count the examples of the passes inside the context, and compute the Hessians of their losses.
-
-        Yields:
-            The capture.
-        """
+        """Count the examples of the passes inside the context, and compute the Hessians of their losses."""
         captured = HessianCapture(self.params, self.loss_reduction)
         with examples_counted(self.model, captured):
             yield captured
@@ -48,12 +41,7 @@ class HessianEngine(AbstractEngine):
 
 @final
 class HessianCapture(Capture):
-    """Sums the Hessians of the losses of a pass.
-
-    Args:
-        params: The weights.
-        loss_reduction: How losses reduce their examples.
-    """
+    """Sums the Hessians of the losses of a pass."""
 
     def __init__(self, params: Sequence[nn.Parameter], loss_reduction: LossReduction) -> None:
         super().__init__(loss_reduction)

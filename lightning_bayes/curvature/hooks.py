@@ -80,16 +80,7 @@ def out_of_place(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def calls_checked(units: Iterable[MeasuredModule], captured: Capture, advice: str) -> Iterator[None]:
-    """Record each call of the units, and refuse calls that BackPACK would measure wrongly.
-
-    Args:
-        units: The modules to watch.
-        captured: Records the calls.
-        advice: The next step, the last sentence of the messages.
-
-    Yields:
-        Nothing.
-    """
+    """Record the calls of the units in `captured`, and refuse calls that BackPACK would measure wrongly."""
     with ExitStack() as undo:
         for unit in units:
             check, note = partial(_check_call, unit, captured, advice), partial(_note_output, unit, captured)
@@ -149,19 +140,7 @@ def _note_output(
 
 @contextmanager
 def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
-    """Replace torch's error about a layer output that was changed in place by one that names the layer.
-
-    Args:
-        advice: The next step, the last sentence of the message.
-        captured: Knows the layer that was called last.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        UnsupportedTrainingError: If a layer output was changed in place.
-        RuntimeError: Any other error of the passes.
-    """
+    """Replace torch's error about a layer output that was changed in place by one that names the layer."""
     try:
         yield
     except RuntimeError as error:

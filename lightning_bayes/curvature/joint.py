@@ -14,15 +14,10 @@ from lightning_bayes.curvature.workspace import Workspace
 
 
 class LayerRows(NamedTuple):
-    """Inputs and output gradients of a layer with factors, at T positions of B examples. A second call adds positions.
+    """Inputs and output gradients of a layer with factors, at T positions of B examples. A second call adds positions."""
 
-    Attributes:
-        inputs: ā, with an appended 1 for the bias, ``[B, T, K]``.
-        gradients: δ of each example's own loss, ``[B, T, out]``.
-    """
-
-    inputs: Tensor
-    gradients: Tensor
+    inputs: Tensor  # ā, with an appended 1 for the bias, [B, T, K]
+    gradients: Tensor  # δ of each example's own loss, [B, T, out]
 
     def example_gradients(self) -> Tensor:
         """Gradient of each example's own loss with respect to the layer's matrix, ``[B, out, K]``."""

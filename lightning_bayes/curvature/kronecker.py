@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -39,12 +38,8 @@ from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, Un
 class KroneckerEngine(WrappingEngine):
     """Measures Kronecker factors on request.
 
-    Args:
-        model: See `AbstractEngine`.
-        loss_reduction: See `AbstractEngine`.
-        workspace_mib: See `AbstractEngine`.
-        records: Factory of the records that a pass fills for the requested layers.
-        has_factors: Whether these records support a layer.
+    Arguments as in `AbstractEngine`; `records` creates the records that a pass fills for the requested layers, and
+    `has_factors` tells whether these records support a layer.
     """
 
     def __init__(
@@ -60,14 +55,7 @@ class KroneckerEngine(WrappingEngine):
         self._plain = GradientEngine(model, loss_reduction)
 
     def capture(self, request: Request | None = None) -> AbstractContextManager[Capture]:
-        """Measure the passes inside the context.
-
-        Args:
-            request: The layers and labels to measure; None for the gradient only.
-
-        Returns:
-            A context manager that yields the capture: a `KroneckerCapture` if there is a request.
-        """
+        """Measure the passes inside the context: the layers of the request, or only the gradient without a request."""
         return self._plain.capture() if request is None else self._outputs_kept(KroneckerCapture(self, request))
 
     @contextmanager
@@ -102,7 +90,7 @@ class KroneckerEngine(WrappingEngine):
         missed = [
             name
             for name, param in self.model.named_parameters()
-            if param.grad is not None and param not in captured.reached and captured.is_called(param)
+            if param.grad is not None and param not in captured.reached and captured.calls[param]
         ]
         if missed:
             raise UnsupportedLayerError(
@@ -110,17 +98,6 @@ class KroneckerEngine(WrappingEngine):
                 "labels cannot measure these parameters. Pass fisher='empirical'. For layers under "
                 "checkpoint(..., use_reentrant=True), pass use_reentrant=False instead."
             )
-
-
-@dataclass(eq=False)
-class _Sampling:
-    """State of the additional backward with sampled labels."""
-
-    probe: Tensor = field(
-        default_factory=lambda: torch.zeros((), requires_grad=True)
-    )  # every layer's output depends on it
-    is_running: bool = False
-    draw: int = 0  # index of the label draw
 
 
 @final
@@ -134,6 +111,8 @@ class KroneckerCapture(WrappingCapture):
     Attributes:
         model_outputs: The model's differentiable outputs.
         records: The records of the requested layers.
+        probe: A leaf that every layer with factors depends on, so that a backward to it reaches all of them.
+        draw: Index of the running label draw, or of the running column.
     """
 
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:
@@ -141,7 +120,8 @@ class KroneckerCapture(WrappingCapture):
         self.request = request
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
-        self._sampling = _Sampling()
+        self.probe, self.draw = torch.zeros((), requires_grad=True), 0
+        self._is_sampling = False  # whether the additional backward runs
 
     @property
     def reached(self) -> set[nn.Parameter]:
@@ -152,10 +132,6 @@ class KroneckerCapture(WrappingCapture):
         """Refuse per-example losses; see `Capture.take_examples`."""
         refuse_examples()
 
-    def is_called(self, param: nn.Parameter) -> bool:
-        """Whether a measured module that holds `param` was called."""
-        return self.calls[param] > 0
-
     # -- the passes ---------------------------------------------------------------------------------------------------
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
@@ -164,17 +140,12 @@ class KroneckerCapture(WrappingCapture):
 
     def is_asked(self, accumulators: list[Any]) -> bool:
         """Whether the running backward measures or accumulates parameter gradients."""
-        return self._sampling.is_running or super().is_asked(accumulators)
+        return self._is_sampling or super().is_asked(accumulators)
 
     @property
     def measures(self) -> bool:
         """Whether the running backward measures."""
-        return self._sampling.is_running or self.request.likelihood is None
-
-    @property
-    def probe(self) -> Tensor:
-        """A leaf that every layer with factors depends on, so that a backward to it reaches all of them."""
-        return self._sampling.probe
+        return self._is_sampling or self.request.likelihood is None
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model. Ignores scalars: under DDP the model's forward may run the whole training step."""
@@ -199,49 +170,39 @@ class KroneckerCapture(WrappingCapture):
     def _measure_with_sampled_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
         generator = Generator(outputs[0].device).manual_seed(self.request.seed)
         leaves = self._leaves()
-        self._sampling.is_running = True
+        self._is_sampling = True
         try:
             for draw in range(self.request.mc_samples):
-                self._sampling.draw = draw
+                self.draw = draw
                 with self.records.aside():
                     losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
                     loss = torch.stack(losses).sum() * (self.request.loss_scale / math.sqrt(terms))
                     torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
             self.finish()
         finally:
-            self._sampling.is_running = False
+            self._is_sampling = False
 
     def measure_columns(self, outputs: Tensor, columns: Iterable[Tensor]) -> None:
-        """Run one backward per column of a square root of the output curvature; squares and moments accumulate.
-
-        Args:
-            outputs: The model's outputs, with their graph.
-            columns: Output gradients, each shaped like the outputs; see `curvature.output_roots`.
-        """
+        """Run one backward per column of output gradients (`curvature.output_roots`); squares and moments accumulate."""
         leaves = self._leaves()
-        self._sampling.is_running = True
+        self._is_sampling = True
         try:
             for draw, column in enumerate(columns):
-                self._sampling.draw = draw
+                self.draw = draw
                 torch.autograd.grad(outputs, leaves, column, retain_graph=True, allow_unused=True)
                 self.finish()
         finally:
-            self._sampling.is_running = False
+            self._is_sampling = False
 
     def _leaves(self) -> list[Tensor]:
         with_factors = {param for layer in self.request.layers for param in layer.parameters()}
         return [self.probe, *(param for param in self.calls if param not in with_factors)]
 
-    @property
-    def draw(self) -> int:
-        """Index of the running label draw, or of the running column."""
-        return self._sampling.draw
-
     def add(self, param: nn.Parameter, square: Tensor) -> None:
         """Store Σ_i c_i² of a parameter if the running backward measures; later columns are added."""
         if not self.measures:
             return
-        if self._sampling.draw and param in self.squares:
+        if self.draw and param in self.squares:
             self.squares[param] = self.squares[param] + square
         else:
             super().add(param, square)

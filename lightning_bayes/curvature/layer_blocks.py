@@ -23,19 +23,7 @@ def capture_blocks(
     mc_samples: int,
     seed: int | None,
 ) -> KroneckerCapture:
-    """Run a closure and its backward, and measure the factors of every layer.
-
-    Args:
-        engine: The engine.
-        closure: Computes the loss.
-        source: The source of the factors, for messages. ``"BackPACK"`` samples the labels itself.
-        quantity: Name of the factors, for messages.
-        mc_samples: Sampled labels per example.
-        seed: Seed of the labels; None draws one from torch's global generator.
-
-    Returns:
-        The finished capture. Raises `UnsupportedLayerError` with a list of the layers without factors.
-    """
+    """Run a closure and its backward, and measure the factors of every layer; the source "BackPACK" samples labels."""
     units = find_measured_modules(engine.model)
     refuse(
         [

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -27,15 +27,10 @@ _TOLERANCE = 1e-6  # relative to the largest gradient
 
 
 class Layout(NamedTuple):
-    """Where a call holds the examples.
-
-    Attributes:
-        kind: See the module docstring.
-        dim: The dimension, for kind ``"dim"``.
-    """
+    """Where a call holds the examples; the kinds are explained above."""
 
     kind: str = "rows"
-    dim: int = 0
+    dim: int = 0  # for kind "dim"
 
 
 ROWS, SHARED = Layout("rows"), Layout("shared")
@@ -43,27 +38,16 @@ ROWS, SHARED = Layout("rows"), Layout("shared")
 
 @dataclass(eq=False)
 class LayerOutput:
-    """The differentiable outputs of one call of a measured module.
-
-    Attributes:
-        unit: The module.
-        rows: Number of examples of the call according to its rule or its first input.
-        dim: The dimension of the first output that holds these rows; None if it differs between outputs.
-        edges: Autograd node and output index of each output.
-        shapes: Shape of each output.
-        tensors: Weak reference to each output.
-        layout: Where the outputs hold the examples.
-        is_looped: Whether an `ExampleLoop` measured the call.
-    """
+    """The differentiable outputs of one call of a measured module."""
 
     unit: MeasuredModule
-    rows: int
-    dim: int | None
-    edges: list[tuple[Any, int]]
+    rows: int  # number of examples of the call according to its rule or its first input
+    dim: int | None  # dimension of the first output that holds these rows; None if it differs between outputs
+    edges: list[tuple[Any, int]]  # autograd node and output index of each output
     shapes: list[Shape]
     tensors: list[ReferenceType[Tensor]]
-    layout: Layout = field(default=ROWS)
-    is_looped: bool = False
+    layout: Layout = ROWS
+    is_looped: bool = False  # whether an `ExampleLoop` measured the call
 
     @classmethod
     def of(cls, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> LayerOutput:
@@ -94,16 +78,7 @@ class LayerOutput:
         return any(size % num_examples == 0 for shape in self.shapes for size in shape[: -self._num_features])
 
     def layouts(self, grads: list[Tensor | None], example: int, num_examples: int) -> list[Layout] | None:
-        """The layouts that are consistent with the gradient of one example's loss.
-
-        Args:
-            grads: The gradients of the outputs.
-            example: Index of the example, i.
-            num_examples: Number of examples, n.
-
-        Returns:
-            The layouts, the likeliest first; None if the gradient is zero.
-        """
+        """The layouts consistent with the gradient of one example's loss, likeliest first; None if it is zero."""
         consistent = [
             list(self._fitting(grad.reshape(shape), dim, example, num_examples))
             for grad, shape, dim in zip(grads, self.shapes, self.dims, strict=True)
@@ -139,7 +114,14 @@ class LayerOutput:
 def retained_grads_kept(outputs: Iterable[LayerOutput]) -> Iterator[None]:
     """Restore on exit the gradients that users retain in layer outputs with `torch.Tensor.retain_grad`."""
     alive = (reference() for output in outputs for reference in output.tensors)
-    saved = [(tensor, tensor.grad) for tensor in alive if tensor is not None and tensor.retains_grad]
+    with gradients_restored(tensor for tensor in alive if tensor is not None and tensor.retains_grad):
+        yield
+
+
+@contextmanager
+def gradients_restored(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Clear the ``.grad`` of tensors on entry and restore it on exit."""
+    saved = [(tensor, tensor.grad) for tensor in tensors]
     for tensor, _ in saved:
         tensor.grad = None
     try:
@@ -158,17 +140,7 @@ def entries(grad: Tensor, dim: int) -> set[int]:
 
 
 def examples_first(value: Any, dim: int | None, layout: Layout, num_examples: int) -> Any:
-    """Move the examples of an input or gradient to dimension 0. The k rows of an example become consecutive.
-
-    Args:
-        value: A tensor; other values are returned unchanged.
-        dim: The dimension where the rule expects the examples; None for values that all examples share.
-        layout: Where the examples are.
-        num_examples: n.
-
-    Returns:
-        The rearranged value.
-    """
+    """Move examples from dimension `dim`, or the layout's dimension, to 0; rows of an example become consecutive."""
     if dim is None or not isinstance(value, Tensor):
         return value
     if layout.kind == "dim":
@@ -180,17 +152,7 @@ def examples_first(value: Any, dim: int | None, layout: Layout, num_examples: in
 
 
 def in_groups(value: Any, dim: int | None, layout: Layout, num_examples: int) -> Any:
-    """Make the k rows of each example consecutive, without moving their dimension.
-
-    Args:
-        value: A tensor or a tuple of tensors; other values are returned unchanged.
-        dim: The dimension where the rule expects the examples; None for values that all examples share.
-        layout: ``"groups"`` or ``"strided"``.
-        num_examples: n.
-
-    Returns:
-        The rearranged value.
-    """
+    """Make the k rows of each example consecutive, for the layouts ``groups`` and ``strided``. Keeps non-tensors."""
     if isinstance(value, tuple):
         return tuple(in_groups(tensor, dim, layout, num_examples) for tensor in value)
     if dim is None or not isinstance(value, Tensor) or layout.kind != "strided":

@@ -102,15 +102,7 @@ class Softmax(Likelihood):
     """Classes y with p(y | f) ∝ exp f_y; outputs are logits ``[batch, classes, …]``, targets ``[batch, …]``."""
 
     def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
-        """Draw a class for each example and position.
-
-        Args:
-            outputs: Logits, ``[batch, classes, …]``.
-            generator: Source of randomness, on the device of `outputs`.
-
-        Returns:
-            Classes, ``[batch, …]``.
-        """
+        """Draw a class ``[batch, …]`` for each example and position of logits ``[batch, classes, …]``."""
         probs = _finite(self._checked(outputs)).softmax(1).movedim(1, -1)
         return torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator).reshape(probs.shape[:-1])
 
@@ -141,15 +133,7 @@ class Bernoulli(Likelihood):
     """Independent binary labels with p(y = 1 | f) = sigmoid(f); outputs are logits, targets have the same shape."""
 
     def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
-        """Draw a label for each logit.
-
-        Args:
-            outputs: Logits, ``[batch, …]``.
-            generator: Source of randomness, on the device of `outputs`.
-
-        Returns:
-            Zeros and ones in the shape and dtype of `outputs`.
-        """
+        """Draw a label, 0 or 1, for each logit, in the shape and dtype of `outputs`."""
         return torch.bernoulli(_finite(outputs).sigmoid(), generator=generator)
 
     def root(self, outputs: Tensor, index: int) -> Tensor:
@@ -178,15 +162,7 @@ class Gaussian(Likelihood):
         self.std = std
 
     def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
-        """Draw a target around each mean.
-
-        Args:
-            outputs: Means, ``[batch, …]``.
-            generator: Source of randomness, on the device of `outputs`.
-
-        Returns:
-            Targets in the shape and dtype of `outputs`.
-        """
+        """Draw a target around each mean, in the shape and dtype of `outputs`."""
         noise = torch.randn(outputs.shape, generator=generator, device=outputs.device, dtype=outputs.dtype)
         return outputs.detach() + self.std * noise
 

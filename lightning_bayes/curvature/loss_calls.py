@@ -35,19 +35,12 @@ ADVICE = (
 
 
 class LossCall(NamedTuple):
-    """One call of a loss function.
-
-    Attributes:
-        function: The function.
-        outputs: Its first argument, the model's outputs.
-        target: Its second argument.
-        options: ``reduction`` and ``label_smoothing``, if given.
-    """
+    """One call of a loss function on the model's outputs."""
 
     function: Callable[..., Tensor]
     outputs: Tensor
     target: Tensor
-    options: dict[str, Any]
+    options: dict[str, Any]  # reduction and label_smoothing, if given
 
     @property
     def terms(self) -> int:
@@ -59,17 +52,7 @@ class LossCall(NamedTuple):
 
 
 def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], reader: str) -> LossCall:
-    """Read the arguments of a loss function.
-
-    Args:
-        function: A key of `LIKELIHOODS`.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        reader: The part of the package that needs the likelihood, for messages.
-
-    Returns:
-        The call. Raises `UnsupportedTrainingError` for weighted or ignored examples, and for a loss that is not a scalar.
-    """
+    """Read the arguments of a function in `LIKELIHOODS`; refuses weights, ignored targets and losses without reduction."""
     arguments: dict[str, Any] = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     outputs, target = arguments.pop("input"), arguments.pop("target")
     _check(function.__name__, arguments, target, reader)

@@ -319,7 +319,7 @@ class LossReader:
             return
         raise UnsupportedTrainingError(
             f"A term of the loss is over values of shape {list(sizes or (1,))}, but the layers saw {self.batch_size} "
-            "examples, so it may not hold a value for each. Select rows with a mask, mask targets with ignore_index, or "
+            "examples, so it may not hold a value for each. Choose rows with a mask, mask targets with ignore_index, or "
             'return the per-example losses as well: {"loss": loss, "per_example_loss": losses}.'
         )
 

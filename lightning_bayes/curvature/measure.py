@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, get_args, overload
 
@@ -15,6 +14,7 @@ from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.curvature.layer_blocks import blocks_by_parameter, capture_blocks
+from lightning_bayes.curvature.layouts import gradients_restored
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import (
     DiagonalQuantity,
@@ -176,7 +176,7 @@ def measure(
     _require_measurable(engine, quantity)
     if mc_samples < 1:
         raise HyperparameterError(f"mc_samples={mc_samples} must be at least 1.")
-    with _gradients_restored(model):
+    with gradients_restored(model.parameters()):
         built = make_engine(
             engine, model, loss_reduction, workspace_mib, quantity=quantity, mc_samples=mc_samples, seed=seed
         )
@@ -207,16 +207,3 @@ def _by_name(model: nn.Module, captured: Capture, curvature: dict[nn.Parameter, 
         curvature={name: curvature[p] for name, p, grad in named if grad is not None},
         num_examples=captured.num_examples,
     )
-
-
-@contextmanager
-def _gradients_restored(model: nn.Module) -> Iterator[None]:
-    """Clear the parameters' ``.grad`` on entry and restore it on exit."""
-    saved = [(param, param.grad) for param in model.parameters()]
-    for param, _ in saved:
-        param.grad = None
-    try:
-        yield
-    finally:
-        for param, grad in saved:
-            param.grad = grad

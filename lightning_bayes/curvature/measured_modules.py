@@ -22,19 +22,12 @@ from lightning_bayes.private_torch import BatchNormBase, has_children, own_param
 
 @dataclass(frozen=True)
 class MeasuredModule:
-    """A module whose calls are measured as a whole.
+    """A module whose calls are measured as a whole."""
 
-    Attributes:
-        name: Qualified name of the module in the model; empty for the model itself.
-        module: The module.
-        rule: The layer's rule, or None for the generic rule.
-        own_alone: Whether only the parameters that the module holds directly are measured; its children are units.
-    """
-
-    name: str
+    name: str  # qualified name in the model; empty for the model itself
     module: nn.Module
-    rule: LayerRule | None
-    own_alone: bool = False
+    rule: LayerRule | None  # None for the generic rule
+    own_alone: bool = False  # whether only the parameters that the module holds directly are measured
 
     @cached_property
     def label(self) -> str:
@@ -48,14 +41,7 @@ class MeasuredModule:
         return [(name, p) for name, p in own_parameters(self.module).items() if p is not None]
 
     def require_examples(self, x: Tensor) -> None:
-        """Require an input with a dimension for examples. The generic rule checks its inputs itself.
-
-        Args:
-            x: Input of a call.
-
-        Raises:
-            ExampleDimensionError: If the input has too few dimensions.
-        """
+        """Require an input with a dimension for examples. The generic rule checks its inputs itself."""
         refuse_packed(self.module, [x])
         if self.rule is not None and x.dim() < self.rule.least_dims(self.module):
             raise ExampleDimensionError(
@@ -65,17 +51,9 @@ class MeasuredModule:
 
 
 def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
-    """List the units of `model` that hold trainable parameters, each module once.
-
-    A LightningModule is never a unit, because its `training_step` need not call its `forward`. No rule measures parameters
-    that it holds directly.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The units.
-    """
+    """List the units of `model` that hold trainable parameters, each module once."""
+    # A LightningModule is never a unit: its training_step need not call its forward. So no rule measures parameters that it
+    # holds directly.
     if hasattr(model, "training_step"):
         seen: set[nn.Module] = set()
         return [unit for name, child in model.named_children() for unit in _units(name, child, seen)]
@@ -83,14 +61,7 @@ def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
 
 
 def refuse_scripted(model: nn.Module) -> None:
-    """Refuse trainable modules compiled by torch.jit: they cannot be called with other parameters.
-
-    Args:
-        model: The model.
-
-    Raises:
-        UnsupportedLayerError: If there are any; lists them.
-    """
+    """Refuse trainable modules compiled by torch.jit: they cannot be called with other parameters."""
     scripted = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     trainable = [
         name or "the model itself"
@@ -105,15 +76,7 @@ def refuse_scripted(model: nn.Module) -> None:
 
 
 def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
-    """Raise one error that lists all unsupported modules, if there are any.
-
-    Args:
-        reasons: Pairs of a reason and the labels of the modules that it applies to.
-        advice: The next step, the last sentence of the message.
-
-    Raises:
-        UnsupportedLayerError: If any reason has labels.
-    """
+    """Raise one error for all reasons with labels of modules, if there are any; `advice` is the last sentence."""
     problems = [reason + name_some(labels, 160) for reason, labels in reasons if labels]
     if problems:
         raise UnsupportedLayerError(f"{'; '.join(problems)}. {advice}")

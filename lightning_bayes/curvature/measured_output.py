@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.train_mode import in_train_modes
 from lightning_bayes.errors import BayesError, UnsupportedLayerError, UnsupportedTrainingError
 
-
-class WatchedCall(Protocol):
-    """One call of a measured module."""
-
-    unit: MeasuredModule
-    modes: list[tuple[nn.Module, bool]]
-
-    def is_asked(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward needs `backward`."""
-
-    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
-        """Measure the call and return the parameter gradients."""
+if TYPE_CHECKING:
+    from lightning_bayes.curvature.layer_calls import LayerCall
 
 
 class MeasuredOutput(torch.autograd.Function):
     """The identity on a unit's outputs. Its backward measures the call and returns the parameter gradients."""
 
     @staticmethod
-    def forward(ctx: Any, record: WatchedCall, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, record: LayerCall, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
         """`tensors` are the outputs, followed by the parameters; returns the outputs."""
         ctx.record, ctx.num_params = record, len(tensors) - num_outputs
         ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]

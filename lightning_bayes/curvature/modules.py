@@ -95,15 +95,7 @@ class AsModules(TorchFunctionMode):
             self._is_paused = was_paused
 
     def require_loss(self, loss: Tensor, divided_by_host: bool) -> None:
-        """Require a loss that is the result of one supported loss function, and set the default dtype to its dtype.
-
-        Args:
-            loss: The loss, with its graph.
-            divided_by_host: Whether the training loop added a last division.
-
-        Raises:
-            UnsupportedTrainingError: If the loss is anything else.
-        """
+        """Require a loss that is the result of one supported loss function, and make its dtype the default."""
         torch.set_default_dtype(loss.dtype)  # BackPACK creates the kernels of its pooling in the default dtype
         if not self.losses:
             raise UnsupportedTrainingError(f"BackPACK needs the loss as one function that it supports. {ADVICE}")
@@ -116,15 +108,7 @@ class AsModules(TorchFunctionMode):
             )
 
     def require_known(self, x: Tensor, consumer: str) -> None:
-        """Require that `x` is an input of the model or the output of a BackPACK module.
-
-        Args:
-            x: Input of a module.
-            consumer: The module's label.
-
-        Raises:
-            UnsupportedLayerError: If `x` is the result of an operation that BackPACK does not support.
-        """
+        """Require that `x`, input of the module `consumer`, is an input of the model or the output of a BackPACK module."""
         if x.grad_fn is not None and x.grad_fn.name() != "BackwardHookFunctionBackward":
             raise UnsupportedLayerError(
                 f"{consumer} follows {x.grad_fn.name()}, an operation that BackPACK's {self.quantity} cannot see through. "

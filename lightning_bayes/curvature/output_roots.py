@@ -36,18 +36,7 @@ def check_curvature(curvature: str, mc_samples: int) -> None:
 def root_columns(
     curvature: CurvatureName, likelihood: Likelihood, targets: Any, mc_samples: int, generator: Generator
 ) -> Columns:
-    """The columns of a batch.
-
-    Args:
-        curvature: See the module docstring.
-        likelihood: The likelihood of the targets.
-        targets: The targets of the batch, for ``"empirical_fisher"``.
-        mc_samples: K, for ``"fisher"``.
-        generator: Source of randomness for the labels.
-
-    Returns:
-        A function from outputs ``[B, …]`` to columns of the same shape.
-    """
+    """A function from outputs ``[B, …]`` to the columns of the same shape. `targets` are for ``"empirical_fisher"``."""
 
     def columns(outputs: Tensor) -> Iterator[Tensor]:
         outputs = outputs.detach()

@@ -18,14 +18,7 @@ _MEASURED = (_FUSED, "BackwardHookFunctionBackward")  # outputs of measured laye
 
 
 def count_uses(loss: Tensor) -> Counter[Tensor]:
-    """Number of uses of each leaf tensor in `loss`, without the uses that the fused engine measures.
-
-    Args:
-        loss: Scalar with a graph. Summands without a measured layer, such as weight penalties, are ignored.
-
-    Returns:
-        The count of each leaf that requires gradients.
-    """
+    """Uses of each leaf in `loss`, except for terms without measured layers and uses that the fused engine measures."""
     uses: Counter[Tensor] = Counter()
     roots = [root for root in _summands(loss.grad_fn) if enters_measured_layer(root)]
     for node in nodes_behind(roots):

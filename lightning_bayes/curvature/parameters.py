@@ -14,16 +14,7 @@ from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingErr
 
 
 def require_real_and_separate(model: nn.Module, *, takes_spread: bool = False) -> None:
-    """Refuse trainable parameters for which squared gradients or noise would be wrong.
-
-    Args:
-        model: The model. Frozen parameters are not checked.
-        takes_spread: Whether parameters may be sharded over processes.
-
-    Raises:
-        UnsupportedLayerError: If trainable parameters are complex, or are different views of the same memory.
-        UnsupportedTrainingError: If trainable parameters are sharded over processes.
-    """
+    """Refuse trainable parameters that are complex, overlap in memory, or are sharded (unless `takes_spread`)."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not is_lazy(p)]
     spread = [name for name, p in trained if is_spread(p)]
     if spread and not takes_spread:

@@ -87,15 +87,7 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
 
 
 def losses_beside(loss: Tensor, divided_by_host: bool) -> Tensor | None:
-    """The per-example losses attached to a loss; None if there are none.
-
-    Args:
-        loss: The loss, with its graph.
-        divided_by_host: Whether the training loop may have divided it.
-
-    Returns:
-        The losses, ``[n]``.
-    """
+    """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
     node: Any = loss.grad_fn
     if node is not None and divided_by_host and graph.name_of(node) == "Div":
         node = graph.behind(node) or node
@@ -109,20 +101,7 @@ def reduced_losses(losses: Tensor, reduction: str) -> Tensor:
 
 
 def scale_beside(loss: Tensor, losses: Tensor, reduction: LossReduction, divided_by_host: bool) -> LossScale:
-    """How a loss with explicit per-example losses reduces them, read from its graph or else from its value.
-
-    Args:
-        loss: The loss.
-        losses: The per-example losses.
-        reduction: The declared reduction, or ``"auto"``.
-        divided_by_host: Whether to ignore a last division.
-
-    Returns:
-        The scale, in which all examples count.
-
-    Raises:
-        UnsupportedTrainingError: If neither the graph nor the value shows the reduction.
-    """
+    """How a loss with explicit per-example losses reduces them, read from its graph or else from its value."""
     if reduction != "auto" or len(losses) == 1:
         return LossScale("mean" if reduction == "auto" else reduction)
     try:

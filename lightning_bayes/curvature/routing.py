@@ -20,15 +20,7 @@ _SCATTERS = ("IndexPut", "IndexAdd", "IndexCopy", "Scatter", "MaskedScatter")
 
 
 def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
-    """The calls on selected rows, and the calls whose output rows are scattered to selected positions.
-
-    Args:
-        loss: The loss.
-        outputs: The calls.
-
-    Returns:
-        Indices into `outputs`.
-    """
+    """Indices of the calls on selected rows, and of the calls whose output rows are scattered to selected positions."""
     index_of = {node: index for index, out in enumerate(outputs) for node, _ in out.edges}
     routed = {index for node, index in index_of.items() if _takes_selected_rows(node, outputs[index].rows)}
     for node in nodes_behind([loss.grad_fn]):

@@ -60,11 +60,7 @@ class SecondOrderEngine(AbstractEngine):
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Measure the one pass inside the context.
-
-        Yields:
-            The capture; its curvature is complete on exit. Call its `observe` before backward.
-        """
+        """Measure one pass inside the context; call the capture's `observe` before backward."""
         extension = self._extension()
         units, known = find_measured_modules(self.model), known_layers(extension)
         _check_supported(units, known, self.quantity)

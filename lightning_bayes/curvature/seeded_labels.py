@@ -13,13 +13,7 @@ from lightning_bayes.curvature.rules.random_numbers import seeded
 
 
 def seed_labels(extension: Any, mc_samples: int, seed: int) -> None:
-    """Make a BackPACK extension sample its labels from a seed, without changing the global generators.
-
-    Args:
-        extension: An extension such as ``backpack.extensions.KFAC(mc_samples)``.
-        mc_samples: Sampled labels per example.
-        seed: The seed.
-    """
+    """Make an extension such as ``KFAC(mc_samples)`` sample its labels from a seed, not from global generators."""
     for kind in (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss):
         original = layer_extension(extension, kind)
         if original is not None:

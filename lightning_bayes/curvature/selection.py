@@ -16,15 +16,7 @@ from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError,
 
 @contextmanager
 def only_trained(model: nn.Module, names: Collection[str]) -> Iterator[dict[str, nn.Parameter]]:
-    """Inside the context only the named parameters require gradients. Layers before the first one build no graph.
-
-    Args:
-        model: The model.
-        names: Names of parameters.
-
-    Yields:
-        The parameters by name, in the order of the model.
-    """
+    """Only the named parameters require gradients inside the context; yields them in the order of the model."""
     saved = [(param, param.requires_grad) for param in model.parameters()]
     trained = {name: param for name, param in model.named_parameters() if name in names}
     try:
@@ -41,18 +33,7 @@ def only_trained(model: nn.Module, names: Collection[str]) -> Iterator[dict[str,
 def require_measured(
     engine: AbstractEngine, captured: Capture, outputs: Tensor, params: dict[str, nn.Parameter]
 ) -> None:
-    """Require that the outputs depend on every parameter, and only through the calls of its layer.
-
-    Args:
-        engine: The engine.
-        captured: The pass after the forward.
-        outputs: The model's outputs, with their graph.
-        params: The parameters by name.
-
-    Raises:
-        UnsupportedLayerError: If parameters violate this; lists them.
-        ExampleDimensionError: If a layer saw another number of examples than the outputs have.
-    """
+    """Require that the outputs depend on every parameter, only through the calls of its layer, after a forward."""
     captured.observe(outputs.sum())
     others = set().union(*captured.sizes.values()) - {len(outputs)}
     if others:
@@ -72,18 +53,7 @@ def require_measured(
 
 
 def last_called(model: nn.Module, inputs: object) -> str:
-    """Name of the last layer with trainable parameters that the forward calls.
-
-    Args:
-        model: The model.
-        inputs: Its input.
-
-    Returns:
-        The name; empty if the model itself is that layer.
-
-    Raises:
-        UnsupportedLayerError: If no such layer is called.
-    """
+    """Name of the last layer with trainable parameters that the forward calls; empty for the model itself."""
     called: list[str] = []
     hooks = [
         unit.module.register_forward_hook(lambda *_, name=unit.name: called.append(name))

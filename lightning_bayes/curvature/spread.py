@@ -48,15 +48,7 @@ def rows_of(param: Tensor) -> Rows:
 
 
 def rows_like(value: Tensor, param: Tensor) -> Tensor:
-    """The part of a whole tensor that corresponds to this process's shard of `param`.
-
-    Args:
-        value: A whole tensor, shaped like the whole `param`.
-        param: A tensor, sharded or whole.
-
-    Returns:
-        A view shaped like ``local(param)``; `value` itself if the parameter is whole.
-    """
+    """View of the part of a whole tensor that corresponds to this process's shard of `param`."""
     if not is_spread(param):
         return value
     _, start, stop = rows_of(param)
@@ -77,12 +69,7 @@ def free_gathered(model: nn.Module) -> None:
 
 @torch.no_grad()
 def put_rows_(model: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy values into parameters and buffers. In place, because FSDP2 gathers from the memory that it allocated.
-
-    Args:
-        model: The model.
-        pairs: Tensors to change, each with the new values of this process's shard.
-    """
+    """Copy new values of this process's shards into tensors of a model; FSDP2 gathers from the same memory."""
     if any(is_spread(target) for target, _ in pairs):
         free_gathered(model)
     for target, value in pairs:

@@ -43,29 +43,12 @@ class Workspace:
         return max(1, self.elements // max(1, elements_per_example))
 
     def split(self, elements_per_example: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Split tensors into chunks of as many examples as fit.
-
-        Args:
-            elements_per_example: Workspace elements per example.
-            *tensors: Tensors with the examples in dimension 0.
-
-        Returns:
-            Tuples with the same chunk of every tensor.
-        """
+        """Split tensors into chunks of as many examples (dimension 0) as fit; yields tuples of chunks."""
         size = self.examples_at_once(elements_per_example)
         return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
 
     def empty(self, purpose: str, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-        """An uninitialised contiguous tensor, valid until the next call with the same purpose.
-
-        Args:
-            purpose: Name of the buffer.
-            shape: Shape.
-            like: Tensor with the dtype and device.
-
-        Returns:
-            The tensor.
-        """
+        """An uninitialised contiguous tensor with the dtype and device of `like`, valid until the purpose's next call."""
         size = torch.Size(shape).numel()
         key = (purpose, like.dtype, like.device)
         if key not in self._buffers or self._buffers[key].numel() < size:
@@ -73,15 +56,7 @@ class Workspace:
         return self._buffers[key][:size].view(shape)
 
     def result(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-        """An uninitialised contiguous tensor for a result, taken from the returned ones if possible.
-
-        Args:
-            shape: Shape.
-            like: Tensor with the dtype and device.
-
-        Returns:
-            The tensor, without other references.
-        """
+        """An uninitialised contiguous tensor for a result, reused from the returned ones if possible."""
         key = (torch.Size(shape).numel(), like.dtype, like.device)
         returned = self._results.get(key)
         self._lent[key] += 1

@@ -42,14 +42,7 @@ class WrappingEngine(AbstractEngine, ABC):
 
     @contextmanager
     def run(self, captured: WrappingCapture) -> Iterator[Capture]:
-        """Measure the passes inside the context. Forwards are wrapped on entry and restored on exit.
-
-        Args:
-            captured: An empty capture.
-
-        Yields:
-            The capture; its squares are complete on exit.
-        """
+        """Measure the passes inside the context with an empty capture; its squares are complete on exit."""
         units = self.units()
         # The compiler must not trace the identity behind a layer's output: it would drop the side effects of its backward.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
@@ -92,11 +85,7 @@ def _unwrap(module: nn.Module) -> None:
 
 
 class WrappingCapture(Capture, ABC):
-    """The results of one pass, and the replacement for the forwards of measured modules.
-
-    Args:
-        engine: The engine.
-    """
+    """The results of one pass, and the replacement for the forwards of measured modules."""
 
     def __init__(self, engine: WrappingEngine) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
