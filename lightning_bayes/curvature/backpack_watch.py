@@ -13,7 +13,7 @@ import torch
 from backpack import backpack
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.hooks import calls_checked, extended, in_place_refused, out_of_place
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.modules import AsModules
@@ -24,9 +24,9 @@ from lightning_bayes.errors import UnsupportedLayerError
 class BackpackCapture(Capture):
     """A capture filled by BackPACK."""
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.take_examples`."""
-        refuse_examples()
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def watched(
     advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
     with ExitStack() as undo:
         undo.enter_context(out_of_place(model))
-        undo.enter_context(calls_checked(layers, captured, f"Give each call a layer of its own, or {otherwise}."))
+        undo.enter_context(calls_checked(layers, captured, f"Use a separate layer for each call, or {otherwise}."))
         for layer in layers:
             hook = partial(_check_source, layer, as_modules)
             undo.callback(layer.module.register_forward_pre_hook(hook).remove)

@@ -16,7 +16,7 @@ from lightning_bayes.curvature.example_probe import ExampleProbe, Whole
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
 from lightning_bayes.curvature.parameter_uses import count_uses
-from lightning_bayes.curvature.per_example_loss import KEY, losses_beside, scale_beside
+from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, scale_with_losses
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive
 
@@ -43,7 +43,7 @@ class Capture(ABC):
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules that no observed loss has reached.
         whole: The first call of the model as a whole with equally many input and output rows.
-        taken_beside: Parameters whose uses outside of layers were measured.
+        measured_outside: Parameters whose uses outside of layers were measured.
         is_following: Whether the running backward follows single examples and measures nothing.
         has_taken_examples: Whether the squares come from explicit per-example losses.
     """
@@ -61,7 +61,7 @@ class Capture(ABC):
         self.sizes: dict[str, set[int]] = {}
         self.calls_of: Counter[str] = Counter()
         self.uses: Counter[Tensor] = Counter()
-        self.taken_beside: set[nn.Parameter] = set()
+        self.measured_outside: set[nn.Parameter] = set()
         self.scale = LossScale()
         self.loss: Tensor | None = None
 
@@ -77,9 +77,9 @@ class Capture(ABC):
             ExampleDimensionError: If layers mix the examples.
         """
         require_scalar(loss)
-        losses = losses_beside(loss, divided_by_host)
+        losses = attached_losses(loss, divided_by_host)
         if losses is not None:
-            self._observe_beside(loss, losses, divided_by_host)
+            self._observe_with_losses(loss, losses, divided_by_host)
             return
         reached = self._find_examples(loss, divided_by_host)
         previous = self.scale
@@ -95,17 +95,17 @@ class Capture(ABC):
         self.loss = loss.detach().clone()
         if self._mixing:
             raise ExampleDimensionError(self._mixing)
-        self.arrange(loss, divided_by_host, reached)
+        self.handle_layouts(loss, divided_by_host, reached)
 
-    def _observe_beside(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
+    def _observe_with_losses(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
         """Read the scale of a loss with explicit per-example losses, and measure the per-example losses."""
-        self.scale = scale_beside(loss, losses, self.loss_reduction, divided_by_host)
+        self.scale = scale_with_losses(loss, losses, self.loss_reduction, divided_by_host)
         self._batch_size, self.loss = len(losses), loss.detach().clone()
-        self.take_examples(losses)
+        self.measure_losses(losses)
 
     @abstractmethod
-    def take_examples(self, losses: Tensor) -> None:
-        """Measure per-example losses ``[n]`` in a separate backward, or reject them with `refuse_examples`."""
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure per-example losses ``[n]`` in a separate backward, or reject them with `refuse_losses`."""
 
     def _find_examples(self, loss: Tensor, divided_by_host: bool, declared: int = 0) -> list[LayerOutput]:
         """Set the layout of every call that the loss reaches, and return these calls."""
@@ -127,7 +127,7 @@ class Capture(ABC):
         self._reached += reached
         return reached
 
-    def forget_nodes(self) -> None:
+    def drop_nodes(self) -> None:
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
         for output in (*self.outputs, *self._reached):
             output.edges.clear()
@@ -145,7 +145,7 @@ class Capture(ABC):
         finally:
             self.is_following = False
 
-    def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
+    def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
         """Prepare for the calls in `outputs`; raises `ExampleDimensionError` for layouts that the engine cannot measure."""
         unsupported = [out for out in outputs if out.layout != ROWS]
         if unsupported:
@@ -239,7 +239,7 @@ class Capture(ABC):
         return dict(self.squares)
 
 
-def refuse_examples() -> NoReturn:
+def refuse_losses() -> NoReturn:
     """Raise `UnsupportedTrainingError`: this capture cannot measure per-example losses."""
     raise UnsupportedTrainingError(
         f"{KEY} is measured by engine='fused' with squared gradients (VOGN) only. Remove it, or use such a method."

@@ -59,8 +59,8 @@ class AbstractEngine(ABC):
         reached = captured.reached
         if reached or any(p.grad is not None for p in trainable.values()):
             captured.require_loss()
-        beside = self.used_beside_layers(captured)
-        missed = [name for name, p in trainable.items() if p.grad is not None and (p not in reached or p in beside)]
+        outside = self.used_outside_layers(captured)
+        missed = [name for name, p in trainable.items() if p.grad is not None and (p not in reached or p in outside)]
         if missed:
             raise UnsupportedLayerError(
                 f"{missed[0]} gets a gradient outside of its module's forward, where no curvature rule can measure it. Move "
@@ -105,7 +105,7 @@ class AbstractEngine(ABC):
         """Whether `unit` runs on detached weights, so that the loss's graph does not show its use of them."""
         return False
 
-    def used_beside_layers(self, captured: Capture) -> set[Tensor]:
+    def used_outside_layers(self, captured: Capture) -> set[Tensor]:
         """Parameters that the loss uses more often than it calls their layers."""
         if not captured.uses:
             return set()
@@ -113,5 +113,5 @@ class AbstractEngine(ABC):
         for unit in self.units():
             if not self.detaches(unit, captured):
                 calls.update(dict.fromkeys(unit.module.parameters(), captured.calls_of[unit.label]))
-        taken = captured.taken_beside
-        return {param for param, count in captured.uses.items() if count > calls[param] and param not in taken}
+        measured = captured.measured_outside
+        return {param for param, count in captured.uses.items() if count > calls[param] and param not in measured}

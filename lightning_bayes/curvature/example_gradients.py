@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import refuse_examples
+from lightning_bayes.curvature.capture import refuse_losses
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
 from lightning_bayes.curvature.layouts import ROWS
 from lightning_bayes.curvature.measured_modules import MeasuredModule
@@ -63,7 +63,7 @@ class ExampleCapture(WrappingCapture):
         """The object that measures one call of `unit`."""
         return plain_call(self, unit, params)
 
-    def takes_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
+    def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Pass on an outer product if the layer is linear, has no positions and is called once."""
         if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
             return False
@@ -74,15 +74,15 @@ class ExampleCapture(WrappingCapture):
             self.receive(param, Outer(delta, x) if name == "weight" else delta)
         return True
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.take_examples`."""
-        refuse_examples()
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
-    def takes_sums(self, params: Iterable[nn.Parameter]) -> bool:
+    def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
         """Never: the callback needs every example's contribution."""
         return False
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
+    def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the backward of a column runs."""
         return self._is_running
 

@@ -62,7 +62,7 @@ class ExampleLoop:
         in_loss = _leaves_after_layers(reader)
         with captured.following(), without_autocast(loss.device.type), torch.no_grad():
             self._follow(examples, outputs, leaves, in_loss)
-        captured.taken_beside.update(leaves)
+        captured.measured_outside.update(leaves)
         for output in outputs:
             output.is_looped = True
         self._warn(outputs, [leaf for leaf in leaves if leaf not in in_loss], examples.num_examples)
@@ -79,7 +79,7 @@ class ExampleLoop:
                 self.captured.calls[param] += 1
             else:
                 self._squares[param] = value.square()
-        self.captured.taken_beside.update(leaves)
+        self.captured.measured_outside.update(leaves)
         loss.grad_fn.register_prehook(self._note_scale)  # type: ignore[union-attr]
 
     def _follow(
@@ -137,8 +137,8 @@ class ExampleLoop:
         names = [self._names[param] for param in params]
         if names:
             raise UnsupportedTrainingError(
-                f"{names[0]} is in a term of the loss that no example enters, so it may be part of each example's loss or a "
-                "penalty. Add it to the per-example losses before the reduction, as in (squared_error / sigma**2 + "
+                f"{names[0]} is in a term of the loss that depends on no example, so it may be part of each example's loss "
+                "or a penalty. Add it to the per-example losses before the reduction, as in (squared_error / sigma**2 + "
                 f"log_sigma).mean(), or remove it. Parameters: {name_some(names, 160)}."
             )
 

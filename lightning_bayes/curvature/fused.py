@@ -44,17 +44,17 @@ class FusedCapture(WrappingCapture):
     def __init__(self, engine: FusedEngine) -> None:
         super().__init__(engine)
         self._loop: ExampleLoop | None = None
-        self._takes_examples = False
+        self._measures_losses = False
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
         return plain_call(self, unit, params)
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
+    def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the running backward measures per-example losses or accumulates parameter gradients."""
-        return self._takes_examples or super().is_asked(accumulators)
+        return self._measures_losses or super().should_measure(accumulators)
 
-    def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
+    def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
         """Loop over the examples for outputs that all examples share and for parameters used outside of layers."""
         shared = [output for output in outputs if output.layout == SHARED]
         outside = [param for param in self.engine.measured_parameters(self.uses) if self.uses[param]]
@@ -62,24 +62,24 @@ class FusedCapture(WrappingCapture):
             self._loop = self._loop or ExampleLoop(self)
             self._loop.run(loss, divided_by_host, shared, outside)
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Measure per-example losses; see `Capture.take_examples`."""
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure per-example losses; see `Capture.measure_losses`."""
         loss = reduced_losses(losses, self.scale.reduction)
         reached = self._find_examples(loss, False, declared=len(losses))
         self.uses.update(count_uses(loss))
-        self.arrange(loss, False, reached)
+        self.handle_layouts(loss, False, reached)
         params = self.engine.measured_parameters(self.engine.model.parameters())
-        self._takes_examples = True
+        self._measures_losses = True
         try:
             with retained_grads_kept(reached):
                 torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
         finally:
-            self._takes_examples = False
+            self._measures_losses = False
         self.finish()
         self.has_taken_examples = True
 
     def finish(self) -> None:
-        """Add the contributions of the loop, and square those of parameters with several calls."""
+        """Add the contributions of the loop, and square the contributions of parameters with several calls."""
         if self._loop is not None:
             self._loop.finish()
             self._loop = None  # break the reference cycle, which would keep the squares until Python's next collection

@@ -81,16 +81,16 @@ def require_call(captured: Capture) -> None:
 class GradientCapture(Capture):
     """Records the number of examples and how the loss reduces them."""
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Measure nothing; see `Capture.take_examples`."""
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure nothing; see `Capture.measure_losses`."""
 
 
 @final
 class BareCapture(Capture):
     """Counts no examples and does not read the loss: every pass has weight 1, and its gradient is a mean gradient."""
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Measure nothing; see `Capture.take_examples`."""
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure nothing; see `Capture.measure_losses`."""
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Store the loss; see `Capture.observe`."""

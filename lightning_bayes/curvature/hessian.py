@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.gradients import examples_counted, require_call
 from lightning_bayes.curvature.loss import LossReduction
@@ -48,9 +48,9 @@ class HessianCapture(Capture):
         self.params = params
         self.hessian: Tensor | None = None  # [D, D], on the scale of the observed losses
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.take_examples`."""
-        refuse_examples()
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read the loss's scale and compute its Hessian; see `Capture.observe`."""

@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
@@ -66,7 +66,7 @@ class KroneckerEngine(WrappingEngine):
                 yield captured
         finally:
             hook.remove()
-            captured.forget_graph()
+            captured.detach_outputs()
 
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
         """True for every unit except the layers with factors."""
@@ -128,9 +128,9 @@ class KroneckerCapture(WrappingCapture):
         """The measured parameters."""
         return super().reached | {p for layer in self.records.called for p in layer.parameters()}
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.take_examples`."""
-        refuse_examples()
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
     # -- the passes ---------------------------------------------------------------------------------------------------
 
@@ -138,9 +138,9 @@ class KroneckerCapture(WrappingCapture):
         """The object that measures one call of `unit`."""
         return _FactorCall(self, unit, params) if unit.module in self.request.layers else plain_call(self, unit, params)
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
+    def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the running backward measures or accumulates parameter gradients."""
-        return self._is_sampling or super().is_asked(accumulators)
+        return self._is_sampling or super().should_measure(accumulators)
 
     @property
     def measures(self) -> bool:
@@ -152,7 +152,7 @@ class KroneckerCapture(WrappingCapture):
         if isinstance(output, Tensor) and output.dim() and output.requires_grad:
             self.model_outputs.append(output)
 
-    def forget_graph(self) -> None:
+    def detach_outputs(self) -> None:
         """Detach the outputs. Their graph refers to this capture, a cycle that Python cannot collect."""
         self.model_outputs = [output.detach() for output in self.model_outputs]
 
@@ -250,8 +250,8 @@ class _FactorCall(LayerCall):
         self.draws_done = 0
         return self.watched(inputs, forward(*args, **kwargs), [self.captured.probe])
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
-        return self.captured.measures and self.captured.is_asked(self.accumulators)
+    def should_measure(self, accumulators: list[Any]) -> bool:
+        return self.captured.measures and self.captured.should_measure(self.accumulators)
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         if self.draws_done > self.captured.draw:

@@ -92,9 +92,9 @@ class LayerCall(ABC):
         """The parameter gradients for these output gradients, summed over all rows."""
         raise NotImplementedError(f"{self.unit.label} is measured by its factors.")
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
+    def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the running backward needs `backward`; `accumulators` are the graph nodes of the leaves."""
-        return self.captured.is_asked(accumulators)
+        return self.captured.should_measure(accumulators)
 
     def needs_gradient_alone(self) -> bool:
         """Whether another source provides the squares: a loop over examples, or explicit per-example losses."""
@@ -144,13 +144,13 @@ class RuleCall(LayerCall):
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         """Measure the call; see `LayerCall.backward`."""
-        if self.captured.takes_call(self, inputs, grads):
+        if self.captured.handles_call(self, inputs, grads):
             return [None] * len(self.params)
         call, grad_output, layout = self._call(inputs), self._grad_output(grads), self.output.layout
         if self.needs_gradient_alone():
             totals = self._sums(call, grad_output)
             return [totals[name][0].to(p.dtype) for name, p in self.params.items()]
-        is_alone = self.captured.takes_sums(self.params.values())
+        is_alone = self.captured.needs_only_sums(self.params.values())
         if layout != ROWS:
             call, grad_output, is_whole = self._examples_first(call, grad_output, layout)
             if not is_whole:
@@ -246,7 +246,7 @@ class GenericCall(LayerCall):
         trained, grads = self._prepare(inputs, grads)
         # Gradients enabled, as in the forward pass: otherwise oneDNN's LSTM saves nothing for its backward.
         with replay_errors_named(self.unit.label), self._alone(), torch.enable_grad():
-            is_alone = self.captured.takes_sums(self.params.values())
+            is_alone = self.captured.needs_only_sums(self.params.values())
             if layout == ROWS and is_alone:
                 totals = self.one_call.sums(trained, grads)
                 self._check_once(trained, grads, lambda: totals)

@@ -26,7 +26,7 @@ RESHAPES = {
     *("Alias", "Clone", "ToCopy", "BackwardHookFunction"),
 }
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
-BESIDE, DECLARED = "LossBesideExamples", "DeclaredExamples"  # see `per_example_loss`
+WITH_EXAMPLES, DECLARED = "LossWithExamples", "DeclaredExamples"  # see `per_example_loss`
 _SELECTING = {"Gather", "IndexSelect", "Topk", "Select", "Unbind"}
 
 
@@ -76,7 +76,7 @@ def edges_of(node: Any) -> list[Edge | None]:
 def _skip_identities(edge: Edge) -> Edge | None:
     """Skip DDP's identity on all outputs of a step, and the identity that stores per-example losses."""
     node, output = edge
-    if name_of(node) == BESIDE:
+    if name_of(node) == WITH_EXAMPLES:
         return edges_of(node)[0] or edge
     if name_of(node) == DDP_SINK:
         return edges_of(node)[output - len(output_shapes(node))]

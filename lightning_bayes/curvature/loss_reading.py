@@ -261,7 +261,7 @@ class LossReader:
         if len(dims) == len(shape) or dim in dims:
             return self._reduced(node, kind, values, shape)
         if dim is None and self.shows_layers:
-            return Unclear(f"takes the {kind} over dimensions of which one may hold the examples")
+            return Unclear(f"takes the {kind} over dimensions that may include the examples")
         return replace(
             values,
             layout=self._layout_after(node, values, shape),

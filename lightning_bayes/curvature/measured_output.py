@@ -47,7 +47,7 @@ class MeasuredOutput(torch.autograd.Function):
     def _measure(ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         not_tensors = (None, None, None)
         accumulators = [node for node, _ in ctx.next_functions if node is not None and "AccumulateGrad" in node.name()]
-        if not ctx.record.is_asked(accumulators) or all(grad is None for grad in grads):
+        if not ctx.record.should_measure(accumulators) or all(grad is None for grad in grads):
             return (*not_tensors, *grads, *(None for _ in range(ctx.num_params)))
         inputs = inputs_of(ctx)
         device = next(grad.device.type for grad in grads if grad is not None)

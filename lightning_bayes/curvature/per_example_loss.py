@@ -20,7 +20,7 @@ from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
 
 
-class LossBesideExamples(torch.autograd.Function):
+class LossWithExamples(torch.autograd.Function):
     """The identity on a loss. Its graph node stores the per-example losses."""
 
     @staticmethod
@@ -82,16 +82,16 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
         )
     if torch.is_grad_enabled() and not per_example_loss.requires_grad:
         raise UnsupportedTrainingError(f"{KEY} has no graph, so it has no gradients. Remove .detach() and no_grad().")
-    beside: Tensor = LossBesideExamples.apply(loss, per_example_loss)
-    return beside
+    result: Tensor = LossWithExamples.apply(loss, per_example_loss)
+    return result
 
 
-def losses_beside(loss: Tensor, divided_by_host: bool) -> Tensor | None:
+def attached_losses(loss: Tensor, divided_by_host: bool) -> Tensor | None:
     """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
     node: Any = loss.grad_fn
     if node is not None and divided_by_host and graph.name_of(node) == "Div":
         node = graph.behind(node) or node
-    return node.losses if node is not None and graph.name_of(node) == graph.BESIDE else None
+    return node.losses if node is not None and graph.name_of(node) == graph.WITH_EXAMPLES else None
 
 
 def reduced_losses(losses: Tensor, reduction: str) -> Tensor:
@@ -100,7 +100,7 @@ def reduced_losses(losses: Tensor, reduction: str) -> Tensor:
     return declared.mean() if reduction == "mean" else declared.sum()
 
 
-def scale_beside(loss: Tensor, losses: Tensor, reduction: LossReduction, divided_by_host: bool) -> LossScale:
+def scale_with_losses(loss: Tensor, losses: Tensor, reduction: LossReduction, divided_by_host: bool) -> LossScale:
     """How a loss with explicit per-example losses reduces them, read from its graph or else from its value."""
     if reduction != "auto" or len(losses) == 1:
         return LossScale("mean" if reduction == "auto" else reduction)

@@ -14,7 +14,7 @@ from backpack import extensions
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.backpack_watch import watched
-from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.hooks import collect, is_stock
 from lightning_bayes.curvature.loss import LossReduction
@@ -69,7 +69,7 @@ class SecondOrderEngine(AbstractEngine):
         captured = _SecondOrderCapture(self, as_modules)
         with ExitStack() as undo:
             undo.callback(collect, units, extension.savefield)  # also after an error, clear BackPACK's results
-            undo.callback(captured.forget_nodes)
+            undo.callback(captured.drop_nodes)
             undo.enter_context(self.watching_whole(captured))
             undo.enter_context(watched(self.model, layers, extension, as_modules, captured, _OTHERWISE))
             yield captured
@@ -89,9 +89,9 @@ class _SecondOrderCapture(Capture):
         super().__init__(engine.loss_reduction, engine.probe)
         self.as_modules = as_modules
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.take_examples`."""
-        refuse_examples()
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         super().observe(loss, divided_by_host)

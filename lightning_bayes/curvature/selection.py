@@ -41,7 +41,7 @@ def require_measured(
             f"A layer sees {min(others)} examples where the outputs have {len(outputs)}, so they cannot be separated. Call "
             "the model once per batch, and keep the examples in dimension 0 of every layer's input."
         )
-    used_outside = engine.used_beside_layers(captured)
+    used_outside = engine.used_outside_layers(captured)
     units = [unit for unit in find_measured_modules(engine.model) if unit.label in captured.calls_of]
     reached = {param for unit in units for param in unit.module.parameters()}
     missed = [name for name, param in params.items() if param not in reached or param in used_outside]

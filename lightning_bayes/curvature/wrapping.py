@@ -54,7 +54,7 @@ class WrappingEngine(AbstractEngine, ABC):
             with changes_refused(units), self.watching_whole(captured):
                 yield captured
         finally:
-            captured.forget_nodes()
+            captured.drop_nodes()
             for module in wrapped:
                 _unwrap(module)
         captured.finish()
@@ -116,15 +116,15 @@ class WrappingCapture(Capture, ABC):
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit` with these trainable parameters."""
 
-    def takes_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
+    def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Handle a call without its rule, given its inputs and output gradients; returns whether it was handled."""
         return False
 
-    def takes_sums(self, params: Iterable[nn.Parameter]) -> bool:
+    def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
         """Whether sums over the examples suffice for a call's parameters: no other call uses them."""
         return all(self.calls[param] == 1 for param in params)
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
+    def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the running backward accumulates parameter gradients; ``autograd.grad`` by inputs does not."""
         return not self.is_following and any(map(will_execute, accumulators))
 

@@ -450,7 +450,7 @@ def test_models_that_backpack_cannot_see_through_are_refused(generator):
     frozen = nn.BatchNorm1d(4).requires_grad_(False)
     run(nn.Sequential(a, frozen, b), r"2 \(Linear\) follows NativeBatchNormBackward0")
     run(nn.Sequential(a, nn.BatchNorm1d(4).eval()), r"no rule of kflr for 1 \(BatchNorm1d\)", quantity="kflr")
-    run(nn.Sequential(a, a), r"0 \(Linear\) is called twice in one pass.*Give each call a layer of its own")
+    run(nn.Sequential(a, a), r"0 \(Linear\) is called twice in one pass.*Use a separate layer for each call")
     b.weight = a.weight
     run(nn.Sequential(a, b), r"overwrite the curvature of tied parameters: 0\.weight = 1\.weight")
     run(Halves(), r"0 \(Linear\) follows SliceBackward0|head \(Linear\) follows SliceBackward0")

@@ -186,7 +186,7 @@ def test_activation_checkpoints_change_nothing(likelihood, use_reentrant):
 
 
 def test_labels_cannot_be_drawn_behind_a_reentrant_checkpoint(generator):
-    with pytest.raises(UnsupportedLayerError, match=r"depends on first\.weight.*pass use_reentrant=False there"):
+    with pytest.raises(UnsupportedLayerError, match=r"depends on first\.weight.*pass use_reentrant=False instead"):
         measured_state(Softmax(), True, generator)
 
 
