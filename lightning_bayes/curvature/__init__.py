@@ -1,15 +1,16 @@
-"""Measurements in a backward pass: per-example gradients by layer rules, under two engines.
+"""Curvature measured during a backward pass: per-example gradients by layer rules, with two engines.
 
-Examples lie in the first dimension of what layers take. Most of what breaks this is refused by name; what shapes and graphs
-do not show is not noticed:
+Dimension 0 of a layer's input holds the examples of the batch. Most violations raise an error that names the layer. Two
+cases show neither in shapes nor in the graph and go unnoticed:
 
-- a module without a rule keeps a tensor for the loss beside its output, as in ``self.kl = ...``: its gradient is lost;
-- examples that go through the layers one at a time and whose losses are added up by hand: they count as one example.
+- A module without a rule stores a tensor that the loss uses in addition to its output, as in ``self.kl = ...``. The gradient
+  through that tensor is lost.
+- The examples pass through the layers one at a time and their losses are added by hand. They count as one example.
 
-Rules fill at most `DEFAULT_MIB` MiB at once with values of single examples, or ``workspace_mib``; not bounded are what a
-transposed convolution makes of its outputs, and weights that several calls of one pass share.
+Rules allocate at most ``workspace_mib`` MiB (default `DEFAULT_MIB`) for per-example values at a time. The limit does not
+cover the unfolded outputs of transposed convolutions and weights that several calls of one pass share.
 
-The only room that imports BackPACK.
+Only this package imports BackPACK.
 """
 
 from lightning_bayes.curvature.capture import Capture

@@ -1,13 +1,13 @@
-"""The BackPACK engine: `backpack.extensions.SumGradSquared` behind the same interface as the fused engine.
+"""The BackPACK engine: `backpack.extensions.SumGradSquared` with the interface of the fused engine.
 
-BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) calls one *module extension* per layer in its backward
-hooks. Ours hand the layer's input and output gradient to the layer's rule, so BackPACK gains every layer type that has
-a rule: BatchNorm in training mode, LayerNorm, GroupNorm, embeddings with padding, and a fast convolution. With
-``own_rules=False`` its own implementation stays, a second opinion that shares no code with our rules.
+BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) calls one *module extension* per layer in its backward hooks.
+Our module extensions pass the layer's input and output gradient to the layer's rule. So BackPACK supports every layer type
+that has a rule: BatchNorm in training mode, LayerNorm, GroupNorm, embeddings with padding, and a fast convolution. With
+``own_rules=False`` BackPACK uses its own implementation, which shares no code with our rules and can validate them.
 
-Its hooks forbid changing a layer's output in place; modules with an ``inplace`` switch run out of place inside a
-capture. Whatever it cannot do is refused before or during the first forward, with the modules' names, because by itself
-it would skip or overwrite it silently.
+BackPACK's hooks forbid changing a layer's output in place, so modules with an ``inplace`` option run out of place inside a
+capture. BackPACK silently skips or overwrites unsupported cases. This engine raises an error before or during the first
+forward instead, which names the modules.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class BackpackEngine(AbstractEngine):
     """Measures with BackPACK.
 
     Args:
-        model: The model; its parameters are found by identity, so wrapping it later changes nothing.
+        model: The model. Parameters are matched by identity, so the model may be wrapped later.
         loss_reduction: How losses reduce their examples.
-        own_rules: Whether layers that have a rule of ours use it. False leaves BackPACK its own implementation, which
-            knows linear layers, convolutions, embeddings and BatchNorm in evaluation mode, and is several times slower.
-        workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
+        own_rules: Whether layers use this package's rules if they exist. False uses BackPACK's implementation, which
+            supports linear layers, convolutions, embeddings and BatchNorm in evaluation mode, and is several times slower.
+        workspace_mib: Memory limit in MiB for per-example values.
     """
 
     def __init__(
@@ -79,11 +79,7 @@ class BackpackEngine(AbstractEngine):
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Measure the passes inside the context; hooks and switches are undone on exit.
-
-        Yields:
-            The capture; its squares are complete on exit.
-        """
+        """Measure the passes inside the context; the capture's squares are complete on exit."""
         units = self.units()
         self._check_supported(units)
         captured, extension = BackpackCapture(self.loss_reduction, self.probe), self._extension(units)
@@ -94,7 +90,7 @@ class BackpackEngine(AbstractEngine):
                 undo.enter_context(out_of_place(self.model))
                 undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
                 undo.enter_context(self.watching_whole(captured))
-                undo.callback(captured.forget_nodes)
+                undo.callback(captured.drop_nodes)
                 for unit in units:
                     hook = unit.module.register_forward_pre_hook(partial(self._note, unit), with_kwargs=True)
                     undo.callback(hook.remove)
@@ -110,7 +106,7 @@ class BackpackEngine(AbstractEngine):
         return self.own_rules and unit.rule is not None and unit.rule.by_hooks
 
     def _note(self, unit: MeasuredModule, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forward pre-hook of every unit."""
+        """Forward pre-hook of every unit that records the call."""
         if torch.is_grad_enabled() and unit.rule is not None:
             inputs = unit.rule.prepare(module, unit.rule.bind(module, args, kwargs))
             detached = (x.detach() if isinstance(x, Tensor) else x for x in inputs)
@@ -128,11 +124,11 @@ class BackpackEngine(AbstractEngine):
         return extension
 
     def _check_supported(self, units: list[MeasuredModule]) -> None:
-        left = [unit for unit in units if not self._has_rule(unit)]
-        on_batch = [unit.label for unit in left if uses_batch_statistics(unit.module)]
+        without_rule = [unit for unit in units if not self._has_rule(unit)]
+        on_batch = [unit.label for unit in without_rule if uses_batch_statistics(unit.module)]
         refuse(
             [
-                ("BackPACK has no rule for ", [unit.label for unit in left if not is_stock(unit.module)]),
+                ("BackPACK has no rule for ", [unit.label for unit in without_rule if not is_stock(unit.module)]),
                 ("BackPACK has no per-example gradients of BatchNorm in training mode: ", on_batch),
                 ("BackPACK would overwrite the squares of tied parameters: ", tied_parameters(units)),
             ],
@@ -141,7 +137,7 @@ class BackpackEngine(AbstractEngine):
 
 
 class _Call(NamedTuple):
-    """One forward of a layer with gradients on."""
+    """One forward call of a layer with gradients enabled."""
 
     modes: list[tuple[nn.Module, bool]]
     inputs: Inputs
@@ -149,16 +145,16 @@ class _Call(NamedTuple):
 
 
 class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
-    """Hands what BackPACK's hooks saw to the rule of a layer type, once for all parameters of the layer."""
+    """Passes the input and output gradient of BackPACK's hooks to the rule of a layer type, once per layer."""
 
     def __init__(self, rule: LayerRule, workspace: Workspace, calls: dict[nn.Module, _Call]) -> None:
         super().__init__()
         self.rule, self.workspace, self.calls = rule, workspace, calls
 
     def __call__(self, extension: SumGradSquared, module: Any, g_inp: Any, g_out: tuple[Tensor, ...]) -> None:
-        if not hasattr(module, "input0"):  # the first backward of a pass uses BackPACK's record of the forward up
+        if not hasattr(module, "input0"):  # BackPACK deletes its record of the forward in the first backward
             raise UnsupportedTrainingError(
-                f"A second backward reached a {type(module).__name__}, whose input BackPACK has dropped. Add the losses and "
+                f"A second backward reached a {type(module).__name__}, whose input BackPACK has deleted. Add the losses and "
                 "call backward once, or open one pass for each backward."
             )
         modes, inputs, rng = self.calls.pop(module)

@@ -1,9 +1,9 @@
-"""BackPACK's `KFAC`, `KFLR` and `KFRA` as a source of a layer's factors, behind the same captures as our own.
+"""BackPACK's `KFAC`, `KFLR` and `KFRA` as a source of Kronecker factors.
 
-BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) computes S' and A of linear layers and convolutions without
-groups; `curvature.factors.conversion` has the algebra from there to S and Ā. It carries curvature from the loss back to each
-layer, so every operation in between must let it through. What it does not know itself does so by a vector-Jacobian product
-(`_PassThrough`), under KFAC and KFLR.
+BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) computes S' and A of linear layers and of convolutions
+without groups; `curvature.factors.conversion` converts them to S and Ā. BackPACK propagates the curvature from the loss back
+to each layer, so it must support every operation in between. For KFAC and KFLR, `_PassThrough` propagates it through
+unsupported operations by vector-Jacobian products.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_bayes.curvature.hooks import collect, is_stock
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
 from lightning_bayes.curvature.modules import AsModules
-from lightning_bayes.curvature.private_backpack import known_layers, layer_extension
+from lightning_bayes.curvature.private_backpack import layer_extension
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.registry import computes
@@ -42,7 +42,7 @@ _PASSABLE = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm),
     *(nn.Embedding, nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Softplus),
 )
-_FRESH = (  # what `AsModules` makes of functions that BackPACK's table of factors lacks
+_FRESH = (  # modules that `AsModules` creates for functions, and that BackPACK's table of factors lacks
     *(nn.ELU, nn.SELU, nn.LeakyReLU, nn.LogSigmoid, nn.MaxPool1d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
@@ -52,7 +52,7 @@ _ADVICE = "Measure by engine='fused', or freeze the layer with requires_grad_(Fa
 
 @final
 class _KFLR(extensions.KFLR):  # type: ignore[misc]  # BackPACK ships no types
-    """KFLR through branches: columns of a square root of the Hessian add up over paths, as those of KFAC do."""
+    """KFLR with support for branches: columns of a square root of the Hessian add over paths, as in KFAC."""
 
     def accumulate_backpropagated_quantities(self, existing: Tensor, other: Tensor) -> Tensor:
         """The sum of both paths' columns."""
@@ -63,25 +63,25 @@ _EXTENSIONS = {"kflr": _KFLR, "kfra": extensions.KFRA}
 
 
 def has_backpack_factors(layer: nn.Module) -> bool:
-    """Whether BackPACK has factors for `layer`: a linear layer or a convolution without groups that pads with zeros."""
+    """Whether BackPACK has factors for `layer`: a linear layer, or a convolution without groups and with zero padding."""
     return type(layer) in _WITH_FACTORS and is_stock(layer) and getattr(layer, "groups", 1) == 1
 
 
-class _Seen(NamedTuple):
-    """The part of a layer's call that BackPACK does not report."""
+class _CallStatistics(NamedTuple):
+    """Statistics of a layer's call that BackPACK does not report."""
 
     positions: int  # T
     mean_input: Tensor  # m, [K]
-    inputs: Tensor | None  # Ā, where BackPACK computes none because the weight is frozen
+    inputs: Tensor | None  # Ā if the weight is frozen, since BackPACK does not compute it then
 
 
 @final
 class BackpackFactors(FactorRecords):
-    """Factors by BackPACK where it has them, by our own rules for the other layers of the request.
+    """Factors from BackPACK for the layers that it supports, and from our own rules for other requested layers.
 
     Args:
         request: The layers and labels to measure.
-        workspace: Memory for what is needed for a moment.
+        workspace: Temporary buffers.
         quantity: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
     """
 
@@ -89,69 +89,73 @@ class BackpackFactors(FactorRecords):
         super().__init__(request, workspace)
         if request.loss_scale != 1:
             raise UnsupportedTrainingError(
-                f"BackPACK's {quantity} takes no scaled loss, such as that of a torch.amp.GradScaler or of "
-                "precision='16-mixed'. Train without, in precision='32-true', or by engine='fused'."
+                f"BackPACK's {quantity} takes no scaled loss, as from a torch.amp.GradScaler or precision='16-mixed'. Use "
+                "precision='32-true' or engine='fused'."
             )
         self.quantity = quantity
         self._own = FactorMoments(request, workspace)
-        self._theirs = {layer for layer in request.layers if has_backpack_factors(layer)}
-        self._seen: dict[nn.Module, _Seen] = {}
+        self._by_backpack = {layer for layer in request.layers if has_backpack_factors(layer)}
+        self._statistics: dict[nn.Module, _CallStatistics] = {}
         self._values: dict[nn.Parameter, list[Tensor]] = {}
         self._as_modules = AsModules(quantity, _OTHERWISE)
 
     @property
     def called(self) -> Collection[nn.Module]:
         """The layers with a call."""
-        return [*self._own.called, *self._seen]
+        return [*self._own.called, *self._statistics]
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
-        """Note of a call what BackPACK does not tell; see `LayerRecords.add`."""
-        if layer not in self._theirs:
+        """Record the statistics of a call that BackPACK does not report; see `LayerRecords.add`."""
+        if layer not in self._by_backpack:
             self._own.add(layer, x, grad_output, is_first)
             return
         has_weight = layer.weight.requires_grad
         inputs = None if has_weight else input_factor(layer, x, bias=self.request.layers[layer])
         positions = grad_output.shape[2:].numel()
-        self._seen[layer] = _Seen(positions, summed_patches(layer, x, grad_output.shape), inputs)
+        mean_input = summed_patches(layer, x, grad_output.shape)
+        self._statistics[layer] = _CallStatistics(positions, mean_input, inputs)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Set BackPACK's hooks for the passes inside; see `LayerRecords.watching`."""
+        """Attach BackPACK's hooks for the passes inside; see `LayerRecords.watching`."""
         units = find_measured_modules(model)
         extension = self._extension()
         layers, passing = self._division(model)
         self._check(units, layers, passing)
         _let_through(extension, passing, self._as_modules)
         with ExitStack() as undo:
-            undo.callback(collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
-            seen = BackpackCapture()
-            undo.enter_context(watched(model, [*layers, *passing], extension, self._as_modules, seen, _OTHERWISE))
+            undo.callback(collect, units, extension.savefield)  # also after an error, clear BackPACK's results
+            calls = BackpackCapture()
+            undo.enter_context(watched(model, [*layers, *passing], extension, self._as_modules, calls, _OTHERWISE))
             yield
             self._values = collect(units, extension.savefield)
 
     def observe(self, loss: Tensor, divided_by_host: bool) -> None:
-        """Require a loss that BackPACK has seen; see `LayerRecords.observe`."""
+        """Require a loss that BackPACK supports; see `LayerRecords.observe`."""
         self._as_modules.require_loss(loss, divided_by_host)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Let a backward pass BackPACK's hooks by; see `LayerRecords.aside`."""
+        """Disable BackPACK's hooks for a backward; see `LayerRecords.aside`."""
         with backpack(retain_graph=True), self._as_modules.paused():
             yield
 
     def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
         """(S, Ā) of each layer; see `FactorRecords.mean_factors`."""
-        found = self._own.mean_factors(output_scale, loss_scale)
-        return {**found, **{layer: self._factors(layer, seen, loss_scale) for layer, seen in self._seen.items()}}
+        factors = self._own.mean_factors(output_scale, loss_scale)
+        for layer, statistics in self._statistics.items():
+            factors[layer] = self._factors(layer, statistics, loss_scale)
+        return factors
 
-    def _factors(self, layer: nn.Module, seen: _Seen, loss_scale: float) -> KroneckerFactors:
+    def _factors(self, layer: nn.Module, statistics: _CallStatistics, loss_scale: float) -> KroneckerFactors:
         values = next(values for param, values in self._values.items() if param is layer.weight or param is layer.bias)
-        outputs = values[0].contiguous() * (loss_scale / seen.positions)
-        if seen.inputs is not None:
-            return KroneckerFactors((outputs, seen.inputs))
+        outputs = values[0].contiguous() * (loss_scale / statistics.positions)
+        if statistics.inputs is not None:
+            return KroneckerFactors((outputs, statistics.inputs))
         inputs = values[1].contiguous()
-        joined = join_bias(inputs, seen.mean_input, seen.positions) if self.request.layers[layer] else inputs
-        return KroneckerFactors((outputs, joined))
+        if self.request.layers[layer]:
+            inputs = join_bias(inputs, statistics.mean_input, statistics.positions)
+        return KroneckerFactors((outputs, inputs))
 
     def _extension(self) -> Any:
         if self.quantity != "kfac":
@@ -161,79 +165,80 @@ class BackpackFactors(FactorRecords):
         return extension
 
     def _division(self, model: nn.Module) -> tuple[list[MeasuredModule], list[MeasuredModule]]:
-        """The layers that BackPACK takes itself, and those that let curvature through by a vector-Jacobian product."""
+        """The layers that BackPACK handles, and the layers that pass curvature on by a vector-Jacobian product."""
         layers, passing = [], []
         for name, module in model.named_modules():
             unit = MeasuredModule(name, module, rule_for(module))
             is_trained = any(param.requires_grad for param in module.parameters(recurse=False))
-            if has_backpack_factors(module) and (module in self._theirs or not is_trained):
+            if has_backpack_factors(module) and (module in self._by_backpack or not is_trained):
                 layers.append(unit)
             elif type(module) in _PASSABLE and computes(module, type(module).forward):
                 passing.append(unit)
         return layers, passing
 
     def _check(self, units: list[MeasuredModule], layers: list[MeasuredModule], passing: list[MeasuredModule]) -> None:
-        seen = {unit.module for unit in (*layers, *passing)}
-        through = [unit.label for unit in units if unit.module not in seen]
+        handled = {unit.module for unit in (*layers, *passing)}
+        unknown = [unit.label for unit in units if unit.module not in handled]
         stopped = [unit.label for unit in passing if not _passes(unit.module, self.quantity)]
         refuse(
             [
-                (f"BackPACK's {self.quantity} cannot pass through ", through),
+                (f"BackPACK's {self.quantity} cannot pass through ", unknown),
                 (f"BackPACK's {self.quantity} does not pass through ", stopped),
             ],
-            _ADVICE if self.quantity == "kfac" else f"Use factors='kfac', which does where it can. {_ADVICE}",
+            _ADVICE if self.quantity == "kfac" else f"Use factors='kfac', which supports more layers. {_ADVICE}",
         )
 
 
 def _passes(module: nn.Module, quantity: KroneckerQuantity) -> bool:
-    """KFRA needs a rule of each layer for matrices; KFLR needs examples that do not mix."""
+    """Whether curvature passes through a module. KFRA has no vector-Jacobian products; KFLR needs separate examples."""
     return quantity == "kfac" or (quantity == "kflr" and not uses_batch_statistics(module))
 
 
 def _let_through(extension: Any, passing: list[MeasuredModule], as_modules: AsModules) -> None:
-    """Teach `extension` the modules in `passing`, and the functions that it does not know."""
-    through = _PassThrough(as_modules)
-    known = {kind: layer_extension(extension, kind) for kind in known_layers(extension)}
+    """Extend `extension` by `_PassThrough` for the modules in `passing` and for unsupported functions."""
+    pass_through = _PassThrough(as_modules)
     for kind in {*_FRESH, *(type(unit.module) for unit in passing)}:
-        theirs = known.get(kind)
-        chosen = through if theirs is None else _EitherWay(theirs, through, {unit.module for unit in passing})
-        extension.set_module_extension(kind, chosen, overwrite=True)
+        original = layer_extension(extension, kind)
+        replacement: ModuleExtension = pass_through
+        if original is not None:
+            replacement = _EitherWay(original, pass_through, {unit.module for unit in passing})
+        extension.set_module_extension(kind, replacement, overwrite=True)
 
 
 @final
 class _PassThrough(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
-    """Carries columns back through a module by its vector-Jacobian product, and keeps nothing of its parameters."""
+    """Propagates columns through a module by vector-Jacobian products, without measuring its parameters."""
 
     def __init__(self, as_modules: AsModules) -> None:
         super().__init__()
         self.as_modules = as_modules
 
     def backpropagate(self, extension: Any, module: Any, g_inp: Any, g_out: Any, columns: Tensor) -> Tensor:
-        """Columns ``[V, N, *out]`` at the output to ``[V, N, *in]`` at the input."""
+        """Maps columns ``[V, N, *out]`` at the output to ``[V, N, *in]`` at the input."""
         if isinstance(extension, extensions.KFRA):
             raise NotImplementedError(f"kfra has no rule for {type(module).__name__}")
         with self.as_modules.paused(), torch.enable_grad():
             x = module.input0.detach().requires_grad_()
-            output = _again(module, x)
+            output = _recomputed(module, x)
         parts = [torch.autograd.grad(output, x, column, retain_graph=True)[0] for column in columns]
         return torch.stack(parts)
 
 
 @final
 class _EitherWay(ModuleExtension):  # type: ignore[misc]
-    """BackPACK's own extension of a layer type, except for some of its modules, which only let curvature through."""
+    """BackPACK's extension of a layer type, except for modules in `passing`, which use `_PassThrough`."""
 
-    def __init__(self, theirs: ModuleExtension, through: _PassThrough, passing: set[nn.Module]) -> None:
+    def __init__(self, original: ModuleExtension, pass_through: _PassThrough, passing: set[nn.Module]) -> None:
         super().__init__()
-        self.theirs, self.through, self.passing = theirs, through, passing
+        self.original, self.pass_through, self.passing = original, pass_through, passing
 
     def __call__(self, extension: Any, module: nn.Module, g_inp: Any, g_out: Any) -> None:
-        chosen = self.through if module in self.passing else self.theirs
-        chosen(extension, module, g_inp, g_out)
+        selected = self.pass_through if module in self.passing else self.original
+        selected(extension, module, g_inp, g_out)
 
 
-def _again(module: Any, x: Tensor) -> Tensor:
-    """The module's output once more; BatchNorm counts no batch twice."""
+def _recomputed(module: Any, x: Tensor) -> Tensor:
+    """The module's output, without an update of BatchNorm's running statistics."""
     if isinstance(module, BatchNormBase):
         on_batch = uses_batch_statistics(module)
         mean, var = (None, None) if on_batch else (module.running_mean, module.running_var)

@@ -1,4 +1,4 @@
-"""A pass under BackPACK's second-order extensions: hooks, functions as modules, and errors that name the culprit."""
+"""A pass with BackPACK's second-order extensions: hooks, functions as modules, and errors that name the module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from backpack import backpack
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.hooks import calls_checked, extended, in_place_refused, out_of_place
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.modules import AsModules
@@ -22,11 +22,11 @@ from lightning_bayes.errors import UnsupportedLayerError
 
 @final
 class BackpackCapture(Capture):
-    """BackPACK's measurement of one pass."""
+    """A capture filled by BackPACK."""
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse losses of examples; see `Capture.take_examples`."""
-        refuse_examples()
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
 
 @contextmanager
@@ -38,23 +38,11 @@ def watched(
     captured: Capture,
     otherwise: str,
 ) -> Iterator[None]:
-    """Let BackPACK see the passes inside; everything is undone on exit.
-
-    Args:
-        model: The model.
-        layers: Its layers that curvature passes.
-        extension: The extension of BackPACK.
-        as_modules: Shows functions to it; not entered yet.
-        captured: Learns what the layers saw.
-        otherwise: The user's alternative, a clause for messages.
-
-    Yields:
-        Nothing.
-    """
+    """Measure the passes inside with a BackPACK extension: `layers` propagate curvature, `captured` records calls."""
     advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
     with ExitStack() as undo:
         undo.enter_context(out_of_place(model))
-        undo.enter_context(calls_checked(layers, captured, f"Give each call a layer of its own, or {otherwise}."))
+        undo.enter_context(calls_checked(layers, captured, f"Use a separate layer for each call, or {otherwise}."))
         for layer in layers:
             hook = partial(_check_source, layer, as_modules)
             undo.callback(layer.module.register_forward_pre_hook(hook).remove)
@@ -73,8 +61,8 @@ def _check_source(layer: MeasuredModule, as_modules: AsModules, module: nn.Modul
     as_modules.require_known(args[0], layer.label)
     if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
         raise UnsupportedLayerError(
-            f"{layer.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} knows linear "
-            "layers with inputs [examples, features] alone. Train by engine='fused'."
+            f"{layer.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} supports only "
+            "inputs [examples, features] of linear layers. Use engine='fused'."
         )
 
 

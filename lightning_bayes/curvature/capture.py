@@ -1,4 +1,4 @@
-"""Captures: what one forward and backward pass leaves behind."""
+"""The base class of captures: a capture collects the results of one forward and backward pass."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lightning_bayes.curvature.example_probe import ExampleProbe, Whole
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
 from lightning_bayes.curvature.parameter_uses import count_uses
-from lightning_bayes.curvature.per_example_loss import KEY, losses_beside, scale_beside
+from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, scale_with_losses
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive
 
-_WHERE = {
-    "groups": "holds several rows for each example",
-    "strided": "holds several rows for each example",
-    "dim": "holds the examples in another dimension",
+_LAYOUT_DESCRIPTIONS = {
+    "groups": "it has several rows for each example",
+    "strided": "it has several rows for each example",
+    "dim": "it has the examples in another dimension",
     "shared": "all examples share it, or it mixes them",
 }
 
@@ -33,19 +33,19 @@ class Capture(ABC):
 
     Args:
         loss_reduction: How the loss reduces its examples, see `read_loss_scale`.
-        finder: Finds out where layers hold the examples; None where that is not needed.
+        finder: Finds where layer outputs hold the examples; None if layouts are not needed.
 
     Attributes:
-        squares: Σ_i c_i² by parameter, in the scale of the loss that was differentiated.
-        sizes: Number of examples that each unit saw, by the unit's label.
+        squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
+        sizes: Numbers of examples that each unit saw, by the unit's label.
         calls_of: Number of calls of each unit, by the unit's label.
         uses: How often each parameter enters the observed loss, see `count_uses`.
-        loss: The observed loss, detached; None if it was not observed.
+        loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules that no observed loss has reached.
-        whole: The first call of the model as a whole, if it takes and returns equally many rows.
-        taken_beside: Parameters whose uses outside of layers were measured.
-        is_following: Whether the running backward follows single examples.
-        has_taken_examples: Whether the squares are those of losses that were given beside the observed one.
+        whole: The first call of the model as a whole with equally many input and output rows.
+        measured_outside: Parameters whose uses outside of layers were measured.
+        is_following: Whether the running backward follows single examples and measures nothing.
+        has_taken_examples: Whether the squares come from explicit per-example losses.
     """
 
     def __init__(self, loss_reduction: LossReduction = "auto", finder: ExampleProbe | None = None) -> None:
@@ -54,68 +54,61 @@ class Capture(ABC):
         self._reached: list[LayerOutput] = []
         self.whole: Whole | None = None
         self.is_following = self.has_taken_examples = False
-        self._mixing = ""  # why single examples cannot be told apart
+        self._mixing = ""  # why the examples cannot be separated
         self._batch_size: int | None = None
         self.examples_second = False
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
         self.calls_of: Counter[str] = Counter()
         self.uses: Counter[Tensor] = Counter()
-        self.taken_beside: set[nn.Parameter] = set()
+        self.measured_outside: set[nn.Parameter] = set()
         self.scale = LossScale()
         self.loss: Tensor | None = None
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        """Read the loss's scale; call it before `backward`.
+        """Read how the loss reduces its examples. Call this before ``loss.backward()``.
 
         Args:
             loss: The loss, with its graph.
-            divided_by_host: Whether the last operation on it is a division that its author did not write.
+            divided_by_host: Whether the training loop added a last division, such as that of gradient accumulation.
 
         Raises:
-            UnsupportedTrainingError: If an earlier loss of the pass was reduced in another way.
+            UnsupportedTrainingError: If an earlier loss of the pass has another reduction.
             ExampleDimensionError: If layers mix the examples.
         """
         require_scalar(loss)
-        losses = losses_beside(loss, divided_by_host)
+        losses = attached_losses(loss, divided_by_host)
         if losses is not None:
-            self._observe_beside(loss, losses, divided_by_host)
+            self._observe_with_losses(loss, losses, divided_by_host)
             return
         reached = self._find_examples(loss, divided_by_host)
-        before, self.scale = (
-            self.scale,
-            read_loss_scale(loss, self.loss_reduction, divided_by_host, self.known_batch_size, self.examples_second),
+        previous = self.scale
+        self.scale = read_loss_scale(
+            loss, self.loss_reduction, divided_by_host, self.known_batch_size, self.examples_second
         )
-        if self.loss is not None and self.scale.reduction != before.reduction:
+        if self.loss is not None and self.scale.reduction != previous.reduction:
             raise UnsupportedTrainingError(
-                "One backward of this pass has a loss reduced by 'sum' and another one reduced by 'mean'. Use one "
-                "reduction, or open one pass for each."
+                "One backward of this pass has a loss reduced by 'sum' and another one has a loss reduced by 'mean'. Use "
+                "the same reduction, or open one pass for each."
             )
         self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
         if self._mixing:
             raise ExampleDimensionError(self._mixing)
-        self.arrange(loss, divided_by_host, reached)
+        self.handle_layouts(loss, divided_by_host, reached)
 
-    def _observe_beside(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
-        """Read the scale of a loss that has the losses of its examples beside it, and measure these."""
-        self.scale = scale_beside(loss, losses, self.loss_reduction, divided_by_host)
+    def _observe_with_losses(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
+        """Read the scale of a loss with explicit per-example losses, and measure the per-example losses."""
+        self.scale = scale_with_losses(loss, losses, self.loss_reduction, divided_by_host)
         self._batch_size, self.loss = len(losses), loss.detach().clone()
-        self.take_examples(losses)
+        self.measure_losses(losses)
 
     @abstractmethod
-    def take_examples(self, losses: Tensor) -> None:
-        """Measure losses of examples in a backward pass of their own, or refuse them by `refuse_examples`.
-
-        Args:
-            losses: The losses, ``[n]``, with their graph.
-
-        Raises:
-            UnsupportedTrainingError: If this capture cannot.
-        """
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure per-example losses ``[n]`` in a separate backward, or reject them with `refuse_losses`."""
 
     def _find_examples(self, loss: Tensor, divided_by_host: bool, declared: int = 0) -> list[LayerOutput]:
-        """Find the layouts of the calls that the loss reaches; returns these calls."""
+        """Set the layout of every call that the loss reaches, and return these calls."""
         self.outputs = [output for output in self.outputs if all(is_alive(node) for node, _ in output.edges)]
         if self.finder is None or loss.grad_fn is None or not self.outputs or self._is_empty:
             return []
@@ -134,62 +127,49 @@ class Capture(ABC):
         self._reached += reached
         return reached
 
-    def forget_nodes(self) -> None:
-        """Let go of autograd's nodes, which hold this capture: a cycle that Python cannot collect."""
+    def drop_nodes(self) -> None:
+        """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
         for output in (*self.outputs, *self._reached):
             output.edges.clear()
         self.outputs, self._reached, self.whole = [], [], None
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Backward passes inside measure nothing, and leave retained gradients of layers' outputs alone."""
+        """Run backward passes that measure nothing and leave retained gradients of layer outputs unchanged."""
         self.is_following = True
         backpack = sys.modules.get("backpack")
         try:
-            alone = nullcontext() if backpack is None else backpack.backpack(retain_graph=True)
-            with alone, retained_grads_kept((*self.outputs, *self._reached)):
+            hooks_off = nullcontext() if backpack is None else backpack.backpack(retain_graph=True)
+            with hooks_off, retained_grads_kept((*self.outputs, *self._reached)):
                 yield
         finally:
             self.is_following = False
 
-    def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
-        """Prepare for calls whose examples are elsewhere than in the rows of dimension 0.
-
-        Args:
-            loss: The observed loss.
-            divided_by_host: As in `observe`.
-            outputs: The calls that it reaches, with their layouts.
-
-        Raises:
-            ExampleDimensionError: If this engine measures no such calls.
-        """
-        elsewhere = [out for out in outputs if out.layout != ROWS]
-        if elsewhere:
-            first = elsewhere[0]
-            labels = list(dict.fromkeys(out.unit.label for out in elsewhere[1:]))
+    def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
+        """Prepare for the calls in `outputs`; raises `ExampleDimensionError` for layouts that the engine cannot measure."""
+        unsupported = [out for out in outputs if out.layout != ROWS]
+        if unsupported:
+            first = unsupported[0]
+            labels = list(dict.fromkeys(out.unit.label for out in unsupported[1:]))
             raise ExampleDimensionError(
                 f"{first.unit.label} does not hold the {self._batch_size} examples of the batch in the rows of dimension 0: "
-                f"its output has the shape {list(first.shapes[0])}, and {_WHERE[first.layout.kind]}. Keep the examples in "
-                "dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), which measures it."
-                + (f" The same holds for {name_some(labels, 160)}." if labels else "")
+                f"its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. Keep the "
+                "examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), which "
+                "can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
             )
 
     @property
     def known_batch_size(self) -> int | None:
-        """Number of examples of the batch; None if layers saw different numbers, and nothing tells which it is."""
+        """Number of examples of the batch; None if layers saw different numbers and no layout was found."""
         sizes = set().union(*self.sizes.values())
         return self._batch_size or (next(iter(sizes)) if len(sizes) == 1 else None)
 
     def require_loss(self) -> None:
-        """Require a loss whose scale was read.
-
-        Raises:
-            UnsupportedTrainingError: If there is none.
-        """
+        """Raise `UnsupportedTrainingError` unless `observe` saw a loss."""
         if self.loss is None:
             raise UnsupportedTrainingError(
-                "Gradients came from another call than loss.backward(), so it is unknown whether the loss is a mean or a "
-                "sum over the examples. Call loss.backward() in the place of torch.autograd.backward(loss)."
+                "The gradients did not come from loss.backward(), so it is unknown whether the loss is a mean or a sum over "
+                "the examples. Call loss.backward() instead of torch.autograd.backward(loss)."
             )
 
     @property
@@ -198,26 +178,26 @@ class Capture(ABC):
         return set(self.squares)
 
     def note_call(self, label: str, size: int) -> None:
-        """Note that the module `label` was called with `size` examples."""
+        """Record a call of the module `label` with `size` examples."""
         self.calls_of[label] += 1
         self.sizes.setdefault(label, set()).add(size)
 
     @property
     def _is_empty(self) -> bool:
-        """Whether the batch holds no example; a single layer may see none, such as an expert that no row goes to."""
+        """Whether no layer saw an example. A single layer may see none, such as an expert that receives no row."""
         return any(self.sizes.values()) and not any(size for sizes in self.sizes.values() for size in sizes)
 
     @property
     def num_examples(self) -> int:
-        """Number of examples that counted in the loss, n.
+        """Number of examples that count in the loss, n.
 
         Raises:
-            ExampleDimensionError: If layers saw different numbers of examples, or none.
+            ExampleDimensionError: If layers saw different numbers of examples, or no example.
         """
         sizes = set().union(*self.sizes.values())
         if self._is_empty:
             raise ExampleDimensionError(
-                f"The batch holds no example (seen by {next(iter(self.sizes))}), so there is no mean to take. Skip it: drop "
+                f"The batch holds no example (seen by {next(iter(self.sizes))}), so its mean is undefined. Skip it: drop "
                 "empty batches in the data loader, or return None from training_step."
             )
         if sizes and self.known_batch_size is None:
@@ -225,13 +205,13 @@ class Capture(ABC):
         return self.scale.num_examples(self.known_batch_size) if self.known_batch_size else 1
 
     def _different_sizes(self) -> str:
-        usual = Counter(size for found in self.sizes.values() for size in found).most_common(1)[0][0]
-        others = {label: max(found - {usual}) for label, found in self.sizes.items() if found != {usual}}
+        usual = Counter(size for sizes in self.sizes.values() for size in sizes).most_common(1)[0][0]
+        others = {label: max(sizes - {usual}) for label, sizes in self.sizes.items() if sizes != {usual}}
         first, size = next(iter(others.items()))
         message = (
-            f"{first} gets {size} rows in dimension 0 of its input, where other layers get {usual}, so its examples "
-            "cannot be told apart. Keep the examples of the batch in dimension 0 of every layer's input (expand shared "
-            "inputs such as positions to the batch), freeze the layer, or return the losses of the examples beside it: "
+            f"{first} gets {size} rows in dimension 0 of its input and other layers get {usual}, so its examples "
+            "cannot be separated. Keep the examples of the batch in dimension 0 of every layer's input (expand shared "
+            "inputs such as positions to the batch), freeze the layer, or return the per-example losses as well: "
             '{"loss": loss, "per_example_loss": losses}.'
         )
         same = [f"{label}: {size}" for label, size in others.items() if label != first]
@@ -239,33 +219,28 @@ class Capture(ABC):
 
     @property
     def shows_mean(self) -> bool:
-        """Whether the loss is known to be a mean over the examples; of a single one that cannot be told."""
-        is_told = self.loss is not None and (self.known_batch_size or 0) > 1
-        return self.loss_reduction == "mean" or (is_told and self.scale.reduction == "mean")
+        """Whether the loss is known to be a mean over the examples. A single example cannot show it."""
+        is_known = self.loss is not None and (self.known_batch_size or 0) > 1
+        return self.loss_reduction == "mean" or (is_known and self.scale.reduction == "mean")
 
     def gradient_factor(self) -> float:
-        """Factor from the gradient that backward left to the mean gradient."""
+        """Factor that turns the gradient of backward into the mean gradient."""
         return 1.0 if self.scale.reduction == "mean" else 1.0 / self.num_examples
 
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
-        """(1/n) Σ_i g_i² by parameter, without the loss scale of mixed precision."""
+        """(1/n) Σ_i g_i² by parameter; a GradScaler's loss scale is not removed."""
         n = self.num_examples
         return self.scaled_squares(float(n) if self.scale.reduction == "mean" else 1 / n)
 
     def scaled_squares(self, factor: float) -> dict[nn.Parameter, Tensor]:
-        """`squares` times `factor`, which overwrites them."""
+        """Multiply `squares` by `factor` in place and return them."""
         if self.squares:
             torch._foreach_mul_(list(self.squares.values()), factor)
         return dict(self.squares)
 
 
-def refuse_examples() -> NoReturn:
-    """Refuse losses of examples.
-
-    Raises:
-        UnsupportedTrainingError: Always.
-    """
+def refuse_losses() -> NoReturn:
+    """Raise `UnsupportedTrainingError`: this capture cannot measure per-example losses."""
     raise UnsupportedTrainingError(
-        f"{KEY} is measured by engine='fused' with squared gradients (VOGN), and not here. Leave it out, or take one of "
-        "these methods."
+        f"{KEY} is measured by engine='fused' with squared gradients (VOGN) only. Remove it, or use such a method."
     )

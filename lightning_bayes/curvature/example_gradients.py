@@ -1,10 +1,10 @@
-"""Every example's gradient of a function of the outputs, parameter by parameter, by the layer rules.
+"""Per-example gradients of a function of the outputs, parameter by parameter, computed by the layer rules.
 
     c_i = J_iᵀ v_i,  J_i = ∂f_i/∂θ        one backward for each column v of output gradients
 
-A parameter's contributions ``[B, *shape]`` are handed out as soon as backward has passed its layer, so that those of one
-parameter are in memory and not those of the whole model; unless several calls of a pass share the parameter. Those of a
-linear layer are handed out as the outer products that they are.
+A callback receives the contributions ``[B, *shape]`` of a parameter as soon as backward has passed its layer, so memory
+holds the contributions of one parameter at a time. Exception: contributions of parameters with several calls in a pass are
+stored until the backward ends. Contributions of a linear layer are passed as outer products.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import refuse_examples
+from lightning_bayes.curvature.capture import refuse_losses
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
 from lightning_bayes.curvature.layouts import ROWS
 from lightning_bayes.curvature.measured_modules import MeasuredModule
@@ -25,15 +25,10 @@ from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 
 
 class Outer(NamedTuple):
-    """Contributions of rank one, c_i = left_i right_iᵀ: those of a linear layer without positions.
+    """Contributions of rank one, c_i = left_i right_iᵀ, from a linear layer without positions."""
 
-    Attributes:
-        left: δ, ``[B, out]``.
-        right: x, ``[B, in]``.
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # δ, [B, out]
+    right: Tensor  # x, [B, in]
 
     def dense(self) -> Tensor:
         """c_i, ``[B, out, in]``."""
@@ -41,16 +36,16 @@ class Outer(NamedTuple):
 
 
 Contribution: TypeAlias = Tensor | Outer
-Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # a parameter and c_i of every example
+Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # called with a parameter and c_i of all examples
 
 
 @final
 class ExampleCapture(WrappingCapture):
-    """Hands out contributions; made by `watched_examples`.
+    """Passes contributions to a callback; created by `watched_examples`.
 
     Args:
-        engine: The engine whose model runs.
-        receive: Called with a parameter and its contributions, at most once for each column.
+        engine: The engine of the model.
+        receive: Called with a parameter and its contributions, at most once per column.
     """
 
     def __init__(self, engine: WrappingEngine, receive: Receive) -> None:
@@ -68,8 +63,8 @@ class ExampleCapture(WrappingCapture):
         """The object that measures one call of `unit`."""
         return plain_call(self, unit, params)
 
-    def takes_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
-        """Hand the factors of a linear layer out, where there are no positions and no other call."""
+    def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
+        """Pass on an outer product if the layer is linear, has no positions and is called once."""
         if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
             return False
         x, delta = in_full_precision(inputs[0]), in_full_precision(grads[0])
@@ -79,38 +74,33 @@ class ExampleCapture(WrappingCapture):
             self.receive(param, Outer(delta, x) if name == "weight" else delta)
         return True
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse losses of examples; see `Capture.take_examples`."""
-        refuse_examples()
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
-    def takes_sums(self, params: Iterable[nn.Parameter]) -> bool:
-        """Never: every example's contribution is wanted."""
+    def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
+        """Never: the callback needs every example's contribution."""
         return False
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
-        """Whether a column's backward runs."""
+    def should_measure(self, accumulators: list[Any]) -> bool:
+        """Whether the backward of a column runs."""
         return self._is_running
 
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Hand out the contribution, or keep it for the other calls of the parameter."""
+        """Pass on the contribution, or store it if the parameter has other calls."""
         if self.calls[param] == 1:
             self.receive(param, contribution)
         else:
             super().add_shared(param, contribution)
 
     def finish(self) -> None:
-        """Hand out what several calls shared."""
+        """Pass on the contributions of parameters with several calls."""
         for param, contribution in self.shared.items():
             self.receive(param, contribution)
         self.shared.clear()
 
     def backward(self, outputs: Tensor, column: Tensor) -> None:
-        """Run one backward; contributions go to `receive`.
-
-        Args:
-            outputs: The model's outputs, with their graph.
-            column: Gradient of every example's own function with respect to its outputs, shaped like them.
-        """
+        """Run one backward from a column of output gradients, which passes contributions to `receive`."""
         self._is_running = True
         try:
             torch.autograd.grad(outputs, list(self.calls), column, retain_graph=True, allow_unused=True)
@@ -121,15 +111,7 @@ class ExampleCapture(WrappingCapture):
 
 @contextmanager
 def watched_examples(engine: WrappingEngine, receive: Receive) -> Iterator[ExampleCapture]:
-    """Watch the forward inside the context; `ExampleCapture.backward` then hands out contributions.
-
-    Args:
-        engine: An engine of the model, all of whose trainable parameters are measured.
-        receive: See `ExampleCapture`.
-
-    Yields:
-        The capture.
-    """
+    """Record the forward inside the context; `ExampleCapture.backward` then passes contributions to `receive`."""
     with engine.run(ExampleCapture(engine, receive)) as captured, torch.enable_grad():
         assert isinstance(captured, ExampleCapture)
         yield captured

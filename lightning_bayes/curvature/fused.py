@@ -1,11 +1,12 @@
 """The fused engine: the parameter gradient and the per-example squares from one computation.
 
 Inside a capture every measured module runs on **detached** parameters, so autograd does not compute their gradient. An
-identity `autograd.Function` behind the module's output passes the output's gradient to the module's rule, returns Σ_i c_i to
-autograd as the parameters' gradient and keeps Σ_i c_i².
+identity `autograd.Function` on the module's output passes the output gradient to the module's rule. The rule computes every
+example's contribution c_i to the parameter gradient. The identity returns Σ_i c_i to autograd as the parameter gradient and
+stores Σ_i c_i².
 
-A parameter that several calls use in one pass (a shared module, tied weights, a recomputed checkpoint) needs the sum over
-its calls per example *before* the square: its contributions are kept until the pass ends.
+If several calls of one pass use a parameter (a shared module, tied weights, a recomputed checkpoint), the contributions of
+an example must be summed over the calls *before* they are squared. The capture stores them until the pass ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 
 @final
 class FusedEngine(WrappingEngine):
-    """Measures the per-example squares; the default engine. Arguments as in `AbstractEngine`."""
+    """Measures per-example squared gradients; the default engine. Arguments as in `AbstractEngine`."""
 
     def capture(self) -> AbstractContextManager[Capture]:
         """Measure the passes inside the context; see `AbstractEngine.capture`."""
@@ -38,52 +39,48 @@ class FusedEngine(WrappingEngine):
 
 @final
 class FusedCapture(WrappingCapture):
-    """The squares of one pass.
-
-    Args:
-        engine: The engine.
-    """
+    """The squares of one pass."""
 
     def __init__(self, engine: FusedEngine) -> None:
         super().__init__(engine)
         self._loop: ExampleLoop | None = None
-        self._takes_examples = False
+        self._measures_losses = False
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
         return plain_call(self, unit, params)
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward measures losses of examples, or accumulates into parameters."""
-        return self._takes_examples or super().is_asked(accumulators)
+    def should_measure(self, accumulators: list[Any]) -> bool:
+        """Whether the running backward measures per-example losses or accumulates parameter gradients."""
+        return self._measures_losses or super().should_measure(accumulators)
 
-    def arrange(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
-        """Take the contributions of calls that share one output, and of parameters used beside layers, in a loop."""
+    def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
+        """Loop over the examples for outputs that all examples share and for parameters used outside of layers."""
         shared = [output for output in outputs if output.layout == SHARED]
-        beside = [param for param in self.engine.measured_parameters(self.uses) if self.uses[param]]
-        if shared or beside:
+        outside = [param for param in self.engine.measured_parameters(self.uses) if self.uses[param]]
+        if shared or outside:
             self._loop = self._loop or ExampleLoop(self)
-            self._loop.run(loss, divided_by_host, shared, beside)
+            self._loop.run(loss, divided_by_host, shared, outside)
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Measure losses of examples; see `Capture.take_examples`."""
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure per-example losses; see `Capture.measure_losses`."""
         loss = reduced_losses(losses, self.scale.reduction)
         reached = self._find_examples(loss, False, declared=len(losses))
         self.uses.update(count_uses(loss))
-        self.arrange(loss, False, reached)
+        self.handle_layouts(loss, False, reached)
         params = self.engine.measured_parameters(self.engine.model.parameters())
-        self._takes_examples = True
+        self._measures_losses = True
         try:
             with retained_grads_kept(reached):
                 torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
         finally:
-            self._takes_examples = False
+            self._measures_losses = False
         self.finish()
         self.has_taken_examples = True
 
     def finish(self) -> None:
-        """Square what several calls shared, and what the loop took."""
+        """Add the contributions of the loop, and square the contributions of parameters with several calls."""
         if self._loop is not None:
             self._loop.finish()
-            self._loop = None  # it refers to the capture: in a cycle the squares would wait for Python's collector
+            self._loop = None  # break the reference cycle, which would keep the squares until Python's next collection
         super().finish()

@@ -1,4 +1,4 @@
-"""Hooks on parameters, ``param.register_hook``, which see the gradient but no square of it."""
+"""Checks of users' gradient hooks (``param.register_hook``), which see the mean gradient but not the squares."""
 
 from __future__ import annotations
 
@@ -17,33 +17,26 @@ from lightning_bayes.private_torch import gradient_hooks
 
 @contextmanager
 def changes_refused(units: Iterable[MeasuredModule]) -> Iterator[None]:
-    """Refuse hooks that change a parameter's gradient, which would then not fit the curvature; others may look on.
-
-    Args:
-        units: The measured modules.
-
-    Yields:
-        Nothing.
-    """
+    """Refuse hooks on measured parameters that change the gradient, which would not match the curvature any more."""
     hooked = [(unit, param) for unit in units for _, param in unit.named_parameters() if gradient_hooks(param)]
     hooks_of: list[Any] = [gradient_hooks(param) for _, param in hooked]
-    own = [(hooks, dict(hooks)) for hooks in hooks_of]
+    originals = [(hooks, dict(hooks)) for hooks in hooks_of]
     try:
-        for (unit, param), (hooks, before) in zip(hooked, own, strict=True):
+        for (unit, param), (hooks, original) in zip(hooked, originals, strict=True):
             name = next(name for name, p in unit.module.named_parameters(unit.name) if p is param)
-            hooks.update({key: partial(_watched, name, hook) for key, hook in before.items()})
+            hooks.update({key: partial(_checked, name, hook) for key, hook in original.items()})
         yield
     finally:
-        for hooks, before in own:
-            hooks.update({key: hook for key, hook in before.items() if key in hooks})
+        for hooks, original in originals:
+            hooks.update({key: hook for key, hook in original.items() if key in hooks})
 
 
-def _watched(name: str, hook: Callable[[Tensor], Any], grad: Tensor) -> Any:
-    kept = grad.clone()
+def _checked(name: str, hook: Callable[[Tensor], Any], grad: Tensor) -> Any:
+    before = grad.clone()
     result = hook(grad)
-    if not torch.allclose(kept, grad if result is None else result, rtol=0, atol=0, equal_nan=True):
+    if not torch.allclose(before, grad if result is None else result, rtol=0, atol=0, equal_nan=True):
         raise UnsupportedTrainingError(
-            f"A hook on {name} changes its gradient, and the per-example gradients would not follow. Change the loss "
-            "or the layer's output instead, or freeze the parameter with requires_grad_(False)."
+            f"A hook on {name} changes its gradient, but it cannot change the per-example gradients. Change the loss or "
+            "the layer's output instead, or freeze the parameter with requires_grad_(False)."
         )
     return result

@@ -1,7 +1,7 @@
-"""The engine of passes that need no per-example information. It counts examples, or not even these.
+"""The engine for methods that need no per-example information. It counts examples at most.
 
-The curvature of such methods comes from the batch's own gradient, so every layer is supported and a pass costs what plain
-training does.
+The curvature of these methods comes from the batch gradient, so every layer is supported and a pass costs as much as plain
+training.
 """
 
 from __future__ import annotations
@@ -22,47 +22,31 @@ from lightning_bayes.private_torch import tree_leaves
 
 
 class GradientEngine(AbstractEngine):
-    """Leaves passes as they are, and notes their number of examples. Arguments as in `AbstractEngine`."""
+    """Runs passes unchanged and counts their examples. Arguments as in `AbstractEngine`."""
 
     takes_spread = True
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Count the examples of the passes inside the context.
-
-        Yields:
-            The capture, without curvature.
-        """
+        """Count the examples of the passes inside the context; the capture has no curvature."""
         captured = GradientCapture(self.loss_reduction)
         with examples_counted(self.model, captured):
             yield captured
 
     @contextmanager
     def bare(self) -> Iterator[Capture]:
-        """Leave model and loss alone, for a pass over the only batch of an update, whose loss is a mean.
-
-        Yields:
-            A `BareCapture`.
-        """
+        """Skip counting and reading the loss, for an update with a single batch whose loss is a mean."""
         yield BareCapture(self.loss_reduction)
 
     def check_reached(self, captured: Capture) -> None:
-        """Require a call of the model, if any was to be counted; see `require_call`."""
+        """Require a call of the model unless the pass counts nothing; see `require_call`."""
         if not isinstance(captured, BareCapture):
             require_call(captured)
 
 
 @contextmanager
 def examples_counted(model: nn.Module, captured: Capture) -> Iterator[None]:
-    """Note the number of examples of the first module that is called with a tensor.
-
-    Args:
-        model: The model.
-        captured: Learns the number.
-
-    Yields:
-        Nothing.
-    """
+    """Record in `captured` the number of examples of the first module that is called with a tensor."""
     with ExitStack() as undo:
         for name, module in model.named_modules():
             label = f"{name or 'the model itself'} ({type(module).__name__})"
@@ -84,17 +68,10 @@ def _note_first(captured: Capture, label: str, module: nn.Module, args: Any, kwa
 
 
 def require_call(captured: Capture) -> None:
-    """Require a call of the model.
-
-    Args:
-        captured: A finished capture.
-
-    Raises:
-        NoMeasurementError: If no module was called with gradients on.
-    """
+    """Raise `NoMeasurementError` unless a module was called with gradients enabled during a finished capture."""
     if not captured.sizes:
         raise NoMeasurementError(
-            "No module of the model was called with gradients on, so there is nothing to measure. Run forward and "
+            "No module of the model was called with gradients enabled, so there is nothing to measure. Run forward and "
             "backward inside the pass, on the model the optimizer was built for."
         )
     captured.require_loss()
@@ -102,24 +79,24 @@ def require_call(captured: Capture) -> None:
 
 @final
 class GradientCapture(Capture):
-    """Knows the number of examples and how the loss reduces them."""
+    """Records the number of examples and how the loss reduces them."""
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Measure nothing; see `Capture.take_examples`."""
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure nothing; see `Capture.measure_losses`."""
 
 
 @final
 class BareCapture(Capture):
-    """Counts nothing and reads nothing: passes over one batch weigh the same, and the gradient of a mean is one already."""
+    """Counts no examples and does not read the loss: every pass has weight 1, and its gradient is a mean gradient."""
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Measure nothing; see `Capture.take_examples`."""
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure nothing; see `Capture.measure_losses`."""
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        """Keep the loss; see `Capture.observe`."""
+        """Store the loss; see `Capture.observe`."""
         self.loss = loss.detach().clone()
 
     @property
     def num_examples(self) -> int:
-        """1: a pass."""
+        """The weight of a pass, 1."""
         return 1

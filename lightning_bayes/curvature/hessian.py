@@ -1,4 +1,4 @@
-"""The exact Hessian of a small model's loss over all of its weights, by one backward pass for each weight."""
+"""The exact Hessian of a small model's loss over all of its weights, with one backward pass per weight."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.gradients import examples_counted, require_call
 from lightning_bayes.curvature.loss import LossReduction
 
 
 class HessianEngine(AbstractEngine):
-    """Takes the Hessian when it sees the loss; any layer will do that torch can differentiate twice.
+    """Computes the Hessian of every observed loss. Supports all layers that torch can differentiate twice.
 
-    Args:
-        model: The model.
-        params: The weights, in the order of the Hessian's rows.
-        loss_reduction: How losses reduce their examples.
+    Arguments as in `AbstractEngine`; `params` are the weights in the order of the Hessian's rows.
     """
 
     def __init__(
@@ -32,11 +29,7 @@ class HessianEngine(AbstractEngine):
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Count the examples of the passes inside the context, and take the Hessians of their losses.
-
-        Yields:
-            The capture.
-        """
+        """Count the examples of the passes inside the context, and compute the Hessians of their losses."""
         captured = HessianCapture(self.params, self.loss_reduction)
         with examples_counted(self.model, captured):
             yield captured
@@ -48,24 +41,19 @@ class HessianEngine(AbstractEngine):
 
 @final
 class HessianCapture(Capture):
-    """Adds up the Hessians of the pass's losses.
-
-    Args:
-        params: The weights.
-        loss_reduction: How losses reduce their examples.
-    """
+    """Sums the Hessians of the losses of a pass."""
 
     def __init__(self, params: Sequence[nn.Parameter], loss_reduction: LossReduction) -> None:
         super().__init__(loss_reduction)
         self.params = params
-        self.hessian: Tensor | None = None  # of the losses as they are, [D, D]
+        self.hessian: Tensor | None = None  # [D, D], on the scale of the observed losses
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse losses of examples; see `Capture.take_examples`."""
-        refuse_examples()
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        """Read the loss's scale, see `Capture.observe`, and take its Hessian."""
+        """Read the loss's scale and compute its Hessian; see `Capture.observe`."""
         super().observe(loss, divided_by_host)
         with torch.enable_grad():
             hessian = hessian_of(loss, self.params)
@@ -78,10 +66,10 @@ class HessianCapture(Capture):
 
 
 def hessian_of(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
-    """∂²loss over all weights together.
+    """The Hessian of a loss over all weights jointly.
 
     Args:
-        loss: A scalar with its graph, which stays.
+        loss: A scalar with its graph, which is retained.
         params: The weights.
 
     Returns:
@@ -93,10 +81,10 @@ def hessian_of(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
         tensor([[0., 4.],
                 [4., 2.]])
     """
-    first = _flat(torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True))
-    if not first.requires_grad:  # the loss is linear
-        return first.new_zeros(len(first), len(first))
-    rows = [_flat(torch.autograd.grad(value, params, retain_graph=True, materialize_grads=True)) for value in first]
+    gradient = _flat(torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True))
+    if not gradient.requires_grad:  # the loss is linear
+        return gradient.new_zeros(len(gradient), len(gradient))
+    rows = [_flat(torch.autograd.grad(entry, params, retain_graph=True, materialize_grads=True)) for entry in gradient]
     hessian = torch.stack(rows).detach()
     return (hessian + hessian.mT) / 2
 

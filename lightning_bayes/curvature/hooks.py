@@ -1,6 +1,6 @@
-"""BackPACK's hooks on a model: set for a capture, then removed without a trace.
+"""BackPACK's hooks on a model: attached for a capture, then removed completely.
 
-BackPACK's `extend` has no counterpart that undoes it, and its errors name neither the module nor a remedy.
+BackPACK cannot undo `extend`, and its errors name neither the module nor a remedy.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -35,21 +35,14 @@ STOCK_LAYERS = (
 
 @contextmanager
 def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Attach BackPACK's hooks to `modules` and take them, and what they store on the modules, off again.
-
-    Args:
-        modules: Layers.
-
-    Yields:
-        Nothing; the hooks are on inside the context.
-    """
+    """Attach BackPACK's hooks to `modules`. On exit, remove them and the attributes that they set."""
     modules = list(modules)
     before = [(part, dict(vars(part))) for module in modules for part in module.modules()]
     handles = hook_handles()
     num_handles = len(handles)
     try:
         with warnings.catch_warnings():
-            # BackPACK needs no input gradients; torch tells it that there are none.
+            # torch warns that there are no input gradients; BackPACK does not need them.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             for module in modules:
                 extend(module)
@@ -57,7 +50,7 @@ def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for handle in handles[num_handles:]:
             handle.remove()
-        del handles[num_handles:]  # BackPACK itself keeps every handle for ever
+        del handles[num_handles:]  # BackPACK itself never deletes a handle
         for module, attributes in before:
             for name in [n for n in vars(module) if is_backpacks(n)]:
                 delattr(module, name)
@@ -66,11 +59,7 @@ def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def without_compiler() -> AbstractContextManager[None]:
-    """Run compiled models eagerly: code that was compiled without hooks would not call them, nor forget them later.
-
-    Returns:
-        A context manager; it does nothing in torch 2.5, which cannot switch.
-    """
+    """Run compiled models eagerly: code compiled without hooks would not call them. Does nothing in torch 2.5."""
     has_switch = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
     switch: AbstractContextManager[None] = torch.compiler.set_stance("force_eager") if has_switch else nullcontext()
     return switch
@@ -78,7 +67,7 @@ def without_compiler() -> AbstractContextManager[None]:
 
 @contextmanager
 def out_of_place(model: nn.Module) -> Iterator[None]:
-    """Switch the ``inplace`` modules of `model` to run out of place, and back on exit."""
+    """Run the ``inplace`` modules of `model` out of place inside the context."""
     switched: list[Any] = [module for module in model.modules() if getattr(module, "inplace", False) is True]
     for module in switched:
         module.inplace = False
@@ -91,25 +80,13 @@ def out_of_place(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def calls_checked(units: Iterable[MeasuredModule], captured: Capture, advice: str) -> Iterator[None]:
-    """Watch each call of the units: note its number of examples, and refuse what BackPACK would get wrong.
-
-    Args:
-        units: The modules to watch.
-        captured: Learns what each unit saw.
-        advice: The next step, the last sentence of the messages.
-
-    Yields:
-        Nothing.
-    """
-    handles = [
-        unit.module.register_forward_pre_hook(partial(_check_call, unit, captured, advice), with_kwargs=True)
-        for unit in units
-    ] + [unit.module.register_forward_hook(partial(_note_output, unit, captured), with_kwargs=True) for unit in units]
-    try:
+    """Record the calls of the units in `captured`, and refuse calls that BackPACK would measure wrongly."""
+    with ExitStack() as undo:
+        for unit in units:
+            check, note = partial(_check_call, unit, captured, advice), partial(_note_output, unit, captured)
+            undo.callback(unit.module.register_forward_pre_hook(check, with_kwargs=True).remove)
+            undo.callback(unit.module.register_forward_hook(note, with_kwargs=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _check_call(
@@ -124,11 +101,11 @@ def _check_call(
         return
     if not args:
         raise UnsupportedTrainingError(
-            f"{unit.label} is called by keyword, and BackPACK does not see such inputs. Call it as layer(x)."
+            f"{unit.label} is called by keyword, and BackPACK cannot see keyword inputs. Call it as layer(x)."
         )
     if unit.label in captured.sizes:
         raise UnsupportedLayerError(
-            f"{unit.label} is called twice in one pass, and BackPACK would keep one call only. {advice}"
+            f"{unit.label} is called twice in one pass, and BackPACK would measure only one call. {advice}"
         )
     x: Tensor = args[0]
     if torch.is_autocast_enabled(x.device.type):
@@ -163,19 +140,7 @@ def _note_output(
 
 @contextmanager
 def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
-    """Explain torch's error about a layer's output that is changed in place.
-
-    Args:
-        advice: The next step, the last sentence of the message.
-        captured: Knows which layer was called last, for the message.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        UnsupportedTrainingError: If a layer's output was changed in place.
-        RuntimeError: Any other error of the passes.
-    """
+    """Replace torch's error about a layer output that was changed in place by one that names the layer."""
     try:
         yield
     except RuntimeError as error:
@@ -190,16 +155,16 @@ def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
 
 
 def collect(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:
-    """Remove the results that BackPACK stored on the parameters as `savefield`, and return them."""
+    """Remove and return the results that BackPACK stored on the parameters as `savefield`."""
     return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}
 
 
 def is_stock(module: nn.Module) -> bool:
-    """Whether `module` is exactly a layer of torch, with options that BackPACK's own rules know or refuse."""
+    """Whether `module` is exactly a torch layer whose options BackPACK's own rules support or refuse."""
     return (
         type(module) in STOCK_LAYERS
         and computes(module, type(module).forward)
-        and getattr(module, "padding_mode", "zeros") == "zeros"  # it overlooks other modes silently
+        and getattr(module, "padding_mode", "zeros") == "zeros"  # BackPACK silently ignores other modes
         and getattr(module, "padding_idx", None) is None
         and not isinstance(getattr(module, "padding", 0), str)
         and not any(getattr(module, "output_padding", ()))

@@ -1,4 +1,4 @@
-"""Every example's gradient in every layer of a small model, for curvature that does not stop at the layers' borders."""
+"""Per-example gradients of every layer of a small model, for curvature that couples the layers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ from lightning_bayes.curvature.workspace import Workspace
 
 
 class LayerRows(NamedTuple):
-    """Inputs and output gradients of a layer with factors, at T positions of B examples; a second call adds positions.
+    """Inputs and output gradients of a layer with factors, at T positions of B examples. A second call adds positions."""
 
-    Attributes:
-        inputs: ā, with a last 1 for the bias, ``[B, T, K]``.
-        gradients: δ of each example's own loss, ``[B, T, out]``.
-    """
-
-    inputs: Tensor
-    gradients: Tensor
+    inputs: Tensor  # ā, with an appended 1 for the bias, [B, T, K]
+    gradients: Tensor  # δ of each example's own loss, [B, T, out]
 
     def example_gradients(self) -> Tensor:
         """Gradient of each example's own loss with respect to the layer's matrix, ``[B, out, K]``."""
@@ -31,9 +26,9 @@ class LayerRows(NamedTuple):
 
 @final
 class ExampleRows(LayerRecords):
-    """Keeps the rows of every example; arguments as in `LayerRecords`, with layers that have no groups.
+    """Stores the inputs and output gradients of all examples in all layers. Layers must not have groups.
 
-    They take the memory of all inputs and output gradients of a batch, in all layers.
+    Arguments as in `LayerRecords`.
     """
 
     def __init__(self, request: Request, workspace: Workspace) -> None:
@@ -46,24 +41,17 @@ class ExampleRows(LayerRecords):
         return self.rows.keys()
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
-        """Keep one call; see `LayerRecords.add`."""
-        seen = input_rows(layer, x, self.request.layers[layer]), output_rows(layer, grad_output)
-        new = LayerRows(*(torch.unflatten(rows, 0, (len(x), -1)) for rows in seen))
-        old = self.rows.get(layer)
-        self.rows[layer] = (
-            new if old is None else LayerRows(*(torch.cat(both, 1) for both in zip(old, new, strict=True)))
-        )
+        """Store one call; see `LayerRecords.add`."""
+        inputs = torch.unflatten(input_rows(layer, x, self.request.layers[layer]), 0, (len(x), -1))
+        gradients = torch.unflatten(output_rows(layer, grad_output), 0, (len(x), -1))
+        if layer in self.rows:
+            earlier = self.rows[layer]
+            inputs, gradients = torch.cat([earlier.inputs, inputs], 1), torch.cat([earlier.gradients, gradients], 1)
+        self.rows[layer] = LayerRows(inputs, gradients)
 
 
 def example_rows(captured: KroneckerCapture) -> dict[nn.Module, LayerRows]:
-    """The rows of every layer that backward reached, in the scale of each example's own loss.
-
-    Args:
-        captured: A finished capture of an engine with `ExampleRows`.
-
-    Returns:
-        The rows.
-    """
+    """The `ExampleRows` of a finished capture by layer, with gradients on the scale of each example's own loss."""
     assert isinstance(captured.records, ExampleRows)
     scale = captured.own_scale / captured.request.loss_scale
-    return {layer: LayerRows(found.inputs, found.gradients * scale) for layer, found in captured.records.rows.items()}
+    return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in captured.records.rows.items()}

@@ -1,12 +1,12 @@
-"""Kronecker factors and per-example squares from one pass, where a pass is opened with a `Request`.
+"""Kronecker factors and per-example squares from one pass, measured when the pass is opened with a `Request`.
 
-Layers with factors (`factors.has_factors`) keep PyTorch's own gradient. An identity behind their output adds up the second
-moments of the inputs and of the output gradients during backward. All other layers are measured by their squares, as in the
-fused engine. A pass without a request runs as plain training does.
+Layers with factors (`factors.has_factors`) use PyTorch's own parameter gradient. An identity on their output accumulates the
+second moments of the inputs and of the output gradients during backward. All other layers are measured by their squares, as
+in the fused engine. A pass without a request is plain training.
 
-With a likelihood, labels are drawn from it, for the Fisher: before the loss's own backward, a second backward from the
-model's outputs measures, and no gradient changes. Without one the loss's own backward measures, for the empirical Fisher.
-The calls of a layer that is called several times in a pass count as its positions.
+With a likelihood, the Fisher is measured: an additional backward from the model's outputs, with labels sampled from the
+likelihood, runs before the backward of the loss and changes no gradient. Without a likelihood, the backward of the loss
+measures the empirical Fisher. Several calls of a layer in one pass count as positions of the layer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
@@ -37,14 +36,10 @@ from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, Un
 
 @final
 class KroneckerEngine(WrappingEngine):
-    """Measures the factors of layers on request.
+    """Measures Kronecker factors on request.
 
-    Args:
-        model: See `AbstractEngine`.
-        loss_reduction: See there.
-        workspace_mib: See there.
-        records: Makes what a pass keeps of the layers of its request.
-        has_factors: Whether a layer has factors by what `records` makes.
+    Arguments as in `AbstractEngine`; `records` creates the records that a pass fills for the requested layers, and
+    `has_factors` tells whether these records support a layer.
     """
 
     def __init__(
@@ -60,14 +55,7 @@ class KroneckerEngine(WrappingEngine):
         self._plain = GradientEngine(model, loss_reduction)
 
     def capture(self, request: Request | None = None) -> AbstractContextManager[Capture]:
-        """Measure the passes inside the context.
-
-        Args:
-            request: The layers and labels to measure; None for the gradient only.
-
-        Returns:
-            A context manager that yields the capture: a `KroneckerCapture` if there is a request.
-        """
+        """Measure the passes inside the context: the layers of the request, or only the gradient without a request."""
         return self._plain.capture() if request is None else self._outputs_kept(KroneckerCapture(self, request))
 
     @contextmanager
@@ -78,18 +66,14 @@ class KroneckerEngine(WrappingEngine):
                 yield captured
         finally:
             hook.remove()
-            captured.forget_graph()
+            captured.detach_outputs()
 
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
-        """Every unit but the layers with factors."""
+        """True for every unit except the layers with factors."""
         return not isinstance(captured, KroneckerCapture) or unit.module not in captured.request.layers
 
     def check_reached(self, captured: Capture) -> None:
-        """Require a measurement of each parameter that has a gradient; errors as in `AbstractEngine.check_reached`.
-
-        Args:
-            captured: A finished capture.
-        """
+        """Require a measurement of each parameter that has a gradient; see `AbstractEngine.check_reached`."""
         if not isinstance(captured, KroneckerCapture):
             self._plain.check_reached(captured)
             return
@@ -100,34 +84,25 @@ class KroneckerEngine(WrappingEngine):
     def _check_outputs(self, captured: KroneckerCapture) -> None:
         if not captured.model_outputs:
             raise NoMeasurementError(
-                f"No loss was shown that {type(self.model).__name__}'s own outputs enter, so its likelihood cannot draw "
-                "labels. Call the model itself, self(x) in a training_step, or pass fisher='empirical'."
+                f"The loss does not depend on an output of {type(self.model).__name__}'s forward, so no labels can be "
+                "sampled. Call the model itself, self(x) in a training_step, or pass fisher='empirical'."
             )
         missed = [
             name
             for name, param in self.model.named_parameters()
-            if param.grad is not None and param not in captured.reached and captured.is_called(param)
+            if param.grad is not None and param not in captured.reached and captured.calls[param]
         ]
         if missed:
             raise UnsupportedLayerError(
-                f"The loss depends on {', '.join(missed)}, but {type(self.model).__name__}'s outputs do not, so labels "
-                "drawn from them say nothing of these parameters. Pass fisher='empirical'; or, for layers under a "
-                "checkpoint(..., use_reentrant=True), pass use_reentrant=False there."
+                f"The loss depends on {', '.join(missed)}, but {type(self.model).__name__}'s outputs do not, so sampled "
+                "labels cannot measure these parameters. Pass fisher='empirical'. For layers under "
+                "checkpoint(..., use_reentrant=True), pass use_reentrant=False instead."
             )
-
-
-@dataclass(eq=False)
-class _Sampling:
-    """The second backward."""
-
-    probe: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))  # a leaf behind every layer
-    is_running: bool = False
-    draw: int = 0  # number of the draw of labels
 
 
 @final
 class KroneckerCapture(WrappingCapture):
-    """The squares of the layers without factors, and the calls of layers with factors.
+    """The squares of layers without factors, and the records of layers with factors.
 
     Args:
         engine: The engine.
@@ -135,7 +110,9 @@ class KroneckerCapture(WrappingCapture):
 
     Attributes:
         model_outputs: The model's differentiable outputs.
-        records: The records of the layers of the request.
+        records: The records of the requested layers.
+        probe: A leaf that every layer with factors depends on, so that a backward to it reaches all of them.
+        draw: Index of the running label draw, or of the running column.
     """
 
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:
@@ -143,20 +120,17 @@ class KroneckerCapture(WrappingCapture):
         self.request = request
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
-        self._sampling = _Sampling()
+        self.probe, self.draw = torch.zeros((), requires_grad=True), 0
+        self._is_sampling = False  # whether the additional backward runs
 
     @property
     def reached(self) -> set[nn.Parameter]:
         """The measured parameters."""
         return super().reached | {p for layer in self.records.called for p in layer.parameters()}
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse losses of examples; see `Capture.take_examples`."""
-        refuse_examples()
-
-    def is_called(self, param: nn.Parameter) -> bool:
-        """Whether a measured module that holds `param` was called."""
-        return self.calls[param] > 0
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
     # -- the passes ---------------------------------------------------------------------------------------------------
 
@@ -164,92 +138,77 @@ class KroneckerCapture(WrappingCapture):
         """The object that measures one call of `unit`."""
         return _FactorCall(self, unit, params) if unit.module in self.request.layers else plain_call(self, unit, params)
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward measures or accumulates into parameters."""
-        return self._sampling.is_running or super().is_asked(accumulators)
+    def should_measure(self, accumulators: list[Any]) -> bool:
+        """Whether the running backward measures or accumulates parameter gradients."""
+        return self._is_sampling or super().should_measure(accumulators)
 
     @property
     def measures(self) -> bool:
-        """Whether the running backward is the one that measures."""
-        return self._sampling.is_running or self.request.likelihood is None
-
-    @property
-    def probe(self) -> Tensor:
-        """A leaf that every layer with factors depends on, so that a backward to it passes them all."""
-        return self._sampling.probe
+        """Whether the running backward measures."""
+        return self._is_sampling or self.request.likelihood is None
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Forward hook of the model. Under DDP a step runs through the module's own call, and returns a scalar."""
+        """Forward hook of the model. Ignores scalars: under DDP the model's forward may run the whole training step."""
         if isinstance(output, Tensor) and output.dim() and output.requires_grad:
             self.model_outputs.append(output)
 
-    def forget_graph(self) -> None:
-        """Cut the outputs off their graph, whose nodes hold this capture: a cycle that Python cannot collect."""
+    def detach_outputs(self) -> None:
+        """Detach the outputs. Their graph refers to this capture, a cycle that Python cannot collect."""
         self.model_outputs = [output.detach() for output in self.model_outputs]
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        """Read the loss's scale, and measure with drawn labels if there is a likelihood; see `Capture.observe`."""
+        """Read the loss's scale, and measure with sampled labels if there is a likelihood; see `Capture.observe`."""
         super().observe(loss, divided_by_host)
         self.records.observe(loss, divided_by_host)
         labels = self.request.likelihood
         if isinstance(labels, LossCalls):
             call = labels.call_of(loss)
-            self._measure_with_drawn_labels(LIKELIHOODS[call.function], [call.outputs], call.terms)
+            self._measure_with_sampled_labels(LIKELIHOODS[call.function], [call.outputs], call.terms)
         elif labels is not None and self.model_outputs and not self.reached:
-            self._measure_with_drawn_labels(labels, self.model_outputs)
+            self._measure_with_sampled_labels(labels, self.model_outputs)
 
-    def _measure_with_drawn_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
+    def _measure_with_sampled_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
         generator = Generator(outputs[0].device).manual_seed(self.request.seed)
         leaves = self._leaves()
-        self._sampling.is_running = True
+        self._is_sampling = True
         try:
             for draw in range(self.request.mc_samples):
-                self._sampling.draw = draw
+                self.draw = draw
                 with self.records.aside():
                     losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
                     loss = torch.stack(losses).sum() * (self.request.loss_scale / math.sqrt(terms))
                     torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
             self.finish()
         finally:
-            self._sampling.is_running = False
+            self._is_sampling = False
 
     def measure_columns(self, outputs: Tensor, columns: Iterable[Tensor]) -> None:
-        """Measure by one backward for each column of a root of the curvature in the outputs; squares and moments add up.
-
-        Args:
-            outputs: The model's outputs, with their graph.
-            columns: Gradients of the outputs, ``[B, …]`` each; see `curvature.output_roots`.
-        """
+        """Run one backward per column of output gradients (`curvature.output_roots`); squares and moments accumulate."""
         leaves = self._leaves()
-        self._sampling.is_running = True
+        self._is_sampling = True
         try:
             for draw, column in enumerate(columns):
-                self._sampling.draw = draw
+                self.draw = draw
                 torch.autograd.grad(outputs, leaves, column, retain_graph=True, allow_unused=True)
                 self.finish()
         finally:
-            self._sampling.is_running = False
+            self._is_sampling = False
 
     def _leaves(self) -> list[Tensor]:
-        own = {param for layer in self.request.layers for param in layer.parameters()}
-        return [self.probe, *(param for param in self.calls if param not in own)]
-
-    @property
-    def draw(self) -> int:
-        """Number of the running draw of labels, or of the column."""
-        return self._sampling.draw
+        with_factors = {param for layer in self.request.layers for param in layer.parameters()}
+        return [self.probe, *(param for param in self.calls if param not in with_factors)]
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
-        """Keep Σ_i c_i² of a parameter, from the backward that measures; columns add up."""
+        """Store Σ_i c_i² of a parameter if the running backward measures; later columns are added."""
         if not self.measures:
             return
-        if self._sampling.draw and param in self.squares:
+        if self.draw and param in self.squares:
             self.squares[param] = self.squares[param] + square
         else:
             super().add(param, square)
 
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Keep a call's c_i of a parameter that several calls use, from the backward that measures."""
+        """Store one call's c_i of a parameter with several calls if the running backward measures."""
         if self.measures:
             super().add_shared(param, contribution)
 
@@ -259,17 +218,17 @@ class KroneckerCapture(WrappingCapture):
         """(1/n) Σ_i g_i² of the parameters without factors."""
         if self.request.likelihood is None:
             return super().mean_curvature()
-        return self.scaled_squares(float(self._examples))  # the drawn loss is a mean over the batch
+        return self.scaled_squares(float(self._examples))  # the loss of the sampled labels is a mean over the batch
 
     @property
     def own_scale(self) -> float:
-        """Factor from the gradient that the measuring backward left to that of an example's own loss."""
+        """Factor that turns a contribution in the measuring backward into the gradient of the example's own loss."""
         if self.request.likelihood is not None:
             return float(self._examples)
         return float(self.num_examples) if self.scale.reduction == "mean" else 1.0
 
     def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
-        """(S, A) of each layer that backward reached, as means over examples, in the loss scale of mixed precision."""
+        """(S, A) of each layer that backward reached, as means over examples; the GradScaler's scale is not removed."""
         assert isinstance(self.records, FactorRecords)
         batch = self._examples
         examples = self.num_examples if self.request.likelihood is None else batch
@@ -291,13 +250,13 @@ class _FactorCall(LayerCall):
         self.draws_done = 0
         return self.watched(inputs, forward(*args, **kwargs), [self.captured.probe])
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
-        return self.captured.measures and self.captured.is_asked(self.accumulators)
+    def should_measure(self, accumulators: list[Any]) -> bool:
+        return self.captured.measures and self.captured.should_measure(self.accumulators)
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         if self.draws_done > self.captured.draw:
             raise UnsupportedTrainingError(
-                f"A second backward reached {self.unit.label}, whose factors were already taken in this pass. Add the "
+                f"A second backward reached {self.unit.label}, whose factors were already measured in this pass. Add the "
                 "losses and call backward once, or open one pass for each backward."
             )
         self.draws_done += 1

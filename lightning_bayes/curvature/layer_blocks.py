@@ -1,4 +1,4 @@
-"""Kronecker factors of every layer of a model from one loss, by parameter."""
+"""Kronecker factors of every layer of a model from one loss, for `measure`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,7 @@ def capture_blocks(
     mc_samples: int,
     seed: int | None,
 ) -> KroneckerCapture:
-    """Run a closure and its backward, and measure the factors of every layer.
-
-    Args:
-        engine: The engine.
-        closure: Computes the loss.
-        source: The source of the factors, for messages; ``"BackPACK"`` draws labels itself.
-        quantity: Name of the factors, for messages.
-        mc_samples: Labels drawn per example.
-        seed: Seed of the draws; None draws one from torch's global generator.
-
-    Returns:
-        The finished capture. Layers without factors are an `UnsupportedLayerError` that lists them.
-    """
+    """Run a closure and its backward, and measure the factors of every layer; the source "BackPACK" samples labels."""
     units = find_measured_modules(engine.model)
     refuse(
         [
@@ -60,21 +48,14 @@ def capture_blocks(
 
 
 def blocks_by_parameter(captured: KroneckerCapture) -> dict[nn.Parameter, KroneckerFactors]:
-    """The factors of weights and biases, each on its own; see `curvature.factors.conversion`.
-
-    Args:
-        captured: A finished capture of every layer.
-
-    Returns:
-        The factors of the parameters that are trained.
-    """
-    found: dict[nn.Parameter, KroneckerFactors] = {}
+    """The separate factors of every trainable weight and bias; see `curvature.factors.conversion`."""
+    blocks: dict[nn.Parameter, KroneckerFactors] = {}
     for layer, factors in captured.mean_factors().items():
         weight, bias = split_bias(factors) if captured.request.layers[layer] else (factors, None)
         for param, block in ((layer.weight, weight), (layer.bias, bias)):
             if block is not None and isinstance(param, nn.Parameter) and param.requires_grad:
-                found[param] = block
-    return found
+                blocks[param] = block
+    return blocks
 
 
 def _trains_bias(layer: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Calls of measured modules in the fused engine: by the layer's rule, or by the generic rule."""
+"""Calls of measured modules, measured by the layer's rule or by the generic rule."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from lightning_bayes.curvature.wrapping import WrappingCapture
 
 
-def _is_needed(output: Tensor) -> bool:
-    """Whether a custom function may not mark `output` as changed in place: a view, or saved for its own backward."""
+def _needs_clone(output: Tensor) -> bool:
+    """Whether `output` must be cloned before a custom function marks it dirty: it is a view or saved for backward."""
     return is_view(output) or saved_by(output.grad_fn, "result") is not None
 
 
@@ -37,7 +37,7 @@ class LayerCall(ABC):
     def __init__(self, captured: WrappingCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> None:
         self.captured, self.unit, self.params = captured, unit, params
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
-        self.modes = [(module, module.training) for module in modules]  # those of the forward, for the backward
+        self.modes = [(module, module.training) for module in modules]  # of the forward pass, to repeat it in backward
 
     @abstractmethod
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -45,7 +45,7 @@ class LayerCall(ABC):
 
     @abstractmethod
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
-        """Measure the call; returns the leaves' gradients."""
+        """Measure the call and return the gradients of the leaves."""
 
     @property
     def rule(self) -> LayerRule:
@@ -54,49 +54,50 @@ class LayerCall(ABC):
         return self.unit.rule
 
     def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The rule's inputs, whose number of examples is noted."""
+        """The inputs as the rule expects them; records their number of examples."""
         inputs = self.rule.prepare(self.unit.module, self.rule.bind(self.unit.module, args, kwargs))
         self.unit.require_examples(inputs[0])
-        self.rows, self.dim = (
-            self.rule.num_examples(self.unit.module, inputs),
-            self.rule.dims(self.unit.module, inputs)[0],
-        )
+        self.rows = self.rule.num_examples(self.unit.module, inputs)
+        self.dim = self.rule.dims(self.unit.module, inputs)[0]
         self.captured.note_call(self.unit.label, self.rows)
         return list(inputs)
 
     def watched(self, inputs: list[Any], output: Any, leaves: list[Any]) -> Any:
-        """`output` with an identity behind it, whose backward asks `backward` for the gradients of `leaves`."""
+        """Wrap `output` in an identity whose backward calls `backward` for the gradients of `leaves`."""
         if isinstance(output, Tensor) and self.unit.rule is not None:
-            measured = MeasuredOutput.apply(self, inputs, 1, output.clone() if _is_needed(output) else output, *leaves)
+            measured = MeasuredOutput.apply(
+                self, inputs, 1, output.clone() if _needs_clone(output) else output, *leaves
+            )
             self._note_outputs([measured])
             return measured
         tensors, rebuild = differentiable(output)
-        outputs = [t.clone() for t in tensors]  # outputs may be views of one another
-        measured = MeasuredOutput.apply(self, inputs, len(outputs), *outputs, *leaves)
-        self._note_outputs([measured] if isinstance(measured, Tensor) else measured)
-        return rebuild([measured] if isinstance(measured, Tensor) else list(measured))
+        clones = [t.clone() for t in tensors]  # outputs may be views of one another
+        measured = MeasuredOutput.apply(self, inputs, len(clones), *clones, *leaves)
+        measured = [measured] if isinstance(measured, Tensor) else list(measured)
+        self._note_outputs(measured)
+        return rebuild(measured)
 
     def _note_outputs(self, tensors: Sequence[Tensor]) -> None:
         rows, dim = self.example_rows
         self.output = LayerOutput.of(self.unit, rows, dim, tensors)
-        if not is_in_backward():  # a checkpoint repeats a call that is known already
+        if not is_in_backward():  # in backward, a checkpoint repeats a call that was recorded before
             self.captured.outputs.append(self.output)
 
     @property
     def example_rows(self) -> tuple[int, int | None]:
-        """How many rows the call takes for examples, and in which dimension; None if each output has its own."""
+        """Number of rows that the call treats as examples, and their dimension; None if it differs between outputs."""
         return self.rows, self.dim
 
     def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[nn.Parameter, Tensor]:
-        """The parameters' gradients for these gradients of the outputs, whatever the rows hold."""
+        """The parameter gradients for these output gradients, summed over all rows."""
         raise NotImplementedError(f"{self.unit.label} is measured by its factors.")
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward asks for `backward`; `accumulators` are the graph's nodes of the leaves."""
-        return self.captured.is_asked(accumulators)
+    def should_measure(self, accumulators: list[Any]) -> bool:
+        """Whether the running backward needs `backward`; `accumulators` are the graph nodes of the leaves."""
+        return self.captured.should_measure(accumulators)
 
     def needs_gradient_alone(self) -> bool:
-        """Whether the squares come from elsewhere: from a loop, or from losses that were given beside the trained one."""
+        """Whether another source provides the squares: a loop over examples, or explicit per-example losses."""
         if self.captured.has_taken_examples:
             return True
         if self.output.layout == SHARED:
@@ -104,15 +105,22 @@ class LayerCall(ABC):
         return self.output.layout == SHARED
 
     def keep(self, param: nn.Parameter, grad: Tensor, square: Tensor) -> Tensor:
-        """Keep the square of a parameter that this call alone uses; returns its gradient."""
+        """Store the square of a parameter that no other call uses; returns the parameter's gradient."""
         self.captured.add(param, square)
         return grad.to(param.dtype)
 
     def share(self, param: nn.Parameter, contribution: Tensor) -> Tensor:
-        """Keep the contribution to a parameter that several calls use; returns its gradient."""
+        """Store the contribution to a parameter that several calls use; returns the parameter's gradient."""
         grad = contribution.sum(0).to(param.dtype)
         self.captured.add_shared(param, contribution)
         return grad
+
+    def store(self, contributions: dict[str, Tensor], is_alone: bool) -> list[Tensor | None]:
+        """Store c_i ``[n, *shape]`` of every parameter, squared if no other call uses it; returns the gradients."""
+        if is_alone:
+            sums = {name: (c.sum(0), c.square().sum(0)) for name, c in contributions.items()}
+            return [self.keep(p, *sums[name]) for name, p in self.params.items()]
+        return [self.share(p, contributions[name]) for name, p in self.params.items()]
 
 
 @final
@@ -120,7 +128,7 @@ class RuleCall(LayerCall):
     """One call of a unit that has a rule."""
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output, measured in the backward pass."""
+        """See `LayerCall.run`."""
         module = self.unit.module
         inputs = self.note_inputs(args, kwargs)
         self.rng = rng_state() if self.rule.repeats_noise(module) else None
@@ -136,13 +144,13 @@ class RuleCall(LayerCall):
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         """Measure the call; see `LayerCall.backward`."""
-        if self.captured.takes_call(self, inputs, grads):
+        if self.captured.handles_call(self, inputs, grads):
             return [None] * len(self.params)
         call, grad_output, layout = self._call(inputs), self._grad_output(grads), self.output.layout
         if self.needs_gradient_alone():
             totals = self._sums(call, grad_output)
             return [totals[name][0].to(p.dtype) for name, p in self.params.items()]
-        is_alone = self.captured.takes_sums(self.params.values())
+        is_alone = self.captured.needs_only_sums(self.params.values())
         if layout != ROWS:
             call, grad_output, is_whole = self._examples_first(call, grad_output, layout)
             if not is_whole:
@@ -150,8 +158,7 @@ class RuleCall(LayerCall):
         if is_alone:
             totals = self._sums(call, grad_output)
             return [self.keep(p, *totals[name]) for name, p in self.params.items()]
-        contributions = with_rng(self.rng, self.rule, self.unit.module, call, grad_output)
-        return [self.share(p, contributions[name]) for name, p in self.params.items()]
+        return self.store(with_rng(self.rng, self.rule, self.unit.module, call, grad_output), is_alone=False)
 
     def _call(self, inputs: list[Any]) -> tuple[Any, ...]:
         return tuple(in_full_precision(value) for value in inputs)
@@ -166,14 +173,14 @@ class RuleCall(LayerCall):
         return sums
 
     def _examples_first(self, call: tuple[Any, ...], grad: Any, layout: Layout) -> tuple[tuple[Any, ...], Any, bool]:
-        """Inputs and gradient with the examples first, and whether each is one row of the rule's."""
+        """Inputs and gradient with the examples first, and whether each example is one row for the rule."""
         n = self.captured.known_batch_size or 1
         dims = self.rule.dims(self.unit.module, call)
         grads = grad if isinstance(grad, tuple) else (grad,)
         if not self.rule.takes_positions:
-            kept = [in_groups(g, dim, layout, n) for g, dim in zip(grads, self.output.dims, strict=True)]
+            grouped = [in_groups(g, dim, layout, n) for g, dim in zip(grads, self.output.dims, strict=True)]
             rows = tuple(in_groups(value, dim, layout, n) for value, dim in zip(call, dims, strict=True))
-            return rows, tuple(kept) if isinstance(grad, tuple) else kept[0], False
+            return rows, tuple(grouped) if isinstance(grad, tuple) else grouped[0], False
         moved = [examples_first(g, dims[0], layout, n) for g in grads]
         call = tuple(examples_first(value, dim, layout, n) for value, dim in zip(call, dims, strict=True))
         if layout.kind != "dim":
@@ -182,21 +189,19 @@ class RuleCall(LayerCall):
         return call, tuple(moved) if isinstance(grad, tuple) else moved[0], True
 
     def _from_rows(self, call: tuple[Any, ...], grad: Any, is_alone: bool) -> list[Tensor | None]:
-        """Contributions of examples that have several rows each, which the rule takes for examples."""
+        """Measure examples of several rows each with a rule that treats every row as an example."""
         n = self.captured.known_batch_size or 1
         rows = with_rng(self.rng, self.rule, self.unit.module, call, grad)
-        found = {name: torch.unflatten(c, 0, (n, -1)).sum(1) for name, c in rows.items()}
-        if is_alone:
-            return [self.keep(p, found[name].sum(0), found[name].square().sum(0)) for name, p in self.params.items()]
-        return [self.share(p, found[name]) for name, p in self.params.items()]
+        contributions = {name: torch.unflatten(c, 0, (n, -1)).sum(1) for name, c in rows.items()}
+        return self.store(contributions, is_alone)
 
 
 @final
 class GenericCall(LayerCall):
-    """One call of a unit without a rule, and of everything below it that is not measured by itself."""
+    """One call of a unit without a rule, including its children unless they are measured separately."""
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output, measured in the backward pass."""
+        """See `LayerCall.run`."""
         kind = WholeBatch if self.unit.own_alone else SingleExamples
         self.one_call = kind(self.unit.module, args, kwargs, self.captured.workspace)
         self.detached = {name: p.detach() for name, p in self.unit.named_parameters()}
@@ -239,25 +244,19 @@ class GenericCall(LayerCall):
         if self.needs_gradient_alone():
             return [g.to(p.dtype) for p, g in self.gradient(inputs, grads).items()]
         trained, grads = self._prepare(inputs, grads)
-        # Gradients on, as in a forward: oneDNN's LSTM keeps nothing for its backward otherwise.
+        # Gradients enabled, as in the forward pass: otherwise oneDNN's LSTM saves nothing for its backward.
         with replay_errors_named(self.unit.label), self._alone(), torch.enable_grad():
-            if layout == ROWS and self.captured.takes_sums(self.params.values()):
+            is_alone = self.captured.needs_only_sums(self.params.values())
+            if layout == ROWS and is_alone:
                 totals = self.one_call.sums(trained, grads)
                 self._check_once(trained, grads, lambda: totals)
                 return [self.keep(p, *totals[name]) for name, p in self.params.items()]
-            contributions = self.one_call.per_example(trained, grads)
-            self._check_once(
-                trained, grads, lambda: {k: (c.sum(0), c.square().sum(0)) for k, c in contributions.items()}
-            )
-            found = {name: added_up(c, layout, n) for name, c in contributions.items()}
-            if self.captured.takes_sums(self.params.values()):
-                return [
-                    self.keep(p, found[name].sum(0), found[name].square().sum(0)) for name, p in self.params.items()
-                ]
-            return [self.share(p, found[name]) for name, p in self.params.items()]
+            rows = self.one_call.per_example(trained, grads)
+            self._check_once(trained, grads, lambda: {k: (c.sum(0), c.square().sum(0)) for k, c in rows.items()})
+            return self.store({name: added_up(c, layout, n) for name, c in rows.items()}, is_alone)
 
     def _prepare(self, inputs: list[Any], grads: list[Tensor | None]) -> tuple[dict[str, Tensor], list[Tensor | None]]:
-        """The trained parameters and the gradients, in full precision, with a call that replays in it."""
+        """Set up the call to replay in full precision; returns trained parameters and gradients in full precision."""
         self.one_call.inputs.leaves = [in_full_precision(x) for x in inputs]
         self.one_call.buffers = {name: in_full_precision(b) for name, b in self.one_call.buffers.items()}
         self.one_call.frozen = {name: in_full_precision(p) for name, p in self.detached.items()}
@@ -266,50 +265,41 @@ class GenericCall(LayerCall):
 
     @property
     def _key(self) -> tuple[nn.Module, tuple[int | None, ...]]:
-        """A mask of as many rows as the batch has examples is split like them; so once for each way of splitting."""
+        """The module and the example dimensions of its inputs. Each way of splitting the inputs is checked once."""
         return self.unit.module, self.one_call.inputs.dims
 
     def _is_checked(self) -> bool:
         return self._key in self.captured.checked
 
-    def _check_once(self, params: dict[str, Tensor], grads: list[Tensor | None], found: Callable[[], Sums]) -> None:
-        if not self._is_checked() and all(grad.isfinite().all() for grad, _ in found().values()):
-            self.one_call.check_sum(params, grads, found())
-            if self.one_call.inputs.batch_size > 1:  # one example mixes with no other
+    def _check_once(self, params: dict[str, Tensor], grads: list[Tensor | None], sums: Callable[[], Sums]) -> None:
+        if not self._is_checked() and all(grad.isfinite().all() for grad, _ in sums().values()):
+            self.one_call.check_sum(params, grads, sums())
+            if self.one_call.inputs.batch_size > 1:  # a single example cannot show mixing
                 self.captured.checked.add(self._key)
 
 
 @contextmanager
 def _detached_parameters(module: nn.Module) -> Iterator[None]:
-    """Let `module` and its children compute with detached parameters."""
+    """Run `module` and its children with detached parameters."""
     holders = [module] if not has_children(module) else [m for m in module.modules() if own_parameters(m)]
-    own: list[dict[str, Any]] = [dict(own_parameters(holder)) for holder in holders]
+    originals: list[dict[str, Any]] = [dict(own_parameters(holder)) for holder in holders]
     flat = flat_weights(module)
     try:
-        for holder, params in zip(holders, own, strict=True):
+        for holder, params in zip(holders, originals, strict=True):
             own_parameters(holder).update({name: p if p is None else p.detach() for name, p in params.items()})
         yield
     finally:
-        for holder, params in zip(holders, own, strict=True):
+        for holder, params in zip(holders, originals, strict=True):
             own_parameters(holder).update(params)
         vars(module).update(flat)
 
 
 def in_full_precision(value: Any) -> Any:
-    """Half precision cannot hold squares of gradients: 1e-4² is below its smallest number."""
+    """Convert half-precision tensors to float32: float16 underflows for squared gradients such as 1e-4²."""
     is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
     return value.float() if is_half else value
 
 
 def plain_call(captured: WrappingCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-    """The measurement of one call of a unit: by its rule, or by the generic one.
-
-    Args:
-        captured: The capture.
-        unit: The unit.
-        params: Its trained parameters by name.
-
-    Returns:
-        The call.
-    """
+    """A call of `unit` that is measured by its rule, or by the generic rule."""
     return (RuleCall if unit.rule is not None else GenericCall)(captured, unit, params)

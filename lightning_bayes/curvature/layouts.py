@@ -1,17 +1,17 @@
-"""The place of the batch's examples in a layer's output, found by the gradients of single examples' losses.
+"""Layouts: where a layer's output holds the examples of the batch. Gradients of single-example losses reveal it.
 
-rows     row i of the dimension in which the layer's rule has the examples
-groups   k rows for each example, one after the other: images of a video, positions that a reshape has made rows
-strided  k rows for each example, every n-th: positions first
-dim      index i of another dimension, for layers that treat all leading dimensions alike
-shared   none of these: one output for all examples, such as position embeddings, or examples that mix
+rows     example i is row i of the dimension where the layer's rule expects the examples
+groups   example i has k consecutive rows: images of a video, or positions that a reshape turned into rows
+strided  example i has the k rows i, i + n, i + 2n, …: positions first
+dim      example i is index i of another dimension, for layers that treat all leading dimensions in the same way
+shared   none of these: all examples share one output, such as position embeddings, or the layer mixes examples
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -23,19 +23,14 @@ from lightning_bayes.curvature.loss_graph import Shape
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.errors import UnsupportedTrainingError
 
-_NOTHING = 1e-6  # of the largest gradient
+_TOLERANCE = 1e-6  # relative to the largest gradient
 
 
 class Layout(NamedTuple):
-    """The place of the examples in a call.
-
-    Attributes:
-        kind: One of the words above.
-        dim: The dimension of a ``"dim"``.
-    """
+    """Where a call holds the examples; the kinds are explained above."""
 
     kind: str = "rows"
-    dim: int = 0
+    dim: int = 0  # for kind "dim"
 
 
 ROWS, SHARED = Layout("rows"), Layout("shared")
@@ -43,94 +38,72 @@ ROWS, SHARED = Layout("rows"), Layout("shared")
 
 @dataclass(eq=False)
 class LayerOutput:
-    """The differentiable outputs of one call of a measured module.
-
-    Attributes:
-        unit: The module.
-        rows: How many examples the call holds, as far as its rule or its first input can tell.
-        dim: The dimension of the first output that holds them; None if each has its own.
-        edges: Node of autograd's graph and number of its output, for each.
-        shapes: Shape of each.
-        tensors: Weak reference to each.
-        layout: Where the examples are.
-        is_looped: Whether its contributions were taken one example at a time.
-    """
+    """The differentiable outputs of one call of a measured module."""
 
     unit: MeasuredModule
-    rows: int
-    dim: int | None
-    edges: list[tuple[Any, int]]
+    rows: int  # number of examples of the call according to its rule or its first input
+    dim: int | None  # dimension of the first output that holds these rows; None if it differs between outputs
+    edges: list[tuple[Any, int]]  # autograd node and output index of each output
     shapes: list[Shape]
     tensors: list[ReferenceType[Tensor]]
-    layout: Layout = field(default=ROWS)
-    is_looped: bool = False
+    layout: Layout = ROWS
+    is_looped: bool = False  # whether an `ExampleLoop` measured the call
 
     @classmethod
     def of(cls, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> LayerOutput:
-        """The outputs of a call; arguments as the attributes."""
+        """Create from the output tensors; other arguments as the attributes."""
         edges = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
         return cls(unit, rows, dim, edges, [tuple(tensor.shape) for tensor in tensors], list(map(ref, tensors)))
 
     def require_loop(self) -> None:
-        """Require contributions of a shared call that were taken one example at a time.
-
-        Raises:
-            UnsupportedTrainingError: If no observed loss has reached the call.
-        """
+        """Raise `UnsupportedTrainingError` unless an `ExampleLoop` measured this shared call."""
         if not self.is_looped:
             raise UnsupportedTrainingError(
-                f"A backward reached {self.unit.label}, whose output all examples share, from a loss that was not shown "
-                "before. Add the losses and call loss.backward() once, or open one pass for each backward."
+                f"A backward from a loss that was not observed reached {self.unit.label}, whose output all examples share. "
+                "Add the losses and call loss.backward() once, or open one pass for each backward."
             )
 
     @property
     def takes_positions(self) -> bool:
-        """Whether the layer treats all leading dimensions alike."""
+        """Whether the layer treats all leading dimensions in the same way."""
         return self.unit.rule is not None and self.unit.rule.takes_positions
 
     @property
     def _num_features(self) -> int:
-        """How many of the last dimensions of the output hold features."""
+        """Number of trailing feature dimensions of the output."""
         return 1 if self.unit.rule is None else max(1, self.unit.rule.least_dims(self.unit.module) - 1)
 
     def may_hold(self, num_examples: int) -> bool:
-        """Whether some dimension of the outputs could hold so many examples."""
+        """Whether some dimension of the outputs could hold this many examples."""
         return any(size % num_examples == 0 for shape in self.shapes for size in shape[: -self._num_features])
 
     def layouts(self, grads: list[Tensor | None], example: int, num_examples: int) -> list[Layout] | None:
-        """The layouts that fit the gradient of one example's loss.
-
-        Args:
-            grads: The gradients of the outputs.
-            example: Number of the example, i.
-            num_examples: Number of examples, n.
-
-        Returns:
-            The layouts, the likeliest first; None if the gradient is zero.
-        """
-        each = zip(grads, self.shapes, self.dims, strict=True)
-        known = [(g.reshape(shape), dim) for g, shape, dim in each if g is not None and bool(g.any())]
-        if not known:
+        """The layouts consistent with the gradient of one example's loss, likeliest first; None if it is zero."""
+        consistent = [
+            list(self._fitting(grad.reshape(shape), dim, example, num_examples))
+            for grad, shape, dim in zip(grads, self.shapes, self.dims, strict=True)
+            if grad is not None and bool(grad.any())
+        ]
+        if not consistent:
             return None
-        fitting = [list(self._fitting(g, dim, example, num_examples)) for g, dim in known]
-        return [layout for layout in fitting[0] if all(layout in others for others in fitting)]
+        return [layout for layout in consistent[0] if all(layout in others for others in consistent)]
 
     @property
     def dims(self) -> list[int | None]:
-        """The dimension of each output that holds the examples."""
+        """The dimension of each output that holds the rows."""
         later = () if self.unit.rule is None or self.dim is None else self.unit.rule.later_dims
         return [self.dim, *later, *(self.dim for _ in self.shapes)][: len(self.shapes)]
 
     def _fitting(self, grad: Tensor, dim: int | None, example: int, n: int) -> Iterator[Layout]:
-        k, is_whole = self.rows // n, self.rows % n == 0
+        k, is_multiple = self.rows // n, self.rows % n == 0
         dims = range(grad.dim()) if dim is None else [dim]
-        held = [entries(grad, d) for d in dims if d < grad.dim() and grad.shape[d] == self.rows]
-        if self.rows == n and any(found <= {example} for found in held):
+        nonzero_rows = [entries(grad, d) for d in dims if d < grad.dim() and grad.shape[d] == self.rows]
+        if self.rows == n and any(rows <= {example} for rows in nonzero_rows):
             yield ROWS
-        if is_whole and k > 1:
-            if any(found <= set(range(example * k, example * k + k)) for found in held):
+        if is_multiple and k > 1:
+            if any(rows <= set(range(example * k, example * k + k)) for rows in nonzero_rows):
                 yield Layout("groups")
-            if any(found <= set(range(example, self.rows, n)) for found in held):
+            if any(rows <= set(range(example, self.rows, n)) for rows in nonzero_rows):
                 yield Layout("strided")
         if self.takes_positions:
             others = (d for d in range(grad.dim() - self._num_features) if d != dim and grad.shape[d] == n)
@@ -139,45 +112,35 @@ class LayerOutput:
 
 @contextmanager
 def retained_grads_kept(outputs: Iterable[LayerOutput]) -> Iterator[None]:
-    """Keep the gradients that users retain in outputs of layers (`torch.Tensor.retain_grad`) as they are.
-
-    Args:
-        outputs: The calls.
-
-    Yields:
-        Nothing.
-    """
+    """Restore on exit the gradients that users retain in layer outputs with `torch.Tensor.retain_grad`."""
     alive = (reference() for output in outputs for reference in output.tensors)
-    kept = [(tensor, tensor.grad) for tensor in alive if tensor is not None and tensor.retains_grad]
-    for tensor, _ in kept:
+    with gradients_restored(tensor for tensor in alive if tensor is not None and tensor.retains_grad):
+        yield
+
+
+@contextmanager
+def gradients_restored(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Clear the ``.grad`` of tensors on entry and restore it on exit."""
+    saved = [(tensor, tensor.grad) for tensor in tensors]
+    for tensor, _ in saved:
         tensor.grad = None
     try:
         yield
     finally:
-        for tensor, grad in kept:
+        for tensor, grad in saved:
             tensor.grad = grad
 
 
 def entries(grad: Tensor, dim: int) -> set[int]:
-    """The indices of a dimension at which a gradient is not zero, except for rounding."""
+    """The indices of a dimension at which a gradient is not zero, up to rounding."""
     if not grad.numel() or not bool(grad.any()):
         return set()
     sizes = grad.detach().abs().movedim(dim, 0).reshape(grad.shape[dim], -1).amax(1)
-    return set((sizes > _NOTHING * sizes.max()).nonzero().flatten().tolist())
+    return set((sizes > _TOLERANCE * sizes.max()).nonzero().flatten().tolist())
 
 
 def examples_first(value: Any, dim: int | None, layout: Layout, num_examples: int) -> Any:
-    """An input or a gradient with its examples, or the rows of each example one after the other, in dimension 0.
-
-    Args:
-        value: A tensor, or anything else, which stays.
-        dim: Where a rule has the examples; None for what all examples share.
-        layout: Where they are.
-        num_examples: n.
-
-    Returns:
-        The rearranged value.
-    """
+    """Move examples from dimension `dim`, or the layout's dimension, to 0; rows of an example become consecutive."""
     if dim is None or not isinstance(value, Tensor):
         return value
     if layout.kind == "dim":
@@ -189,35 +152,18 @@ def examples_first(value: Any, dim: int | None, layout: Layout, num_examples: in
 
 
 def in_groups(value: Any, dim: int | None, layout: Layout, num_examples: int) -> Any:
-    """An input or a gradient with the rows of each example one after the other, in the dimension where they are.
-
-    Args:
-        value: A tensor, a tuple of tensors, or anything else, which stays.
-        dim: Where a rule has the examples; None for what all examples share.
-        layout: ``"groups"`` or ``"strided"``.
-        num_examples: n.
-
-    Returns:
-        The rearranged value.
-    """
+    """Make the k rows of each example consecutive, for the layouts ``groups`` and ``strided``. Keeps non-tensors."""
     if isinstance(value, tuple):
-        return tuple(in_groups(each, dim, layout, num_examples) for each in value)
+        return tuple(in_groups(tensor, dim, layout, num_examples) for tensor in value)
     if dim is None or not isinstance(value, Tensor) or layout.kind != "strided":
         return value
     return torch.unflatten(value, dim, (-1, num_examples)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
 def added_up(contributions: Tensor, layout: Layout, num_examples: int) -> Tensor:
-    """Contributions of examples from those of their rows.
-
-    Args:
-        contributions: One for each row, ``[R, *shape]``.
-        layout: Where the examples are.
-        num_examples: n.
-
-    Returns:
-        One for each example, ``[n, *shape]``.
-    """
+    """Sum the contributions ``[R, *shape]`` of all rows to contributions of the examples, ``[n, *shape]``."""
     if layout.kind == "groups":
         return torch.unflatten(contributions, 0, (num_examples, -1)).sum(1)
-    return torch.unflatten(contributions, 0, (-1, num_examples)).sum(0) if layout.kind == "strided" else contributions
+    if layout.kind == "strided":
+        return torch.unflatten(contributions, 0, (-1, num_examples)).sum(0)
+    return contributions

@@ -1,11 +1,11 @@
-"""Likelihoods p(y | f) that a model can draw labels from, for the Fisher instead of its empirical cousin.
+"""Likelihoods p(y | f) with sampled labels, for the Fisher information matrix.
 
     F = (1/n) Σ_i E_{y ~ p(y | f_i)} [ g_i(y) g_i(y)ᵀ ],    g_i(y) = -∇_θ log p(y | f_i)
 
-The expectation runs over labels that the model itself draws; data labels in their place give the empirical Fisher,
-which is another matrix (Kunstner et al. 2019, https://arxiv.org/abs/1905.12558). One draw per example estimates F
-without bias: measure ``"squared_gradients"`` of `Likelihood.sampled_loss`. For these likelihoods F equals the generalised
-Gauss-Newton matrix. Draws come from a generator of their own; the global one is left alone.
+The expectation is over labels sampled from the model. With the labels of the data, the sum is the empirical Fisher, a
+different matrix (Kunstner et al. 2019, https://arxiv.org/abs/1905.12558). One sampled label per example gives an unbiased
+estimate of F: measure ``"squared_gradients"`` of `Likelihood.sampled_loss`. For the likelihoods in this file, F equals the
+generalised Gauss-Newton matrix. Sampling uses the caller's generator, never torch's global one.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class Likelihood(ABC):
 
     @abstractmethod
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """-log p of every single target, ``[batch, …]``."""
+        """-log p of each target, ``[batch, …]``."""
 
     def root(self, outputs: Tensor, index: int) -> Tensor:
-        """A column of a root of the curvature in the outputs, v with Σ_index v vᵀ = H_i = -E ∂² log p(y | f_i)/∂f².
+        """A column v of a square root of the output curvature: Σ_index v vᵀ = H_i = -E ∂² log p(y | f_i)/∂f².
 
         Args:
-            outputs: The model's outputs, ``[batch, …]``.
-            index: The column, from 0 to the number of outputs of an example. The result is shaped like the outputs.
+            outputs: The model's outputs, ``[batch, …]``. The result has the same shape.
+            index: The column, from 0 to the number of outputs per example, minus 1.
 
         Raises:
-            HyperparameterError: Unless a likelihood defines the method.
+            HyperparameterError: If the likelihood does not define this method.
         """
         raise HyperparameterError(
-            f"{type(self).__name__} does not state its curvature. Define its method root, or draw labels from it: "
+            f"{type(self).__name__} does not state its curvature. Define its method root, or sample labels from it with "
             "curvature='fisher'."
         )
 
@@ -64,10 +64,10 @@ class Likelihood(ABC):
             targets: Targets as `sample` draws them.
 
         Returns:
-            One value per example, ``[batch]``: the sum over the targets of the example.
+            One value per example, ``[batch]``: the sum over the example's targets.
         """
-        each = self._nll_of_each(outputs, targets)
-        return each.reshape(len(each), -1).sum(1)
+        nll = self._nll_of_each(outputs, targets)
+        return nll.reshape(len(nll), -1).sum(1)
 
     @final
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -76,14 +76,14 @@ class Likelihood(ABC):
 
     @final
     def sampled_loss(self, outputs: Tensor, generator: Generator) -> Tensor:
-        """`loss` with targets that the model draws itself.
+        """`loss` with targets sampled from the model.
 
         Args:
             outputs: The model's outputs, with their graph.
             generator: Source of randomness, on the device of `outputs`.
 
         Returns:
-            A scalar whose per-example squared gradients estimate the diagonal of the Fisher.
+            A scalar whose mean per-example squared gradient is an unbiased estimate of the Fisher's diagonal.
 
         Example:
             >>> from lightning_bayes.curvature import Softmax, measure
@@ -102,25 +102,17 @@ class Softmax(Likelihood):
     """Classes y with p(y | f) ∝ exp f_y; outputs are logits ``[batch, classes, …]``, targets ``[batch, …]``."""
 
     def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
-        """Draw a class for each example and position.
-
-        Args:
-            outputs: Logits, ``[batch, classes, …]``.
-            generator: Source of randomness, on the device of `outputs`.
-
-        Returns:
-            Classes, ``[batch, …]``.
-        """
+        """Draw a class ``[batch, …]`` for each example and position of logits ``[batch, classes, …]``."""
         probs = _finite(self._checked(outputs)).softmax(1).movedim(1, -1)
         return torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator).reshape(probs.shape[:-1])
 
     def root(self, outputs: Tensor, index: int) -> Tensor:
-        """√p_c (e_c - p) at one position: Σ_c of its outer products is diag p - p pᵀ; see `Likelihood.root`."""
+        """√p_c (e_c - p) at one position; the outer products sum to diag p - p pᵀ. See `Likelihood.root`."""
         grid = self._checked(outputs).softmax(1).reshape(*outputs.shape[:2], -1)  # [batch, classes, positions]
-        chosen, position = divmod(index, grid.shape[2])
-        column, at = torch.zeros_like(grid), grid[:, :, position]
-        column[:, :, position] = -at * at[:, chosen, None].sqrt()
-        column[:, chosen, position] += at[:, chosen].sqrt()
+        label, position = divmod(index, grid.shape[2])
+        column, probs = torch.zeros_like(grid), grid[:, :, position]
+        column[:, :, position] = -probs * probs[:, label, None].sqrt()
+        column[:, label, position] += probs[:, label].sqrt()
         return column.view_as(outputs)
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -131,25 +123,17 @@ class Softmax(Likelihood):
         if outputs.dim() < 2 or outputs.shape[1] < 2:
             raise ShapeError(
                 f"Softmax needs logits [batch, classes, …] of at least two classes, but got {list(outputs.shape)}. For one "
-                "logit per label use Bernoulli."
+                "logit per label, use Bernoulli."
             )
         return outputs
 
 
 @final
 class Bernoulli(Likelihood):
-    """Independent binary labels with p(y = 1 | f) = sigmoid(f); outputs are logits ``[batch, …]``, targets alike."""
+    """Independent binary labels with p(y = 1 | f) = sigmoid(f); outputs are logits, targets have the same shape."""
 
     def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
-        """Draw a label for each logit.
-
-        Args:
-            outputs: Logits, ``[batch, …]``.
-            generator: Source of randomness, on the device of `outputs`.
-
-        Returns:
-            Zeros and ones in the shape and dtype of `outputs`.
-        """
+        """Draw a label, 0 or 1, for each logit, in the shape and dtype of `outputs`."""
         return torch.bernoulli(_finite(outputs).sigmoid(), generator=generator)
 
     def root(self, outputs: Tensor, index: int) -> Tensor:
@@ -163,10 +147,10 @@ class Bernoulli(Likelihood):
 
 @final
 class Gaussian(Likelihood):
-    """Independent y ~ N(f, std²) with known noise; outputs are means ``[batch, …]``, targets alike.
+    """Independent y ~ N(f, std²) with known noise; outputs are means, targets have the same shape.
 
     Args:
-        std: Standard deviation of the noise, in the unit of the targets.
+        std: Standard deviation of the noise, in the units of the targets.
 
     Raises:
         HyperparameterError: If `std` is not positive and finite.
@@ -178,15 +162,7 @@ class Gaussian(Likelihood):
         self.std = std
 
     def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
-        """Draw a target around each mean.
-
-        Args:
-            outputs: Means, ``[batch, …]``.
-            generator: Source of randomness, on the device of `outputs`.
-
-        Returns:
-            Targets in the shape and dtype of `outputs`.
-        """
+        """Draw a target around each mean, in the shape and dtype of `outputs`."""
         noise = torch.randn(outputs.shape, generator=generator, device=outputs.device, dtype=outputs.dtype)
         return outputs.detach() + self.std * noise
 
@@ -195,24 +171,21 @@ class Gaussian(Likelihood):
         return _one_output(torch.full_like(outputs, 1 / self.std), index)
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        _same_shape(outputs, targets)
+        if outputs.shape != targets.shape:
+            raise ShapeError(
+                f"Gaussian got means {list(outputs.shape)} and targets {list(targets.shape)}. Reshape one of them, so that "
+                "the shapes are equal."
+            )
         return ((targets - outputs) / self.std).square() / 2 + math.log(self.std) + math.log(2 * math.pi) / 2
 
 
 def _one_output(values: Tensor, index: int) -> Tensor:
-    """`values` of one output of each example, and zero for the others."""
+    """Keep `values` of one output per example, and set the other values to zero."""
     column = torch.zeros_like(values)
     column.view(len(values), -1)[:, index] = values.reshape(len(values), -1)[:, index]
     return column
 
 
 def _finite(logits: Tensor) -> Tensor:
-    """Logits to draw labels from. Torch refuses NaN, but the loss there is not finite anyway and the update is skipped."""
+    """Replace NaN, which torch cannot sample from. The loss is not finite then, so the update is skipped anyway."""
     return logits.detach().nan_to_num()
-
-
-def _same_shape(outputs: Tensor, targets: Tensor) -> None:
-    if outputs.shape != targets.shape:
-        raise ShapeError(
-            f"Gaussian got means {list(outputs.shape)} and targets {list(targets.shape)}, which must be alike. Reshape one."
-        )

@@ -1,8 +1,9 @@
-"""Functions of means, sums and losses of single examples, and the numbers that turn a sum into a mean."""
+"""Functions of means, sums and parts, and the divisors that turn a sum into a mean."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_graph import name_of
-from lightning_bayes.curvature.loss_values import Values, is_same, unclear
+from lightning_bayes.curvature.loss_values import Examples, Part, Reduced, Unclear, is_same
 
 _ADDING = {"Add", "Sub", "Stack", "Cat"}
 _REDUCING = {"Mean", "Sum", "Nansum"}
@@ -19,130 +20,135 @@ _LINEAR = graph.RESHAPES | {"Neg", "Expand", "Select", "Slice", "Transpose", "Pe
 
 
 class LossArithmetic:
-    """Reads functions of reduced values.
+    """Reads functions of means, sums and parts.
 
     Args:
         batch_size: B.
-        terms: See `LossReader`; entries of masked terms are set.
+        terms: See `LossReader`. A mean over selected or weighted examples sets the mask of its terms.
     """
 
     def __init__(self, batch_size: int, terms: list[Tensor | None]) -> None:
         self.batch_size, self.terms = batch_size, terms
 
-    def result(self, node: Any, inputs: list[Values]) -> Values:
-        """The content of a node whose arguments hold means, sums and parts.
+    def result(self, node: Any, inputs: Sequence[Part | Reduced]) -> Examples | Part | Reduced | Unclear:
+        """The content of a node, from the contents of its arguments."""
+        reduced = [content for content in inputs if isinstance(content, Reduced)]
+        parts = [content for content in inputs if isinstance(content, Part)]
+        if reduced and parts:
+            return Unclear("combines losses of single examples with others")
+        return self._from_parts(node, parts) if parts else self._from_reduced(node, reduced)
 
-        Args:
-            node: The node.
-            inputs: The contents of its arguments.
-
-        Returns:
-            What it holds.
-        """
+    def _from_reduced(self, node: Any, inputs: list[Reduced]) -> Reduced | Unclear:
         name, first = name_of(node), inputs[0]
-        if any(values.kind == "part" for values in inputs):
-            return self._from_parts(node, inputs)
         if name in _ADDING:
             return _added(inputs)
-        if len(inputs) > 1 or (name == "Div" and node.next_functions[0][0] is None):
-            return unclear("is a ratio of its terms" if name == "Div" else f"combines its terms by {name}")
-        if name in {"Mul", "Div"} and (numbers := graph.saved_numbers(node)):
-            return (self._multiplied if name == "Mul" else self._divided)(first, numbers[0])
-        return first if first.kind == "mean" or name in _LINEAR | {"Mul"} else unclear(f"is the {name} of a sum")
+        if name == "Div" and (len(inputs) > 1 or node.next_functions[0][0] is None):
+            return Unclear("is a ratio of its terms")
+        if len(inputs) > 1:
+            return Unclear(f"combines its terms by {name}")
+        numbers = graph.saved_numbers(node)
+        if name == "Mul" and numbers:
+            return self._multiplied(first, numbers[0])
+        if name == "Div" and numbers:
+            return self._divided(first, numbers[0])
+        if first.kind == "mean" or name == "Mul" or name in _LINEAR:
+            return first
+        return Unclear(f"is the {name} of a sum")
 
-    def _from_parts(self, node: Any, inputs: list[Values]) -> Values:
-        """A function of losses of single examples."""
+    def _from_parts(self, node: Any, inputs: list[Part]) -> Examples | Part | Reduced | Unclear:
         name, first = name_of(node), inputs[0]
-        if any(values.kind != "part" or values.divisor != first.divisor for values in inputs):
-            return unclear("combines losses of single examples with others")
+        if any(part.divisor != first.divisor for part in inputs):
+            return Unclear("combines losses of single examples with others")
         if name in {"Stack", "Cat"}:
-            is_all = [values.example for values in inputs] == list(range(self.batch_size)) and first.divisor == 1
-            if is_all:
-                return Values("examples", layout=1)
-            return unclear(f"stacks the losses of {len(inputs)} single examples")
-        if len(inputs) == 1 and name in {"Mul", "Div"} and (numbers := graph.saved_numbers(node)):
-            factor = float(numbers[0]) if name == "Div" else 1 / float(numbers[0] or math.inf)
-            is_count = name == "Div" and _is_integer(numbers[0])
-            if is_count or (self.batch_size > 2 and math.isclose(abs(factor), self.batch_size, rel_tol=1e-5)):
-                return replace(first, divisor=first.divisor * factor) if is_count else unclear("is a rescaled sum")
+            is_batch = [part.example for part in inputs] == list(range(self.batch_size)) and first.divisor == 1
+            return Examples(layout=1) if is_batch else Unclear(f"stacks the losses of {len(inputs)} single examples")
+        if len(inputs) == 1 and (numbers := graph.saved_numbers(node)):
+            return self._scaled_part(first, numbers[0], is_division=name == "Div")
+        if first.example is not None and all(part.example == first.example for part in inputs):
             return first
-        if len({values.example for values in inputs}) == 1 and first.example is not None:
-            return first
-        return self._joined(inputs) if name in _ADDING else unclear(f"combines losses of single examples by {name}")
+        return self._joined(inputs) if name in _ADDING else Unclear(f"combines losses of single examples by {name}")
 
-    def _joined(self, inputs: list[Values]) -> Values:
+    def _scaled_part(self, part: Part, number: Any, is_division: bool) -> Part | Unclear:
+        """A part times or divided by a number. Integer divisors are kept: they may be the number of examples."""
+        if is_division and _is_integer(number):
+            return replace(part, divisor=part.divisor * float(number))
+        divisor = float(number) if is_division else 1 / float(number or math.inf)
+        may_be_mean = self.batch_size > 2 and math.isclose(abs(divisor), self.batch_size, rel_tol=1e-5)
+        return Unclear("is a rescaled sum") if may_be_mean else part
+
+    def _joined(self, inputs: list[Part]) -> Part | Reduced | Unclear:
         """The sum of losses of different examples."""
-        masks = [values.counted for values in inputs if values.counted is not None]
-        total = torch.stack(masks).sum(0)
-        if int(total.max()) > 1:
-            return unclear("adds up losses of some examples more often than once")
-        if not bool(total.all()):
-            return replace(inputs[0], example=None, counted=total.bool())
-        self.terms.append(None)
-        added = Values("sum", num_added=self.batch_size, terms=(len(self.terms) - 1,))
+        counts = torch.stack([part.examples for part in inputs]).sum(0)
+        if int(counts.max()) > 1:
+            return Unclear("adds up losses of some examples more often than once")
         divisor = inputs[0].divisor
-        return added if divisor == 1 else self._divided(added, int(divisor) if divisor.is_integer() else divisor)
+        if not bool(counts.all()):
+            return Part(counts.bool(), divisor=divisor)
+        self.terms.append(None)
+        total = Reduced("sum", num_added=self.batch_size, terms=(len(self.terms) - 1,))
+        return total if divisor == 1 else self._divided(total, int(divisor) if divisor.is_integer() else divisor)
 
-    def _multiplied(self, values: Values, factor: Any) -> Values:
+    def _multiplied(self, values: Reduced, factor: Any) -> Reduced | Unclear:
         if factor and self._is_total(values, 1 / float(factor)):
-            return self._mean_of_counted(values)
+            return self._mean_over_counted(values)
         if values.kind == "mean":
             is_undone = self.batch_size > 2 and _is_integer(factor) and factor == self.batch_size
-            return unclear(f"is a mean rescaled by {self.batch_size}") if is_undone else values
+            return Unclear(f"is a mean rescaled by {self.batch_size}") if is_undone else values
         count = round(1 / abs(float(factor))) if factor else 0
-        is_count = count > 2 and math.isclose(count * abs(float(factor)), 1, rel_tol=1e-5)
-        is_count = is_count and (values.is_weighted or _is_count(values, count, self.batch_size))
-        return unclear(f"is a sum rescaled by {float(factor):g}") if is_count else values
+        is_inverse = count > 2 and math.isclose(count * abs(float(factor)), 1, rel_tol=1e-5)
+        if is_inverse and (values.is_weighted or self._is_count(values, count)):
+            return Unclear(f"is a sum rescaled by {float(factor):g}")
+        return values
 
-    def _divided(self, values: Values, divisor: Any) -> Values:
+    def _divided(self, values: Reduced, divisor: Any) -> Reduced | Unclear:
         if self._is_total(values, float(divisor)):
-            return self._mean_of_counted(values)
+            return self._mean_over_counted(values)
         if values.kind == "mean":
             return values
         total = values.divisor * float(divisor)
-        is_mean = _is_integer(divisor) and _is_count(values, total, self.batch_size)
+        is_mean = _is_integer(divisor) and self._is_count(values, total)
         if values.is_weighted and not (is_mean and values.totals):
-            return unclear(f"is a weighted or masked sum divided by {total:g}")
+            return Unclear(f"is a weighted or masked sum divided by {total:g}")
         return replace(values, kind="mean", divisor=1.0) if is_mean else replace(values, divisor=total)
 
-    def _is_total(self, values: Values, number: float) -> bool:
-        """Whether a number is the sum of the weights, or counts the chosen values."""
-        if values.counted is None or values.divisor != 1 or not values.totals:
-            return False
-        is_nothing = not bool(values.counted.any())  # and the number keeps from dividing by zero
-        return is_nothing or any(math.isclose(number, total, rel_tol=1e-5) for total in values.totals if total)
+    def _is_count(self, values: Reduced, number: float) -> bool:
+        """Whether a number is that of the examples, of their values, or of the targets that count."""
+        is_multiple = number > 0 and number % self.batch_size == 0 and values.num_added % number == 0
+        return is_multiple or number == values.num_counted > 0
 
-    def _mean_of_counted(self, values: Values) -> Values:
-        """A mean over the examples with a weight; the others count in none of its terms."""
+    def _is_total(self, values: Reduced, number: float) -> bool:
+        """Whether a number is the sum of the weights, or the number of the selected values."""
+        if values.examples is None or values.divisor != 1 or not values.totals:
+            return False
+        if not bool(values.examples.any()):  # the total is zero, and the number avoids a division by it
+            return True
+        return any(math.isclose(number, total, rel_tol=1e-5) for total in values.totals if total)
+
+    def _mean_over_counted(self, values: Reduced) -> Reduced:
+        """A mean over the examples with a weight. The other examples do not count in any of its terms."""
         for term in values.terms:
-            self.terms[term] = values.counted
+            self.terms[term] = values.examples
         return replace(values, kind="mean", totals=())
 
 
-def _added(inputs: list[Values]) -> Values:
-    if len({(values.kind, values.divisor) for values in inputs}) > 1:
-        return unclear("adds a term reduced by 'sum' to one reduced by 'mean' or rescaled")
-    first, chosen = inputs[0], [values for values in inputs if values.is_choice]
-    if any(not is_same(values.counted, chosen[0].counted) for values in chosen):
-        return unclear("adds terms over different examples")
-    is_alike = all(values.totals == first.totals and is_same(values.counted, first.counted) for values in inputs)
+def _added(inputs: list[Reduced]) -> Reduced | Unclear:
+    first, selected = inputs[0], [values for values in inputs if values.is_selected]
+    if any(values.kind != first.kind or values.divisor != first.divisor for values in inputs):
+        return Unclear("adds a term reduced by 'sum' to one reduced by 'mean' or rescaled")
+    if any(not is_same(values.examples, selected[0].examples) for values in selected):
+        return Unclear("adds terms over different examples")
+    has_one_total = all(values.totals == first.totals and is_same(values.examples, first.examples) for values in inputs)
     return replace(
         first,
         num_added=math.gcd(*(values.num_added for values in inputs)),
-        is_choice=bool(chosen),
+        is_selected=bool(selected),
         is_weighted=any(values.is_weighted for values in inputs),
-        counted=chosen[0].counted if chosen else first.counted,
-        totals=first.totals if is_alike else (),
+        examples=selected[0].examples if selected else first.examples,
+        totals=first.totals if has_one_total else (),
         terms=tuple(term for values in inputs for term in values.terms),
     )
 
 
-def _is_count(values: Values, number: float, batch_size: int) -> bool:
-    """Whether a number is that of the examples, or a multiple of it that counts their values."""
-    is_multiple = number > 0 and number % batch_size == 0 and values.num_added % number == 0
-    return is_multiple or number == values.num_counted > 0
-
-
 def _is_integer(number: Any) -> bool:
-    """Whether a number is written as an integer, such as ``len(x)``; the scale of a `GradScaler` is not."""
+    """Whether a number has an integer type, such as ``len(x)``; the scale of a `GradScaler` does not."""
     return not (number.is_floating_point() if isinstance(number, Tensor) else isinstance(number, float))

@@ -1,77 +1,82 @@
-"""The content of a node of a loss's graph."""
+"""What a node of a loss's graph can hold, for a batch of B examples.
+
+`Examples`   values of single examples, not reduced over the batch yet
+`Part`       one number computed from some of the examples, as in a loop over examples
+`Reduced`    the mean or the sum over the examples
+`Unclear`    anything else
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.loss_choices import Weights
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Constant factors of values, including masks."""
+
+    values: Tensor | None = None  # one factor per value, in the values' shape; None if unknown
+    repeats: int = 1  # number of values that each given factor was expanded to
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
-    """The content of a node.
+class Selection:
+    """The rows or values that a mask, indices or a slice selected."""
 
-    Attributes:
-        kind: ``"examples"``, ``"mean"`` or ``"sum"`` of them, ``"part"`` for the sum of some examples' losses, or
-            ``"unclear"``.
-        why: A description of an unclear loss.
-        layout: The layout of the examples, see `loss_graph`; None if it is not known.
-        is_choice: Whether rows of the examples were chosen.
-        example: Number of the example, if all rows are of one.
-        num_chosen: How many rows or values were chosen.
-        is_weighted: Whether constants weigh or mask the examples.
-        num_added: Number of values that a sum added, or that each of the examples' values did.
-        num_counted: Number of targets that count in a sum; 0 if all do.
-        divisor: Number that a sum was divided by, if that is not a count.
-        weights: By which constants weigh the values; None if there are none, or they are not known.
-        counted: Which examples were chosen, ``[B]``, or are added in a part; None if that is not known.
-        totals: Numbers that make a mean of a weighted sum, or of a sum of chosen values.
-        pieces: Pieces of all rows that each hold every example once, and that the values come from.
-        terms: Numbers of its terms in `LossReader.terms`.
-    """
+    examples: Tensor | None = None  # mask of the examples with selected values, [B]; None if unknown
+    num_selected: int = 0  # number of selected rows or values
+    example: int | None = None  # index of the example, if all values belong to one
 
-    kind: str
-    why: str = ""
-    layout: int | None = None
-    is_choice: bool = False
-    example: int | None = None
-    num_chosen: int = 0
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Values of single examples."""
+
+    layout: int | None = None  # see `loss_graph`; None if unknown
+    selection: Selection | None = None  # None if all examples are there
+    weights: Weights | None = None  # None if there are none
+    num_added: int = 1  # number of values that were added up to each value
+    pieces: frozenset[Any] = frozenset()  # edges of the pieces (`loss_graph.layout_of_piece`) that the values depend on
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One number computed from some of the examples, without others."""
+
+    examples: Tensor  # mask of these examples, [B]
+    example: int | None = None  # index of the example, if there is only one
+    divisor: float = 1.0  # integer that the number was divided by
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """The mean or the sum of the values of the examples."""
+
+    kind: str  # "mean" or "sum"
+    is_selected: bool = False
     is_weighted: bool = False
-    num_added: int = 1
-    num_counted: int = 0
-    divisor: float = 1.0
-    weights: Weights | None = None
-    counted: Tensor | None = None
-    totals: tuple[float, ...] = ()
-    pieces: frozenset[Any] = frozenset()
-    terms: tuple[int, ...] = ()
+    num_added: int = 1  # number of values in a sum
+    num_counted: int = 0  # number of targets in a sum that are not `ignore_index`; 0 if none can be
+    divisor: float = 1.0  # of a sum, if it is not the number of values or examples
+    examples: Tensor | None = None  # mask of the examples with a selected value or nonzero weight, [B]
+    totals: tuple[float, ...] = ()  # divisors that turn a sum into the mean over `examples`
+    terms: tuple[int, ...] = ()  # indices into `LossReader.terms`
 
 
-def choice_of(values: Values) -> Values:
-    """The content of the chosen examples alone."""
-    return Values(
-        values.kind,
-        is_choice=values.is_choice,
-        example=values.example,
-        num_chosen=values.num_chosen,
-        counted=values.counted,
-    )
+@dataclass(frozen=True)
+class Unclear:
+    """A value that may be a mean or a sum over the examples, or neither."""
+
+    why: str  # predicate of an error message about the loss
+
+
+Content: TypeAlias = Examples | Part | Reduced | Unclear
 
 
 def is_same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two sets of examples are equal."""
+    """Whether two masks of examples are equal."""
     return one is other or (one is not None and other is not None and torch.equal(one, other))
-
-
-def one_hot(example: int, batch_size: int) -> Tensor:
-    """A mark at one example, ``[B]``."""
-    return torch.arange(batch_size) == example
-
-
-def unclear(why: str) -> Values:
-    """Values of which it is not known how they hold the examples."""
-    return Values("unclear", why=why)

@@ -1,9 +1,8 @@
-"""`measure`: what one loss says about the curvature, outside of any optimizer."""
+"""`measure`: the gradient and the curvature of one loss, without an optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, get_args, overload
 
@@ -15,6 +14,7 @@ from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.curvature.layer_blocks import blocks_by_parameter, capture_blocks
+from lightning_bayes.curvature.layouts import gradients_restored
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import (
     DiagonalQuantity,
@@ -39,20 +39,20 @@ def make_engine(
     mc_samples: int = 1,
     seed: int | None = None,
 ) -> AbstractEngine:
-    """Build the engine called `name` for `model`.
+    """Build the engine that measures `quantity` for `model`.
 
     Args:
-        name: ``"fused"`` (our rules, any layer) or ``"backpack"`` (BackPACK with our rules, layer by layer).
+        name: ``"fused"`` (this package's rules, any layer) or ``"backpack"`` (BackPACK with this package's rules).
         model: The model whose passes will be measured.
-        loss_reduction: ``"auto"`` reads from the loss's graph how it reduces its examples; or declare it.
-        workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
-        quantity: The quantity that passes measure, see `measure`; ``"gradient"``, no curvature, needs no rules.
-            Passes of ``"kfac"``, ``"kflr"`` and ``"kfra"`` measure on request, see `KroneckerEngine.capture`.
-        mc_samples: Labels that ``"diag_ggn_mc"`` draws per example.
-        seed: Their seed, as in `measure`.
+        loss_reduction: ``"auto"`` reads the reduction from the loss's graph; ``"mean"`` and ``"sum"`` declare it.
+        workspace_mib: Memory limit in MiB for per-example values.
+        quantity: The measured quantity, see `measure`. ``"gradient"`` measures no curvature and needs no rules.
+            ``"kfac"``, ``"kflr"`` and ``"kfra"`` measure only on request, see `KroneckerEngine.capture`.
+        mc_samples: Labels per example for ``"diag_ggn_mc"``.
+        seed: Seed of these labels, as in `measure`.
 
     Returns:
-        The engine; a `HyperparameterError` says where it does not measure the quantity.
+        The engine. Raises `HyperparameterError` if it cannot measure the quantity.
     """
     check_names(name, loss_reduction)
     if quantity == "gradient":
@@ -60,7 +60,7 @@ def make_engine(
     if quantity == "kfac" or quantity == "kflr" or quantity == "kfra":
         return _kronecker_engine(name, model, loss_reduction, workspace_mib, quantity)
     if quantity != "squared_gradients":
-        from lightning_bayes.curvature.second_order import SecondOrderEngine  # loads BackPACK only where it is used
+        from lightning_bayes.curvature.second_order import SecondOrderEngine  # defers the import of BackPACK
 
         return SecondOrderEngine(model, quantity, loss_reduction, mc_samples, seed)
     if name == "fused":
@@ -83,15 +83,7 @@ def _kronecker_engine(
 
 
 def check_names(engine: str, loss_reduction: str) -> None:
-    """Require an engine and a reduction that exist.
-
-    Args:
-        engine: Name of an engine.
-        loss_reduction: Name of a reduction.
-
-    Raises:
-        HyperparameterError: If one does not.
-    """
+    """Raise `HyperparameterError` for an unknown engine or loss reduction."""
     if loss_reduction not in {"auto", "mean", "sum"}:
         raise HyperparameterError(f"loss_reduction={loss_reduction!r} is unknown; use 'auto', 'mean' or 'sum'.")
     if engine not in {"fused", "backpack"}:
@@ -139,30 +131,33 @@ def measure(
 ) -> Any:
     """Gradient and curvature of one loss, as means over the examples of its batch.
 
-    Runs the closure and its backward pass once. The model, its parameters and their ``.grad`` are left as they were
-    (BatchNorm in training mode counts the forward, as always).
+    Runs the closure and its backward pass once. The parameters and their ``.grad`` are unchanged on return. BatchNorm in
+    training mode updates its running statistics as in any forward pass.
 
     Args:
-        model: Any module; parameters with ``requires_grad=False`` are left out.
-        closure: Computes the loss, a scalar: the mean or the sum over examples of a negative log-likelihood in nats.
-        quantity: The quantity to measure, with the equations in `lightning_bayes.curvature.measurement`:
-            ``"squared_gradients"`` is the diagonal of the empirical Fisher, of any model and loss (with
-            `Likelihood.sampled_loss`, of the Fisher itself). The others need a closure that returns what
-            ``F.cross_entropy``, ``F.mse_loss`` or ``F.binary_cross_entropy_with_logits`` (or their modules) returns:
-            ``"kfac"``, whose curvature are `KroneckerFactors`, by either engine; and with ``engine="backpack"``, for models
-            of layers that BackPACK knows, ``"kflr"`` and ``"kfra"`` alike, ``"diag_ggn"``, ``"diag_ggn_mc"`` and
-            ``"diag_hessian"``.
+        model: Any module. Parameters with ``requires_grad=False`` are not measured.
+        closure: Returns a scalar loss: the mean or the sum over examples of a negative log-likelihood in nats.
+        quantity: The measured quantity. `lightning_bayes.curvature.measurement` lists the equations.
+
+            - ``"squared_gradients"``: diagonal of the empirical Fisher, for any model and loss. With
+              `Likelihood.sampled_loss` it estimates the Fisher itself.
+            - ``"kfac"``: `KroneckerFactors`, with either engine.
+            - ``"kflr"``, ``"kfra"`` (`KroneckerFactors`), ``"diag_ggn"``, ``"diag_ggn_mc"``, ``"diag_hessian"``: only with
+              ``engine="backpack"``, for models of layers that BackPACK supports.
+
+            All but the first require a closure that returns the result of ``F.cross_entropy``, ``F.mse_loss`` or
+            ``F.binary_cross_entropy_with_logits`` (or of their modules).
         engine: ``"fused"`` or ``"backpack"``.
-        loss_reduction: ``"auto"``, or a declaration where the loss is built in an unusual way.
-        mc_samples: Labels that ``"kfac"`` and ``"diag_ggn_mc"`` draw per example.
-        seed: Seed of these draws, which leave torch's generators alone; None draws a seed from the global one.
-        workspace_mib: Memory in MiB that a rule may fill at once with values of single examples.
+        loss_reduction: ``"auto"``; or ``"mean"`` or ``"sum"`` for a loss whose reduction cannot be read from its graph.
+        mc_samples: Labels per example for ``"kfac"`` and ``"diag_ggn_mc"``.
+        seed: Seed of these labels; None draws a seed from torch's global generator, which is not used otherwise.
+        workspace_mib: Memory limit in MiB for per-example values.
 
     Returns:
         Means over the examples that count in the loss, by parameter name.
 
     Raises:
-        HyperparameterError: If the quantity or the engine is unknown, or the engine does not measure the quantity.
+        HyperparameterError: If the quantity or the engine is unknown, or the engine cannot measure the quantity.
 
     Example:
         >>> import torch
@@ -178,37 +173,28 @@ def measure(
     check_names(engine, loss_reduction)
     if quantity not in _QUANTITIES:
         raise HyperparameterError(f"quantity={quantity!r} is unknown; use one of {', '.join(_QUANTITIES)}.")
-    with _own_gradients(model):
-        _check_draws(quantity, engine, mc_samples)
-        made = make_engine(
-            engine, model, loss_reduction, workspace_mib, quantity=quantity, mc_samples=mc_samples, seed=seed
-        )
-        if isinstance(made, KroneckerEngine):
-            source = "BackPACK" if engine == "backpack" else "This package"
-            blocks = capture_blocks(made, closure, source, quantity, mc_samples, seed)
-            return _by_name(model, blocks, blocks_by_parameter(blocks))
-        captured, curvature = _measured(made, closure)
-        return _by_name(model, captured, curvature)
-
-
-def _check_draws(quantity: str, engine: str, mc_samples: int) -> None:
     _require_measurable(engine, quantity)
     if mc_samples < 1:
         raise HyperparameterError(f"mc_samples={mc_samples} must be at least 1.")
+    with gradients_restored(model.parameters()):
+        built = make_engine(
+            engine, model, loss_reduction, workspace_mib, quantity=quantity, mc_samples=mc_samples, seed=seed
+        )
+        if isinstance(built, KroneckerEngine):
+            source = "BackPACK" if engine == "backpack" else "This package"
+            blocks = capture_blocks(built, closure, source, quantity, mc_samples, seed)
+            return _by_name(model, blocks, blocks_by_parameter(blocks))
+        with built.capture() as captured:
+            loss = closure()
+            captured.observe(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+        built.check_reached(captured)
+        return _by_name(model, captured, captured.mean_curvature())
 
 
 def _require_measurable(engine: str, quantity: str) -> None:
     if engine != "backpack" and quantity not in {"squared_gradients", "kfac"}:
         raise HyperparameterError(f"engine={engine!r} does not measure {quantity!r}; pass engine='backpack'.")
-
-
-def _measured(engine: AbstractEngine, closure: Callable[[], Tensor]) -> tuple[Capture, dict[nn.Parameter, Tensor]]:
-    with engine.capture() as captured:
-        loss = closure()
-        captured.observe(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-    engine.check_reached(captured)
-    return captured, captured.mean_curvature()
 
 
 def _by_name(model: nn.Module, captured: Capture, curvature: dict[nn.Parameter, Any]) -> Measurement[Any]:
@@ -221,16 +207,3 @@ def _by_name(model: nn.Module, captured: Capture, curvature: dict[nn.Parameter, 
         curvature={name: curvature[p] for name, p, grad in named if grad is not None},
         num_examples=captured.num_examples,
     )
-
-
-@contextmanager
-def _own_gradients(model: nn.Module) -> Iterator[None]:
-    """Set the parameters' ``.grad`` aside and bring it back."""
-    kept = [(param, param.grad) for param in model.parameters()]
-    for param, _ in kept:
-        param.grad = None
-    try:
-        yield
-    finally:
-        for param, grad in kept:
-            param.grad = grad

@@ -1,8 +1,8 @@
-"""The choice of a model's measured modules.
+"""Selection of the modules that an engine measures, called units.
 
-A measured module is one whose calls are measured as a whole: a layer with a rule, or any other module that holds trainable
-parameters directly, together with everything below it, by the generic rule. A module with BatchNorm below it is measured for
-its own parameters alone, and its children by themselves.
+The calls of a unit are measured as a whole. A unit is either a layer with a rule, or any other module that holds trainable
+parameters directly. The generic rule measures the latter together with all of its children. Exception: if such a module
+contains BatchNorm, the generic rule measures only the parameters that it holds directly, and its children are units.
 """
 
 from __future__ import annotations
@@ -22,40 +22,26 @@ from lightning_bayes.private_torch import BatchNormBase, has_children, own_param
 
 @dataclass(frozen=True)
 class MeasuredModule:
-    """A module whose calls are measured as a whole.
+    """A module whose calls are measured as a whole."""
 
-    Attributes:
-        name: Qualified name of the module in the model; empty for the model itself.
-        module: The module.
-        rule: The layer's rule, or None for the generic rule.
-        own_alone: Whether the parameters that the module holds itself are measured alone, and its children by themselves.
-    """
-
-    name: str
+    name: str  # qualified name in the model; empty for the model itself
     module: nn.Module
-    rule: LayerRule | None
-    own_alone: bool = False
+    rule: LayerRule | None  # None for the generic rule
+    own_alone: bool = False  # whether only the parameters that the module holds directly are measured
 
     @cached_property
     def label(self) -> str:
-        """The name and type as a reader knows them: ``net.fc1 (Linear)``."""
+        """Name and type for messages: ``net.fc1 (Linear)``."""
         return f"{self.name or 'the model itself'} ({type(self.module).__name__})"
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """The module's parameters by name; a layer without children needs no walk through them."""
+        """The measured parameters of the module by name."""
         if has_children(self.module) and not self.own_alone:
             return self.module.named_parameters()
         return [(name, p) for name, p in own_parameters(self.module).items() if p is not None]
 
     def require_examples(self, x: Tensor) -> None:
-        """Require an input that holds examples; the generic rule finds out by itself.
-
-        Args:
-            x: Input of a call.
-
-        Raises:
-            ExampleDimensionError: If it lacks a dimension for them.
-        """
+        """Require an input with a dimension for examples. The generic rule checks its inputs itself."""
         refuse_packed(self.module, [x])
         if self.rule is not None and x.dim() < self.rule.least_dims(self.module):
             raise ExampleDimensionError(
@@ -65,17 +51,9 @@ class MeasuredModule:
 
 
 def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
-    """List the units of `model`, each module once.
-
-    A LightningModule is never a unit itself: its `training_step` need not go through its `forward`. Parameters that it
-    holds directly are reached by no rule.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Every unit that holds a trainable parameter.
-    """
+    """List the units of `model` that hold trainable parameters, each module once."""
+    # A LightningModule is never a unit: its training_step need not call its forward. So no rule measures parameters that it
+    # holds directly.
     if hasattr(model, "training_step"):
         seen: set[nn.Module] = set()
         return [unit for name, child in model.named_children() for unit in _units(name, child, seen)]
@@ -83,44 +61,29 @@ def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
 
 
 def refuse_scripted(model: nn.Module) -> None:
-    """Refuse trainable modules that torch.jit has compiled: they cannot be called with other parameters.
-
-    Args:
-        model: The model.
-
-    Raises:
-        UnsupportedLayerError: Listing them.
-    """
+    """Refuse trainable modules compiled by torch.jit: they cannot be called with other parameters."""
     scripted = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
-    found = [
+    trainable = [
         name or "the model itself"
         for name, module in scripted
         if any(param is not None and param.requires_grad for param in own_parameters(module).values())
     ]
-    if found:
+    if trainable:
         raise UnsupportedLayerError(
-            f"torch.jit has compiled {name_some(found)}, whose forward nothing can look into. Train the modules that they "
-            "were made from, or set requires_grad = False on their parameters."
+            f"torch.jit has compiled {name_some(trainable)}, so their forward cannot be measured. Train the original "
+            "modules, or set requires_grad = False on their parameters."
         )
 
 
 def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
-    """Name every offender at once.
-
-    Args:
-        reasons: Pairs of a reason and the labels of the modules it holds for.
-        advice: The next step, the last sentence of the message.
-
-    Raises:
-        UnsupportedLayerError: If a reason holds for anything.
-    """
-    found = [reason + name_some(labels, 160) for reason, labels in reasons if labels]
-    if found:
-        raise UnsupportedLayerError(f"{'; '.join(found)}. {advice}")
+    """Raise one error for all reasons with labels of modules, if there are any; `advice` is the last sentence."""
+    problems = [reason + name_some(labels, 160) for reason, labels in reasons if labels]
+    if problems:
+        raise UnsupportedLayerError(f"{'; '.join(problems)}. {advice}")
 
 
 def tied_parameters(units: Iterable[MeasuredModule]) -> list[str]:
-    """Parameters that several units hold, each as ``embed.weight = out.weight``."""
+    """Parameters that several units share, in the form ``embed.weight = out.weight``."""
     owners: dict[nn.Parameter, list[str]] = {}
     for unit in units:
         for name, param in unit.module.named_parameters(prefix=unit.name, remove_duplicate=False):

@@ -1,9 +1,9 @@
-"""Every operation as a module of its own, which is all that BackPACK's second-order quantities can see.
+"""Run operations as modules, for BackPACK's second-order quantities.
 
-BackPACK propagates curvature from the loss to the parameters through the backward hooks of modules; an operation between
-modules breaks the chain. Inside `AsModules` the operations it knows (activations, pooling, flattening, sums, dropout)
-and the loss functions run as fresh BackPACK modules, whether they were called as functions or inside of torch's
-modules. So models need no conversion, and a module without parameters may be used many times.
+BackPACK propagates curvature from the loss to the parameters through the backward hooks of modules. A function call between
+modules breaks this chain. Inside `AsModules`, supported operations (activations, pooling, flattening, sums, dropout) and
+loss functions run as newly created BackPACK modules, whether the model calls a function or a torch module. So models need no
+conversion, and a module without parameters may be called several times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from lightning_bayes.curvature.loss_calls import ADVICE, read_call
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
-# Operation → module that computes it, from the arguments after the input. Keyword arguments pass through.
+# From an operation to the module that computes it, built with the operation's arguments after the input.
 _ACTIVATIONS: dict[Any, Callable[..., nn.Module]] = {
     **dict.fromkeys((F.relu, torch.relu, Tensor.relu), nn.ReLU),
     **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), nn.Sigmoid),
@@ -30,7 +30,7 @@ _ACTIVATIONS: dict[Any, Callable[..., nn.Module]] = {
     **{F.elu: nn.ELU, F.selu: nn.SELU, F.leaky_relu: nn.LeakyReLU, F.logsigmoid: nn.LogSigmoid},
 }
 _POOLING: dict[Any, Callable[..., nn.Module]] = {
-    **dict.fromkeys((F.max_pool1d, torch.max_pool1d), nn.MaxPool1d),  # torch.… is what older releases report
+    **dict.fromkeys((F.max_pool1d, torch.max_pool1d), nn.MaxPool1d),  # older releases report the functions in torch
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), nn.MaxPool2d),
     **dict.fromkeys((F.max_pool3d, torch.max_pool3d), nn.MaxPool3d),
     **{F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d, F.avg_pool3d: nn.AvgPool3d},
@@ -54,14 +54,14 @@ _LOSSES: dict[Any, Callable[..., nn.Module]] = {
 
 
 class AsModules(TorchFunctionMode):
-    """While on, known operations on tensors with gradients run as BackPACK modules.
+    """Inside the context, supported operations on tensors with gradients run as BackPACK modules.
 
     Args:
         quantity: The measured quantity, for messages.
         otherwise: The user's alternative, a clause for messages.
 
     Attributes:
-        losses: The result of each call of a loss function.
+        losses: The result of each loss function call.
     """
 
     def __init__(self, quantity: str, otherwise: str = "measure 'squared_gradients'") -> None:
@@ -87,48 +87,32 @@ class AsModules(TorchFunctionMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Operations inside run as they are."""
-        before, self._is_paused = self._is_paused, True
+        """Run operations unchanged inside the context."""
+        was_paused, self._is_paused = self._is_paused, True
         try:
             yield
         finally:
-            self._is_paused = before
+            self._is_paused = was_paused
 
     def require_loss(self, loss: Tensor, divided_by_host: bool) -> None:
-        """Require a loss that is the result of one known loss function, and take its dtype for the default.
-
-        Args:
-            loss: The loss, with its graph.
-            divided_by_host: Whether the last operation on it is a division that its author did not write.
-
-        Raises:
-            UnsupportedTrainingError: If it is not.
-        """
-        torch.set_default_dtype(loss.dtype)  # BackPACK builds the kernels of its pooling in the default dtype
+        """Require a loss that is the result of one supported loss function, and make its dtype the default."""
+        torch.set_default_dtype(loss.dtype)  # BackPACK creates the kernels of its pooling in the default dtype
         if not self.losses:
-            raise UnsupportedTrainingError(f"BackPACK needs the loss as one function that it knows. {ADVICE}")
+            raise UnsupportedTrainingError(f"BackPACK needs the loss as one function that it supports. {ADVICE}")
         node = loss.grad_fn
         if divided_by_host and node is not None:
             node = node.next_functions[0][0]
-        if not any(node is known.grad_fn for known in self.losses):
+        if not any(node is result.grad_fn for result in self.losses):
             raise UnsupportedTrainingError(
-                f"The loss is not the result of one loss function alone, so BackPACK would miss the rest of it. {ADVICE}"
+                f"The loss is not the result of one loss function alone, so BackPACK would miss its other terms. {ADVICE}"
             )
 
     def require_known(self, x: Tensor, consumer: str) -> None:
-        """Require that `x` is an input of the model or comes out of a BackPACK module.
-
-        Args:
-            x: Input of a module.
-            consumer: The module's label.
-
-        Raises:
-            UnsupportedLayerError: If it comes from an operation that BackPACK cannot see through.
-        """
+        """Require that `x`, input of the module `consumer`, is an input of the model or the output of a BackPACK module."""
         if x.grad_fn is not None and x.grad_fn.name() != "BackwardHookFunctionBackward":
             raise UnsupportedLayerError(
                 f"{consumer} follows {x.grad_fn.name()}, an operation that BackPACK's {self.quantity} cannot see through. "
-                "Build the model from layers, activations, pooling, flatten and a + b that BackPACK knows, or "
+                "Build the model from layers, activations, pooling, flatten and a + b that BackPACK supports, or "
                 f"{self.otherwise}."
             )
 
@@ -173,10 +157,10 @@ def _as_module(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.M
 def _as_pooling(kind: Callable[..., nn.Module], args: tuple[Any, ...], options: dict[str, Any]) -> nn.Module | None:
     module = kind(*args, **options)
     if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)):
-        # BackPACK overlooks the divisor silently, and fails on windows that leave the input.
+        # BackPACK silently ignores the divisor, and fails on windows that leave the input.
         is_known = not module.ceil_mode and getattr(module, "divisor_override", None) is None
     elif isinstance(module, (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)):
-        # Function and module order their arguments differently from the fifth on; indices are a second output.
+        # From the fifth argument on, function and module have different orders; indices are a second output.
         is_known = len(args) < 5 and not module.return_indices
     else:
         is_known = True
@@ -184,7 +168,7 @@ def _as_pooling(kind: Callable[..., nn.Module], args: tuple[Any, ...], options: 
 
 
 def _as_global_pooling(x: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> nn.Module | None:
-    """A mean over all positions; None for any other mean."""
+    """Global average pooling for a mean over all positions; None for any other mean."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
     if options or x.dim() not in _GLOBAL_POOLING or sorted(d % x.dim() for d in dims) != list(range(2, x.dim())):
         return None

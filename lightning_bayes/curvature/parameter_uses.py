@@ -1,8 +1,8 @@
-"""The parameters that a loss uses, and how often, read from its autograd graph.
+"""How often a loss uses each parameter, read from its autograd graph.
 
-An engine measures the calls of layers. A weight that is also used outside of them, as in
-``F.linear(hidden, self.embed.weight)``, gets a gradient there that no rule squares example by example. Layers that the fused
-engine measures run on detached weights, which enter the graph only behind their output.
+An engine measures the calls of layers. If a weight is also used outside of its layer, as in
+``F.linear(hidden, self.embed.weight)``, no rule squares that part of its gradient per example. Layers that the fused engine
+measures run on detached weights, so only the identity on their output has an edge to the weights.
 """
 
 from __future__ import annotations
@@ -14,18 +14,11 @@ from typing import Any
 from torch import Tensor
 
 _FUSED = "MeasuredOutputBackward"
-_MEASURED = (_FUSED, "BackwardHookFunctionBackward")  # behind the layers of either engine
+_MEASURED = (_FUSED, "BackwardHookFunctionBackward")  # outputs of measured layers, for either engine
 
 
 def count_uses(loss: Tensor) -> Counter[Tensor]:
-    """How often each leaf tensor enters those parts of `loss` that come out of measured layers, not by the fused engine.
-
-    Args:
-        loss: Scalar with a graph. A term without any measured layer, such as a penalty on the weights, is left out.
-
-    Returns:
-        The count of each leaf that requires gradients.
-    """
+    """Uses of each leaf in `loss`, except for terms without measured layers and uses that the fused engine measures."""
     uses: Counter[Tensor] = Counter()
     roots = [root for root in _summands(loss.grad_fn) if enters_measured_layer(root)]
     for node in nodes_behind(roots):
@@ -36,17 +29,17 @@ def count_uses(loss: Tensor) -> Counter[Tensor]:
 
 
 def enters_measured_layer(node: Any) -> bool:
-    """Whether `node` was computed from the output of a layer that an engine measures."""
+    """Whether `node` depends on the output of a measured layer."""
     return any(map(is_measured, nodes_behind([node])))
 
 
 def is_measured(node: Any) -> bool:
-    """Whether `node` is the output of a layer that an engine measures."""
+    """Whether `node` is the output of a measured layer."""
     return bool(node.name().startswith(_MEASURED))
 
 
 def _summands(root: Any) -> list[Any]:
-    """The nodes that a final sum of scalars adds."""
+    """The summands of the loss: sums, differences and factors at the root are split."""
     if root is None:
         return []
     if not root.name().startswith(("AddBackward", "SubBackward", "MulBackward", "DivBackward")):
@@ -55,14 +48,7 @@ def _summands(root: Any) -> list[Any]:
 
 
 def nodes_behind(roots: list[Any]) -> Iterator[Any]:
-    """Yield every node that some were computed from, themselves included, once.
-
-    Args:
-        roots: Nodes of autograd's graph.
-
-    Yields:
-        The nodes.
-    """
+    """Yield every node that `roots` depend on, including the roots, each once."""
     stack, seen = list(roots), set(roots)
     while stack:
         node = stack.pop()

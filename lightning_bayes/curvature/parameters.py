@@ -1,4 +1,4 @@
-"""The parameters that can be measured."""
+"""Checks of the parameters that a model wants to train."""
 
 from __future__ import annotations
 
@@ -14,53 +14,37 @@ from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingErr
 
 
 def require_real_and_separate(model: nn.Module, *, takes_spread: bool = False) -> None:
-    """Refuse parameters that squares of gradients, or noise, would get wrong.
-
-    Args:
-        model: The model; frozen parameters may be anything.
-        takes_spread: Whether they may be spread over processes.
-
-    Raises:
-        UnsupportedLayerError: If trainable parameters are complex, or are different views of the same memory.
-        UnsupportedTrainingError: If they are spread over processes.
-    """
+    """Refuse trainable parameters that are complex, overlap in memory, or are sharded (unless `takes_spread`)."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not is_lazy(p)]
     spread = [name for name, p in trained if is_spread(p)]
     if spread and not takes_spread:
         raise UnsupportedTrainingError(
             f"These parameters are DTensors, spread over processes by fully_shard (FSDP2) or by a parallel plan: "
-            f"{name_some(spread)}. Curvature by examples or layers needs whole weights, which FSDP2 frees in backward. Take "
-            "a method of the mean gradient (IVON, Vadam), or keep whole parameters in each process: strategy='ddp' or "
-            "'bayes_ddp', with frozen layers and adapters (LoRA) if memory is short."
+            f"{name_some(spread)}. Per-example and per-layer curvature needs whole weights, which FSDP2 frees in backward. "
+            "Use a method that needs only the mean gradient (IVON, Vadam), or keep whole parameters in each process with "
+            "strategy='ddp' or 'bayes_ddp'. If memory is short, freeze layers and train adapters (LoRA)."
         )
     complex_ones = [name for name, p in trained if p.is_complex()]
     if complex_ones:
         raise UnsupportedLayerError(
             f"These parameters are complex: {name_some(complex_ones)}. The square of a complex gradient is not a curvature. "
-            "Hold the real and the imaginary part as two real parameters (see torch.view_as_complex), or freeze them."
+            "Store the real and the imaginary part as two real parameters (see torch.view_as_complex), or freeze them."
         )
     shared = [] if spread else _views_of_the_same_memory(trained)
     if shared:
         raise UnsupportedLayerError(
-            f"These parameters are views of the same memory: {name_some(shared)}. Each would be measured and sampled on its "
-            "own. Tie modules by the same nn.Parameter instead, reshaped in forward by a module that holds it."
+            f"These parameters are views of the same memory: {name_some(shared)}. They would be measured and sampled "
+            "independently. Use the same nn.Parameter in the modules instead, and reshape it in forward."
         )
 
 
 def require_full_precision(params: Iterable[nn.Parameter]) -> None:
-    """Refuse parameters stored in half precision.
-
-    Args:
-        params: The parameters.
-
-    Raises:
-        UnsupportedTrainingError: Naming their types.
-    """
+    """Raise `UnsupportedTrainingError` if parameters are stored in half precision."""
     half = {str(param.dtype) for param in params if param.dtype in {torch.float16, torch.bfloat16}}
     if half:
         raise UnsupportedTrainingError(
-            f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates round to "
-            "nothing. Keep them in float32 and train with precision='bf16-mixed' or '16-mixed'."
+            f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates are lost to "
+            "rounding. Store them in float32 and train with precision='bf16-mixed' or '16-mixed'."
         )
 
 

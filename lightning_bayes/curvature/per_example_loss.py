@@ -1,8 +1,8 @@
-"""The losses of single examples beside the scalar that is trained: for losses that no graph tells how they reduce.
+"""Explicit per-example losses, for training losses whose graph does not show how they reduce the examples.
 
-    ĝ from the scalar L        ĥ = (1/n) Σ_i (∂ℓ_i/∂θ)²  from the losses ℓ_i that were given beside it
+    ĝ from the scalar loss L        ĥ = (1/n) Σ_i (∂ℓ_i/∂θ)² from the per-example losses ℓ_i
 
-The Dice loss of a batch is one: it has no terms, but each image has a Dice loss of its own.
+An example is the Dice loss of a batch: it is not a sum over the images, but each image has a Dice loss.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 
-KEY: Final = "per_example_loss"  # beside "loss" in what training_step returns
+KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
 
 
-class LossBesideExamples(torch.autograd.Function):
-    """The identity on a loss that knows the losses of its examples."""
+class LossWithExamples(torch.autograd.Function):
+    """The identity on a loss. Its graph node stores the per-example losses."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, losses: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class LossBesideExamples(torch.autograd.Function):
 
 
 class DeclaredExamples(torch.autograd.Function):
-    """The identity on losses of single examples, where `LossReader` stops."""
+    """The identity on per-example losses. `LossReader` does not read beyond it."""
 
     @staticmethod
     def forward(ctx: Any, losses: Tensor) -> Tensor:
@@ -50,21 +50,21 @@ class DeclaredExamples(torch.autograd.Function):
 
 
 def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
-    """A loss whose curvature is that of the losses of its examples, whatever their relation.
+    """Attach per-example losses to a training loss.
 
-    The gradient is that of `loss`; the squared gradients are those of `per_example_loss`, by a backward pass of their own.
+    The gradient comes from `loss`. The squared gradients come from `per_example_loss`, in a separate backward pass.
     In a `training_step`, return ``{"loss": loss, "per_example_loss": losses}`` instead.
 
     Args:
-        loss: The scalar to train, a mean or a sum over the examples in the sense of ``loss_reduction``.
-        per_example_loss: One loss for each example, ``[batch]``, with its graph.
+        loss: The scalar training loss, a mean or a sum over the examples according to ``loss_reduction``.
+        per_example_loss: One loss per example, ``[batch]``, with its graph.
 
     Returns:
         `loss`, for ``backward()``.
 
     Raises:
-        ShapeError: If one of them has another shape.
-        UnsupportedTrainingError: If the losses have no graph.
+        ShapeError: If `loss` is not a scalar or `per_example_loss` does not have one dimension.
+        UnsupportedTrainingError: If the per-example losses have no graph.
 
     Example:
         >>> from lightning_bayes.curvature import measure
@@ -77,62 +77,39 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
     """
     if loss.numel() != 1 or per_example_loss.dim() != 1:
         raise ShapeError(
-            f"{KEY} has shape {list(per_example_loss.shape)} beside a loss of shape {list(loss.shape)}. Pass one loss for "
-            "each example, [batch], beside a scalar."
+            f"{KEY} has shape {list(per_example_loss.shape)} and the loss has shape {list(loss.shape)}. Pass one loss per "
+            "example, [batch], and a scalar loss."
         )
     if torch.is_grad_enabled() and not per_example_loss.requires_grad:
-        raise UnsupportedTrainingError(
-            f"{KEY} has no graph, so its gradients are not known. Leave out .detach() and no_grad()."
-        )
-    beside: Tensor = LossBesideExamples.apply(loss, per_example_loss)
-    return beside
+        raise UnsupportedTrainingError(f"{KEY} has no graph, so it has no gradients. Remove .detach() and no_grad().")
+    result: Tensor = LossWithExamples.apply(loss, per_example_loss)
+    return result
 
 
-def losses_beside(loss: Tensor, divided_by_host: bool) -> Tensor | None:
-    """The losses that were given beside a loss.
-
-    Args:
-        loss: The loss, with its graph.
-        divided_by_host: Whether a training loop may have divided it since.
-
-    Returns:
-        The losses; None if there are none.
-    """
+def attached_losses(loss: Tensor, divided_by_host: bool) -> Tensor | None:
+    """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
     node: Any = loss.grad_fn
     if node is not None and divided_by_host and graph.name_of(node) == "Div":
         node = graph.behind(node) or node
-    return node.losses if node is not None and graph.name_of(node) == graph.BESIDE else None
+    return node.losses if node is not None and graph.name_of(node) == graph.WITH_EXAMPLES else None
 
 
 def reduced_losses(losses: Tensor, reduction: str) -> Tensor:
-    """The mean or the sum of losses of examples, as a loss that `LossReader` reads."""
+    """The mean or the sum of per-example losses, as a loss that `LossReader` can read."""
     declared: Tensor = DeclaredExamples.apply(losses)
     return declared.mean() if reduction == "mean" else declared.sum()
 
 
-def scale_beside(loss: Tensor, losses: Tensor, reduction: LossReduction, divided_by_host: bool) -> LossScale:
-    """How a loss reduces the examples whose losses are known: as its graph says, or else as its value does.
-
-    Args:
-        loss: The loss.
-        losses: Those of its examples.
-        reduction: Whether its reduction is declared.
-        divided_by_host: Whether to overlook a last division.
-
-    Returns:
-        The scale, in which all examples count.
-
-    Raises:
-        UnsupportedTrainingError: If neither tells.
-    """
+def scale_with_losses(loss: Tensor, losses: Tensor, reduction: LossReduction, divided_by_host: bool) -> LossScale:
+    """How a loss with explicit per-example losses reduces them, read from its graph or else from its value."""
     if reduction != "auto" or len(losses) == 1:
         return LossScale("mean" if reduction == "auto" else reduction)
     try:
         return LossScale(read_loss_scale(loss, reduction, divided_by_host, len(losses)).reduction)
     except UnsupportedTrainingError:
         value = float(loss.detach()) * _host_divisor(loss, divided_by_host)
-        for name, own in (("mean", losses.detach().mean()), ("sum", losses.detach().sum())):
-            if math.isclose(value, float(own), rel_tol=1e-4):
+        for name, reduced in (("mean", losses.detach().mean()), ("sum", losses.detach().sum())):
+            if math.isclose(value, float(reduced), rel_tol=1e-4):
                 return LossScale(name)
         raise
 

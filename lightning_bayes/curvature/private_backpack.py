@@ -1,7 +1,7 @@
-"""Every private symbol of BackPACK that this package uses, with the version that it was tested with.
+"""Every private symbol of BackPACK that this package uses, and the tested version.
 
-BackPACK's `extend` has no counterpart that undoes it, and its table of layers has no public reader. What it keeps on modules
-and in its context stands here once; code elsewhere calls the functions below.
+BackPACK has no function that undoes `extend`, and no public access to its table of layers. Other files call the functions
+below instead of using private symbols.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from lightning_bayes.errors import UnsupportedTrainingError
 
 TESTED: Final = "1.7.1"
 
-_LAYER_TABLE = "_BackpropExtension__module_extensions"  # of an extension: what it computes, by layer type
+_LAYER_TABLE = "_BackpropExtension__module_extensions"  # attribute of an extension: module extensions by layer type
 _EXTENDED = "_backpack_extend"  # attribute of a module with hooks
-_HANDLES = "hook_handles"  # of the context: every hook ever set
+_HANDLES = "hook_handles"  # attribute of the context: the handle of every hook
 
 
 def _required(owner: Any, name: str) -> Any:
@@ -31,40 +31,21 @@ def _required(owner: Any, name: str) -> Any:
 
 
 def known_layers(extension: Any) -> set[type[nn.Module]]:
-    """The layer types that an extension of BackPACK has a rule for.
-
-    Args:
-        extension: Such as ``backpack.extensions.DiagGGNExact()``.
-
-    Returns:
-        Them.
-    """
+    """The layer types that an extension such as ``backpack.extensions.DiagGGNExact()`` supports."""
     return set(_required(extension, _LAYER_TABLE))
 
 
 def layer_extension(extension: Any, kind: type[nn.Module]) -> Any:
-    """An extension's own rule for a layer type.
-
-    Args:
-        extension: As in `known_layers`.
-        kind: The type.
-
-    Returns:
-        BackPACK's module extension; None if there is none.
-    """
+    """The module extension that an extension has for a layer type; None if there is none."""
     return _required(extension, _LAYER_TABLE).get(kind)
 
 
 def hook_handles() -> list[Any]:
-    """The handles of every hook that BackPACK has set; it keeps them for ever itself.
-
-    Returns:
-        The list, which can be shortened.
-    """
+    """The list of the handles of all BackPACK hooks. BackPACK never removes any; the caller may."""
     handles: list[Any] = _required(CTX, _HANDLES)
     return handles
 
 
 def is_backpacks(attribute: str) -> bool:
-    """Whether BackPACK sets an attribute of this name on modules."""
+    """Whether BackPACK sets a module attribute of this name."""
     return attribute in {_EXTENDED, "output"} or attribute.removeprefix("input").isdecimal()

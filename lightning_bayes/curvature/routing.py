@@ -1,6 +1,6 @@
-"""Calls of layers on rows that a mask or numbers have chosen, such as experts, to which a gate routes the rows of a batch.
+"""Layer calls on selected rows, such as experts that receive the rows of a batch from a gate.
 
-Which example a row belongs to differs from batch to batch, and rows that fit a layout do so by chance.
+The rows of an example differ from batch to batch. If they match a layout, it is a coincidence.
 """
 
 from __future__ import annotations
@@ -16,40 +16,37 @@ from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.parameter_uses import is_measured, nodes_behind
 from lightning_bayes.private_torch import saved_by
 
-_PUTTING = ("IndexPut", "IndexAdd", "IndexCopy", "Scatter", "MaskedScatter")
+_SCATTERS = ("IndexPut", "IndexAdd", "IndexCopy", "Scatter", "MaskedScatter")
 
 
 def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
-    """The calls on rows that were chosen, or whose rows are put to chosen places.
-
-    Args:
-        loss: The loss.
-        outputs: The calls.
-
-    Returns:
-        Their places among the calls.
-    """
-    places = {node: place for place, out in enumerate(outputs) for node, _ in out.edges}
-    found = {place for node, place in places.items() if _takes_chosen_rows(node, outputs[place].rows)}
+    """Indices of the calls on selected rows, and of the calls whose output rows are scattered to selected positions."""
+    index_of = {node: index for index, out in enumerate(outputs) for node, _ in out.edges}
+    routed = {index for node, index in index_of.items() if _takes_selected_rows(node, outputs[index].rows)}
     for node in nodes_behind([loss.grad_fn]):
-        if graph.name_of(node).startswith(_PUTTING):
-            for edge in graph.edges_of(node):
-                if edge is not None:
-                    rows = graph.shape_of(edge)[:1]
-                    reached = (places[one] for one in _up_to_layers(edge[0]) if one in places)
-                    found |= {place for place in reached if (outputs[place].rows,) == rows}
-    return found
+        if not graph.name_of(node).startswith(_SCATTERS):
+            continue
+        for edge in graph.edges_of(node):
+            if edge is not None:
+                num_rows = graph.shape_of(edge)[:1]
+                reached = [index_of[layer] for layer in _up_to_layers(edge[0]) if layer in index_of]
+                routed.update(index for index in reached if (outputs[index].rows,) == num_rows)
+    return routed
 
 
-def _takes_chosen_rows(node: Any, rows: int) -> bool:
-    behind = [one for child, _ in node.next_functions if child is not None for one in _up_to_layers(child)]
-    packed = [one for one in behind if graph.name_of(one).startswith("PackPaddedSequence")]
-    if packed:  # which sorts the examples, and is undone unless its rows are taken as they are
-        return any(graph.shape_of((one, 0))[:1] == (rows,) for one in packed)
-    return any(_chooses(one) and graph.shape_of((one, 0))[:1] == (rows,) for one in behind if not is_measured(one))
+def _takes_selected_rows(layer: Any, rows: int) -> bool:
+    ancestors = [node for child, _ in layer.next_functions if child is not None for node in _up_to_layers(child)]
+    packed = [node for node in ancestors if graph.name_of(node).startswith("PackPaddedSequence")]
+    if (
+        packed
+    ):  # packing sorts the examples; unpacking restores the order, unless the layer uses the packed rows directly
+        return any(graph.shape_of((node, 0))[:1] == (rows,) for node in packed)
+    return any(
+        _selects(node) and graph.shape_of((node, 0))[:1] == (rows,) for node in ancestors if not is_measured(node)
+    )
 
 
-def _chooses(node: Any) -> bool:
+def _selects(node: Any) -> bool:
     name = graph.name_of(node)
     if name == "IndexSelect":
         return bool(saved_by(node, "dim") == 0)
@@ -64,12 +61,12 @@ def _chooses(node: Any) -> bool:
 
 
 def _up_to_layers(node: Any) -> Iterator[Any]:
-    """The nodes that a node was computed from, up to the first outputs of measured layers, with these."""
+    """Yield the node and the nodes that it depends on, up to and including the first outputs of measured layers."""
     stack, seen = [node], {node}
     while stack:
-        one = stack.pop()
-        yield one
-        if not is_measured(one):
-            children = [child for child, _ in one.next_functions if child is not None and child not in seen]
+        current = stack.pop()
+        yield current
+        if not is_measured(current):
+            children = [child for child, _ in current.next_functions if child is not None and child not in seen]
             seen.update(children)
             stack += children

@@ -1,7 +1,7 @@
-"""Second-order diagonals through BackPACK: those of the GGN and of the Hessian.
+"""Diagonals of the GGN and of the Hessian, computed by BackPACK.
 
-BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) needs to see the loss function and every operation of the
-model as modules; `AsModules` shows them to it. What it does not know is refused by name before or during the forward.
+BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) needs the loss function and every operation of the model as
+modules; `AsModules` provides them. Unsupported operations raise an error with their name before or during the forward.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from backpack import extensions
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.backpack_watch import watched
-from lightning_bayes.curvature.capture import Capture, refuse_examples
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.hooks import collect, is_stock
 from lightning_bayes.curvature.loss import LossReduction
@@ -32,7 +32,7 @@ from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import new_seed
 from lightning_bayes.curvature.seeded_labels import seed_labels
 
-_OTHERWISE = "do without BackPACK: 'squared_gradients' in measure, VOGN, or hessian='reparameterised' in VONCallback"
+_OTHERWISE = "avoid BackPACK: 'squared_gradients' in measure, VOGN, or hessian='reparameterised' in VONCallback"
 _ADVICE = f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}."
 
 
@@ -43,8 +43,8 @@ class SecondOrderEngine(AbstractEngine):
         model: The model.
         quantity: The quantity to measure.
         loss_reduction: How losses reduce their examples.
-        mc_samples: Draws per example of ``"diag_ggn_mc"``.
-        seed: Seed of the draws; None draws one from torch's global generator.
+        mc_samples: Sampled labels per example for ``"diag_ggn_mc"``.
+        seed: Seed of the labels; None draws one from torch's global generator.
     """
 
     def __init__(
@@ -60,11 +60,7 @@ class SecondOrderEngine(AbstractEngine):
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Measure the one pass inside the context.
-
-        Yields:
-            The capture; its curvature is complete on exit. Show it the loss before backward.
-        """
+        """Measure one pass inside the context; call the capture's `observe` before backward."""
         extension = self._extension()
         units, known = find_measured_modules(self.model), known_layers(extension)
         _check_supported(units, known, self.quantity)
@@ -72,8 +68,8 @@ class SecondOrderEngine(AbstractEngine):
         as_modules = AsModules(self.quantity)
         captured = _SecondOrderCapture(self, as_modules)
         with ExitStack() as undo:
-            undo.callback(collect, units, extension.savefield)  # after a failure nothing may stay on the parameters
-            undo.callback(captured.forget_nodes)
+            undo.callback(collect, units, extension.savefield)  # also after an error, clear BackPACK's results
+            undo.callback(captured.drop_nodes)
             undo.enter_context(self.watching_whole(captured))
             undo.enter_context(watched(self.model, layers, extension, as_modules, captured, _OTHERWISE))
             yield captured
@@ -93,16 +89,16 @@ class _SecondOrderCapture(Capture):
         super().__init__(engine.loss_reduction, engine.probe)
         self.as_modules = as_modules
 
-    def take_examples(self, losses: Tensor) -> None:
-        """Refuse losses of examples; see `Capture.take_examples`."""
-        refuse_examples()
+    def measure_losses(self, losses: Tensor) -> None:
+        """Refuse per-example losses; see `Capture.measure_losses`."""
+        refuse_losses()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         super().observe(loss, divided_by_host)
         self.as_modules.require_loss(loss, divided_by_host)
 
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
-        """BackPACK's values are in the scale of the loss, like the gradient: the same factor makes them means."""
+        """BackPACK's values scale with the loss, like the gradient, so the same factor turns them into means."""
         factor = self.gradient_factor()
         return {param: value * factor for param, value in self.squares.items()}
 
@@ -124,7 +120,7 @@ def _is_known(unit: MeasuredModule, known: set[type[nn.Module]]) -> bool:
 
 
 def _layers(model: nn.Module, known: set[type[nn.Module]]) -> list[MeasuredModule]:
-    """Every layer that curvature can pass through, frozen ones too; operations without parameters are functions."""
-    # A frozen layer that is left out here is noticed by its successor, if curvature has to pass.
+    """Every layer that curvature can pass through, including frozen layers; `AsModules` handles parameter-free ones."""
+    # If curvature has to pass through a frozen layer that is missing here, the check of the next layer detects it.
     layers = [MeasuredModule(name, module, rule_for(module)) for name, module in model.named_modules()]
     return [layer for layer in layers if _is_known(layer, known) and not uses_batch_statistics(layer.module)]

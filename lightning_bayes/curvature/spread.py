@@ -1,4 +1,4 @@
-"""Tensors that `torch.distributed.fsdp.fully_shard` (FSDP2) spreads over processes, in rows of dimension 0."""
+"""Tensors sharded over processes by `torch.distributed.fsdp.fully_shard` (FSDP2), in rows of dimension 0."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
-    """The elements of a whole tensor that this process holds, in the order of its memory."""
+    """The elements of a sharded tensor in this process: a range of the flattened whole tensor."""
 
-    size: int  # of the whole tensor
+    size: int  # number of elements of the whole tensor
     start: int
     stop: int
 
@@ -25,20 +25,20 @@ def is_spread(tensor: Any) -> bool:
 
 
 def local(tensor: Any) -> Any:
-    """The part of a tensor that this process holds, in the same memory; other values and whole tensors as they are."""
+    """This process's shard of a tensor, in the same memory; other values are returned unchanged."""
     if not is_spread(tensor):
         return tensor
-    with torch.no_grad():  # else it would be a new tensor at each call
+    with torch.no_grad():  # with gradients, each call would return a new tensor
         return tensor.to_local()
 
 
 def whole(tensor: Any) -> Any:
-    """A tensor with the rows of all processes, which have to call this together; others as they are."""
+    """The whole tensor, gathered by a collective call of all processes; other values are returned unchanged."""
     return tensor.full_tensor() if is_spread(tensor) else tensor
 
 
 def rows_of(param: Tensor) -> Rows:
-    """The elements of a parameter that this process holds."""
+    """The elements of a parameter in this process."""
     if not is_spread(param):
         return Rows(param.numel(), 0, param.numel())
     mesh: Any = param.device_mesh  # type: ignore[attr-defined]
@@ -48,15 +48,7 @@ def rows_of(param: Tensor) -> Rows:
 
 
 def rows_like(value: Tensor, param: Tensor) -> Tensor:
-    """The part of a whole tensor that belongs to the rows of `param` in this process.
-
-    Args:
-        value: A whole tensor, shaped like the whole `param`.
-        param: A tensor, spread or whole.
-
-    Returns:
-        A view, shaped like `local` of the parameter; `value` itself if the parameter is whole.
-    """
+    """View of the part of a whole tensor that corresponds to this process's shard of `param`."""
     if not is_spread(param):
         return value
     _, start, stop = rows_of(param)
@@ -69,7 +61,7 @@ def shards(module: nn.Module) -> bool:
 
 
 def free_gathered(model: nn.Module) -> None:
-    """Let FSDP2 free gathered parameters, so that the next forward gathers them as they are then."""
+    """Let FSDP2 free gathered parameters, so that the next forward gathers the current values."""
     for module in model.modules():
         if shards(module):
             module.reshard()  # type: ignore[operator]
@@ -77,12 +69,7 @@ def free_gathered(model: nn.Module) -> None:
 
 @torch.no_grad()
 def put_rows_(model: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Let parameters and buffers hold other values, in place: FSDP2 gathers from the memory that it has allotted.
-
-    Args:
-        model: The model.
-        pairs: Tensors to change, each with the values of the part that this process holds.
-    """
+    """Copy new values of this process's shards into tensors of a model; FSDP2 gathers from the same memory."""
     if any(is_spread(target) for target, _ in pairs):
         free_gathered(model)
     for target, value in pairs:

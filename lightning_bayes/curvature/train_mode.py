@@ -1,4 +1,4 @@
-"""Training and evaluation mode: a backward pass measures every layer in the mode of its forward pass."""
+"""Temporary training and evaluation modes: backward measures every layer in the mode of its forward pass."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from torch import nn
 
 
 def in_train_modes(modes: Iterable[tuple[nn.Module, bool]]) -> AbstractContextManager[None]:
-    """Put modules into training or evaluation mode, and back on exit.
-
-    Args:
-        modes: The modules, and whether each is to be in training mode.
-
-    Returns:
-        A context manager.
-    """
+    """Set modules to training (True) or evaluation mode inside the context, and restore their modes on exit."""
     changed = [module for module, training in modes if module.training != training]
     return _switched(changed) if changed else nullcontext()
 

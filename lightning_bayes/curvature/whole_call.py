@@ -1,4 +1,4 @@
-"""The first call of a model as a whole, whose rows may be the examples."""
+"""A forward hook that records the first call of the model as a whole, whose rows may be the examples."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 
 class NoteWhole:
-    """A forward hook that notes the first call with equally many rows in and out; a copy of the module notes nothing."""
+    """Records the first call with equally many input and output rows. In a copy of the module, it does nothing."""
 
     def __init__(self, captured: Capture) -> None:
         self.captured = captured
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Note the call, if it is one."""
+        """Record the call if its first input and its first output have equally many rows."""
         if torch.compiler.is_compiling() or self.captured.whole is not None or not torch.is_grad_enabled():
             return
-        taken = next((v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()), None)
-        given = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
-        if taken is not None and given is not None and taken.shape[:1] == given.shape[:1]:
-            self.captured.whole = Whole(len(taken), get_gradient_edge(given))
+        first_input = next((v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()), None)
+        first_output = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
+        if first_input is None or first_output is None or first_input.shape[:1] != first_output.shape[:1]:
+            return
+        self.captured.whole = Whole(len(first_input), get_gradient_edge(first_output))
 
     def __reduce__(self) -> Any:
         return _NoteNothing, ()

@@ -1,8 +1,8 @@
-"""Memory that the rules reuse from layer to layer and from step to step.
+"""Buffers that the rules reuse for all layers and steps.
 
-A fresh buffer of this size is mapped page by page when it is first written, which costs more than the arithmetic on it;
-and per-example gradients of a whole batch would not fit at all. So rules take examples a few at a time, and a workspace
-says how many.
+The operating system maps a new large buffer page by page on the first write, which costs more than the arithmetic on it. And
+the per-example gradients of a whole batch may not fit into memory. So rules process a few examples at a time; the workspace
+provides the buffers and determines the number of examples.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from lightning_bayes.errors import HyperparameterError
 
 DEFAULT_MIB = 64.0
-MIN_REUSED_ELEMENTS = 2**14  # smaller ones come from the allocator's own store, already mapped
+MIN_REUSED_ELEMENTS = 2**14  # smaller tensors come from memory that the allocator has mapped already
 
 
 class Workspace:
-    """Buffers of bounded size, one for each purpose.
+    """Buffers of limited size, one per purpose.
 
     Args:
-        limit_mib: Memory in MiB (float32) that a rule may fill at once with values of single examples. A rule takes at
-            least one example at a time, however large.
+        limit_mib: Memory limit in MiB (of float32) for per-example values. A rule processes at least one example at a
+            time, which may exceed the limit.
 
     Raises:
         HyperparameterError: If the limit is not positive.
@@ -39,33 +39,16 @@ class Workspace:
         self._lent: Counter[tuple[int, torch.dtype, torch.device]] = Counter()
 
     def examples_at_once(self, elements_per_example: int) -> int:
-        """How many examples of `elements_per_example` elements fit; at least one."""
+        """Number of examples of this many elements that fit; at least one."""
         return max(1, self.elements // max(1, elements_per_example))
 
     def split(self, elements_per_example: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Tensors in parts of as many examples as fit, see `examples_at_once`.
-
-        Args:
-            elements_per_example: Elements that one example takes.
-            *tensors: With the examples in dimension 0.
-
-        Returns:
-            The same examples of every tensor, part by part.
-        """
+        """Split tensors into chunks of as many examples (dimension 0) as fit; yields tuples of chunks."""
         size = self.examples_at_once(elements_per_example)
         return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
 
     def empty(self, purpose: str, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-        """A contiguous tensor with arbitrary content, which lives until the same purpose is asked for again.
-
-        Args:
-            purpose: Name of the buffer.
-            shape: Shape.
-            like: Gives dtype and device.
-
-        Returns:
-            The tensor.
-        """
+        """An uninitialised contiguous tensor with the dtype and device of `like`, valid until the purpose's next call."""
         size = torch.Size(shape).numel()
         key = (purpose, like.dtype, like.device)
         if key not in self._buffers or self._buffers[key].numel() < size:
@@ -73,26 +56,14 @@ class Workspace:
         return self._buffers[key][:size].view(shape)
 
     def result(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-        """A contiguous tensor with arbitrary content for a result; one that was given back if there is one.
-
-        Args:
-            shape: Shape.
-            like: Gives dtype and device.
-
-        Returns:
-            The tensor; there is no other reference to it.
-        """
+        """An uninitialised contiguous tensor for a result, reused from the returned ones if possible."""
         key = (torch.Size(shape).numel(), like.dtype, like.device)
-        known = self._results.get(key)
+        returned = self._results.get(key)
         self._lent[key] += 1
-        return known.pop().view(shape) if known else like.new_empty(shape)
+        return returned.pop().view(shape) if returned else like.new_empty(shape)
 
     def give_back(self, results: Iterable[Tensor]) -> None:
-        """Take results for reuse, no more than were lent: others would pile up from step to step.
-
-        Args:
-            results: Tensors that are no longer needed.
-        """
+        """Take back results for reuse, at most as many as `result` lent: more would accumulate over the steps."""
         for tensor in results:
             key = (tensor.numel(), tensor.dtype, tensor.device)
             if self._lent[key] and tensor.is_contiguous() and tensor.numel() >= MIN_REUSED_ELEMENTS:
@@ -100,6 +71,6 @@ class Workspace:
                 self._lent[key] -= 1
 
     def release(self) -> None:
-        """Free the buffers and the results that were given back."""
+        """Free all buffers and returned results."""
         self._buffers.clear()
         self._results.clear()

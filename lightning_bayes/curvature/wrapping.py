@@ -1,7 +1,7 @@
-"""Engines that measure with our own rules: every measured module's forward is wrapped during a capture.
+"""Base classes of engines with this package's rules: a capture wraps the forward of every measured module.
 
-A wrapped forward runs through the layer's rule, which measures the call in the backward pass (`curvature.layer_calls`).
-Engines differ in which calls they measure, and captures in what they keep of a call.
+A wrapped forward records the call (`curvature.layer_calls`), and the layer's rule measures it during the backward pass.
+Subclasses choose which calls they measure and what they store.
 """
 
 from __future__ import annotations
@@ -37,21 +37,14 @@ class WrappingEngine(AbstractEngine, ABC):
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
         refuse_scripted(model)
-        # Generic calls whose sum was compared with the batch gradient: the module, and how its inputs split.
+        # Generic calls whose sum was compared with the batch gradient: the module and the example dimensions of its inputs.
         self.checked: set[tuple[nn.Module, tuple[int | None, ...]]] = set()
 
     @contextmanager
     def run(self, captured: WrappingCapture) -> Iterator[Capture]:
-        """Let `captured` measure the passes inside the context; forwards are wrapped on entry and unwrapped on exit.
-
-        Args:
-            captured: An empty capture.
-
-        Yields:
-            The capture; its squares are complete on exit.
-        """
+        """Measure the passes inside the context with an empty capture; its squares are complete on exit."""
         units = self.units()
-        # A compiler must not trace into the identity below: it would compile away what its backward does.
+        # The compiler must not trace the identity behind a layer's output: it would drop the side effects of its backward.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
         wrapped: list[nn.Module] = []
         try:
@@ -61,18 +54,18 @@ class WrappingEngine(AbstractEngine, ABC):
             with changes_refused(units), self.watching_whole(captured):
                 yield captured
         finally:
-            captured.forget_nodes()
+            captured.drop_nodes()
             for module in wrapped:
                 _unwrap(module)
         captured.finish()
 
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
-        """Every unit."""
+        """True for every unit."""
         return True
 
 
 class _Wrapped(partial[Any]):
-    """A forward that a capture stands in for; a copy of the module, made inside the capture, keeps the bare one."""
+    """A wrapped forward. A copy of the module made inside a capture gets the original forward back."""
 
     def __reduce__(self) -> Any:
         return _bare, (self.args[1],)
@@ -86,17 +79,13 @@ def _unwrap(module: nn.Module) -> None:
     wrapper: Any = module.forward
     original = wrapper.args[1]
     if getattr(original, "__func__", None) is type(module).forward:
-        del module.forward  # the class's own method shows again
+        del module.forward  # uncovers the method of the class
     else:
         module.forward = original
 
 
 class WrappingCapture(Capture, ABC):
-    """The results of one pass, and the forwards that replace those of the measured modules.
-
-    Args:
-        engine: The engine.
-    """
+    """The results of one pass, and the replacement for the forwards of measured modules."""
 
     def __init__(self, engine: WrappingEngine) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
@@ -104,10 +93,10 @@ class WrappingCapture(Capture, ABC):
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.inside_generic = False
-        self.passing: MeasuredModule | None = None  # runs as it is, though its children are measured
+        self.passing: MeasuredModule | None = None  # runs unwrapped while its children are measured
 
     def call(self, unit: MeasuredModule, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run in place of the module's forward."""
+        """The replacement for a module's forward."""
         if self.inside_generic or unit is self.passing:
             return forward(*args, **kwargs)
         is_measured = torch.is_grad_enabled()
@@ -115,66 +104,58 @@ class WrappingCapture(Capture, ABC):
             return forward(*args, **kwargs)
         if is_measured and is_in_functorch():
             raise UnsupportedTrainingError(
-                f"{unit.label} is called under a transform of torch.func, where nothing can be measured. Use "
+                f"{unit.label} is called under a transform of torch.func, which prevents a measurement. Use "
                 "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
             )
         params = {name: p for name, p in unit.named_parameters() if p.requires_grad}
-        if not is_in_backward():  # otherwise a checkpoint repeats a call that counts already
+        if not is_in_backward():  # in backward, a checkpoint repeats a call that was counted before
             self.calls.update(params.values())
         return self.record(unit, params).run(forward, args, kwargs) if is_measured else forward(*args, **kwargs)
 
     @abstractmethod
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-        """The object that measures one call of `unit`.
+        """The object that measures one call of `unit` with these trainable parameters."""
 
-        Args:
-            unit: The module.
-            params: Its trained parameters by name.
-
-        Returns:
-            The call.
-        """
-
-    def takes_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
-        """Whether the capture has taken a call by inputs and output gradients, in place of what its rule makes of them."""
+    def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
+        """Handle a call without its rule, given its inputs and output gradients; returns whether it was handled."""
         return False
 
-    def takes_sums(self, params: Iterable[nn.Parameter]) -> bool:
-        """Whether sums over the examples suffice for a call's parameters: where no other call uses them."""
+    def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
+        """Whether sums over the examples suffice for a call's parameters: no other call uses them."""
         return all(self.calls[param] == 1 for param in params)
 
-    def is_asked(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward accumulates into parameters; ``autograd.grad`` of the loss by its inputs does not."""
+    def should_measure(self, accumulators: list[Any]) -> bool:
+        """Whether the running backward accumulates parameter gradients; ``autograd.grad`` by inputs does not."""
         return not self.is_following and any(map(will_execute, accumulators))
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
-        """Keep Σ_i c_i² of a parameter."""
+        """Store Σ_i c_i² of a parameter."""
         if param in self.squares:
             raise UnsupportedTrainingError(
-                "A second backward reached a parameter whose squares were already taken in this pass. Add the losses "
-                "and call backward once, or open one pass for each backward."
+                "A second backward reached a parameter that was already measured in this pass. Add the losses and call "
+                "backward once, or open one pass for each backward."
             )
         self.squares[param] = square
 
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Keep a call's c_i of a parameter that several calls use."""
-        known = self.shared.get(param)
-        if known is not None and len(known) != len(contribution):
+        """Add one call's c_i to those of the other calls that use the parameter."""
+        total = self.shared.get(param)
+        if total is not None and len(total) != len(contribution):
             raise ExampleDimensionError(
-                f"A parameter of shape {tuple(param.shape)} is used with {len(known)} and with {len(contribution)} "
-                "examples in one pass, so its uses cannot be added example by example."
+                f"A parameter of shape {tuple(param.shape)} is used with {len(total)} and with {len(contribution)} "
+                "examples in one pass, so its contributions cannot be added example by example."
             )
-        self.shared[param] = contribution if known is None else known + contribution
+        self.shared[param] = contribution if total is None else total + contribution
 
     def finish(self) -> None:
-        """Square what several calls shared."""
+        """Square the contributions of parameters that several calls use."""
         for param, contribution in self.shared.items():
             self.add(param, contribution.square().sum(0))
         self.shared.clear()
 
 
 def _in_reentrant_checkpoint() -> bool:
-    """Whether a segment runs without gradients because it is going to be repeated with them."""
+    """Whether a reentrant checkpoint runs this segment without gradients, to repeat it in backward."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
         frame = frame.f_back  # type: ignore[assignment]

@@ -357,9 +357,7 @@ def test_backward_that_is_not_the_losses_own_is_refused(engine, generator):
         with optimizer.sampled_params():
             torch.autograd.backward(F.mse_loss(model(x), y, reduction="sum"))
 
-    with pytest.raises(
-        UnsupportedTrainingError, match=r"Call loss\.backward\(\) in the place of torch\.autograd\.backward"
-    ):
+    with pytest.raises(UnsupportedTrainingError, match=r"Call loss\.backward\(\) instead of torch\.autograd\.backward"):
         one_pass()
     assert all(torch.equal(mean[name], p) for name, p in model.named_parameters())
     assert all(p.grad is None for p in model.parameters())

@@ -182,6 +182,7 @@ ASKED = {
     "mask without its count": lambda p: (p.ce() * p.mask).sum() / 7.5,
     "masked sum, rescaled": lambda p: (p.ce() * p.mask).sum() * (1 / (int(p.mask.sum()) + 1)),
     "hardest": lambda p: p.ce().mean(1).topk(2).values.mean(),
+    "times the sorted": lambda p: (p.ce().mean(1) * p.ce().mean(1).topk(p.n).values).mean(),
     "first examples": lambda p: p.ce()[:2].mean(),
     "some of a list": lambda p: sum(F.cross_entropy(o, t) for o, t in list(listed(p, slice(None)))[:2]),
     "an example twice": lambda p: sum(F.cross_entropy(p.out()[j], p.y[j]) for j in [0, *range(p.n - 1)]),

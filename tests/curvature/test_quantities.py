@@ -409,11 +409,13 @@ def test_losses_that_backpack_cannot_see_are_refused(generator):
     model, x = nn.Linear(4, 3), torch.randn(5, 4, generator=generator)
     y, loss = torch.tensor([0, 1, 2, -100, 1]), F.cross_entropy
     good = y.clamp_min(0)
-    alone = "not the result of one loss function alone.*Return what F.cross_entropy"
+    alone = "not the result of one loss function alone.*Return the result of F.cross_entropy"
     refused(model, lambda: model(x).square().mean(), UnsupportedTrainingError, "needs the loss as one function")
     refused(model, lambda: 0.5 * loss(model(x), good), UnsupportedTrainingError, alone)
     refused(model, lambda: loss(model(x), good) + model.weight.norm(), UnsupportedTrainingError, alone)
-    refused(model, lambda: loss(model(x), y), UnsupportedTrainingError, "counts targets that are ignore_index")
+    refused(
+        model, lambda: loss(model(x), y), UnsupportedTrainingError, "does not support targets equal to ignore_index"
+    )
     refused(
         model, lambda: loss(model(x), good, weight=torch.ones(3)), UnsupportedTrainingError, "cross_entropy with weight"
     )
@@ -426,7 +428,7 @@ def test_losses_that_backpack_cannot_see_are_refused(generator):
     logged = lambda: (F.mse_loss(model(x), torch.zeros(5, 3)), loss(model(x), good))[1]  # noqa: E731
     refused(model, logged, UnsupportedLayerError, "called twice")
     votes = torch.ones(5, 3)
-    refused(model, lambda: loss(model(x), votes), UnsupportedTrainingError, "for probabilities, which sum to 1")
+    refused(model, lambda: loss(model(x), votes), UnsupportedTrainingError, "needs probabilities that sum to 1")
     refused(model, lambda: loss(model(x) / 2, good), UnsupportedLayerError, "CrossEntropyLoss follows DivBackward0")
 
 
@@ -448,7 +450,7 @@ def test_models_that_backpack_cannot_see_through_are_refused(generator):
     frozen = nn.BatchNorm1d(4).requires_grad_(False)
     run(nn.Sequential(a, frozen, b), r"2 \(Linear\) follows NativeBatchNormBackward0")
     run(nn.Sequential(a, nn.BatchNorm1d(4).eval()), r"no rule of kflr for 1 \(BatchNorm1d\)", quantity="kflr")
-    run(nn.Sequential(a, a), r"0 \(Linear\) is called twice in one pass.*Give each call a layer of its own")
+    run(nn.Sequential(a, a), r"0 \(Linear\) is called twice in one pass.*Use a separate layer for each call")
     b.weight = a.weight
     run(nn.Sequential(a, b), r"overwrite the curvature of tied parameters: 0\.weight = 1\.weight")
     run(Halves(), r"0 \(Linear\) follows SliceBackward0|head \(Linear\) follows SliceBackward0")
