@@ -57,7 +57,8 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         results = [self._one_pass(sample, backward) for sample in self._samples]
-        if step_follows(self._trainer):
+        has_work = self._trainer.world_size > 1 or not self._optimizer.num_examples
+        if has_work and step_follows(self._trainer):
             self._reduce()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:

@@ -19,7 +19,7 @@ from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker
 from lightning_bayes.posteriors.mean_field import MeanField
 from lightning_bayes.posteriors.memory import require_memory
 from lightning_bayes.posteriors.merging import merge
-from lightning_bayes.posteriors.precision import initial_curvature, precision, root_mean_squares, tensor_sizes
+from lightning_bayes.posteriors.precision import initial_curvature, precision
 from lightning_bayes.posteriors.scaled import FAMILIES, ScaledPosterior
 from lightning_bayes.posteriors.shaped_noise import (
     Shape,
@@ -28,7 +28,9 @@ from lightning_bayes.posteriors.shaped_noise import (
     noise_scale,
     noise_shape,
     prior_centre,
+    root_mean_squares,
     shaped_precision,
+    tensor_sizes,
 )
 
 __all__ = [

@@ -8,9 +8,6 @@ printed update of Osawa et al. 2019 (Algorithm 1) is not exact for τ ∉ {0, 1}
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
@@ -78,14 +75,3 @@ def initial_curvature(
             f"{prior_precision:g} and damping={damping:g} alone. Use at least that."
         )
     return (init_precision - minimum) * kl_weight / num_data
-
-
-def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:
-    """r, ``[tensors]``: the larger of each tensor's root mean squares now and at the start of training."""
-    return torch.maximum(root_mean_squares(means), torch.stack(list(sizes_at_start)))
-
-
-def root_mean_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """√(mean of squares) of each tensor, ``[tensors]``."""
-    norms = torch.stack(torch._foreach_norm(list(tensors)))
-    return norms / torch.tensor([t.numel() ** 0.5 for t in tensors], dtype=norms.dtype, device=norms.device)

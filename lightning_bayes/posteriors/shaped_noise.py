@@ -107,6 +107,17 @@ def prior_centre(mean: Tensor, centre: Tensor | float, stated: float | Tensor, d
     return mean - (stated / damping).sqrt().to(mean) * (mean - centre)
 
 
+def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:
+    """r, ``[tensors]``: the larger of each tensor's root mean squares now and at the start of training."""
+    return torch.maximum(root_mean_squares(means), torch.stack(list(sizes_at_start)))
+
+
+def root_mean_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """√(mean of squares) of each tensor, ``[tensors]``."""
+    norms = torch.stack(torch._foreach_norm(list(tensors)))
+    return norms / torch.tensor([t.numel() ** 0.5 for t in tensors], dtype=norms.dtype, device=norms.device)
+
+
 def _means(tensors: Sequence[Tensor]) -> Tensor:
     """The mean of each tensor, ``[tensors]``; all elements must be non-negative."""
     sums = torch.stack(torch._foreach_norm(list(tensors), 1))

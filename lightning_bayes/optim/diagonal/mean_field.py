@@ -307,12 +307,12 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _finish_update(self, measurement: Measurement) -> None:
         """Record the tensor sizes after a measurement, count the update, and evaluate the schedules."""
         for group, functions in zip(self.param_groups, self._functions, strict=True):
-            if measurement.has_curvature and group["relative_noise"] is not None:
-                for params in self._cohorts(group):
-                    record_sizes(params, [self.state[param] for param in params])
+            for params in self._cohorts(group) if measurement.has_curvature and group["relative_noise"] else ():
+                record_sizes(params, [self.state[param] for param in params])
             before = effective(group)
             group["step"] += 1
-            apply_functions(group, functions, self.hyperparameters)
+            if functions:
+                apply_functions(group, functions, self.hyperparameters)
             after = effective(group)
             if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
                 keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)
