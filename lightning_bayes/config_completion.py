@@ -80,7 +80,6 @@ def _class_count_of_data(data: Any) -> int | None:
     module_name, _, class_name = data.class_path.rpartition(".")
     data_class = getattr(import_module(module_name), class_name)
     if hasattr(data_class, "count_classes"):
-        count: int = data_class.count_classes(data.init_args.root)
-        return count
+        return int(data_class.count_classes(data.init_args.root))
     count = getattr(data_class, _KEY, None)
     return count if isinstance(count, int) else None

@@ -40,21 +40,21 @@ def classification_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def ood_scores(outputs: Tensor, ood: Tensor) -> dict[str, float]:
-    """AUROC of inputs out of distribution, the positive class.
+    """AUROC of out-of-distribution detection; OOD is the positive class.
 
     Args:
-        outputs: Logits in distribution, ``[S, N, classes]``.
-        ood: Logits out of distribution, ``[S, M, classes]``.
+        outputs: Logits of in-distribution inputs, ``[S, N, classes]``.
+        ood: Logits of out-of-distribution inputs, ``[S, M, classes]``.
 
     Returns:
-        ``entropy_auroc`` and ``mi_auroc``, by the entropy of the mean prediction and by mutual information; the latter is .5
+        ``entropy_auroc`` and ``mi_auroc``, by the entropy of the mean prediction and by mutual information. The latter is .5
         for a point estimate.
     """
     probs = [logits.double().softmax(-1) for logits in (outputs, ood)]
     is_ood = torch.cat([torch.zeros(outputs.shape[1]), torch.ones(ood.shape[1])]).bool()
     scores = {
-        "entropy_auroc": torch.cat([entropy(each.mean(0)) for each in probs]),
-        "mi_auroc": torch.cat([mutual_information(each) for each in probs]),
+        "entropy_auroc": torch.cat([entropy(p.mean(0)) for p in probs]),
+        "mi_auroc": torch.cat([mutual_information(p) for p in probs]),
     }
     return {name: float(ood_auroc(score, is_ood)) for name, score in scores.items()}
 
