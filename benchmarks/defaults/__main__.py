@@ -24,7 +24,7 @@ from benchmarks.defaults.problems import DEFAULT, PROBLEMS
 from benchmarks.defaults.scores import classification_scores, ood_scores, regression_scores
 from benchmarks.defaults.table import OOD, SCORES, Record, differences, table
 from benchmarks.defaults.training import OPTIMIZERS, train_and_predict
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from lightning_bayes.errors import NonFiniteError
 
 DIVERGED = {**dict.fromkeys(SCORES, math.nan), "seconds": 0.0}
@@ -97,8 +97,7 @@ def main() -> None:
         records.append(record)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in record.items() if name in (*SCORES, *OOD))
         print(f"{problem} {optimizer} {method} seed {seed}: {scores} ({record['seconds']} s)", flush=True)
-        if options.json:
-            options.json.write_text(json.dumps({**provenance(), "runs": records}, indent=1) + "\n")
+        save_json(options.json, {"runs": records})
     print(table(records, options.markdown))
     for other in options.against or ():
         print(f"\nMinus {other}, mean and standard error of paired differences:\n")

@@ -13,7 +13,6 @@ noise variance of ½, and cross-entropy.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from lightning_bayes.callbacks.summary import temperatures
 from lightning_bayes.optim import VOGN, VON, MeanFieldOptimizer
 
@@ -153,8 +152,7 @@ def main() -> None:
                 runs.append({"task": name, "method": method, "kappa": kappa, "log_tau": logs, **gap._asdict()})
                 span = f"{logs[0]:.2f} to {logs[-1]:.2f}"
                 print(f"{name:10}{method:8}{kappa:>6}{span:>16}{gap.total:>10.4f}{gap.of_mean:>13.4f}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({**provenance(), "updates": options.updates, "runs": runs}, indent=1) + "\n")
+    save_json(options.json, {"updates": options.updates, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Run inside a tree: import the package and print its classes' inheritance as JSON.
+"""Run inside a tree: import the package and print the inheritance of its classes as JSON.
 
-``python -c`` runs the text of this file with the tree as its working directory, so it imports nothing of the repository
-but the package.
+The text of this file runs by ``python -c`` with the tree as working directory, so it imports nothing of the repository but
+the package.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def own_classes() -> set[type]:
 
 
 def inheritance(classes: set[type]) -> dict[str, Any]:
-    """Count classes and levels, and name the concrete classes that others inherit from.
+    """Count classes and levels of inheritance, and list the concrete classes that have subclasses.
 
     Args:
-        classes: The classes to look at; others end a chain.
+        classes: The classes; base classes outside of them do not count.
 
     Returns:
-        Number of classes, levels of the deepest chain with the classes at its end, and concrete parents.
+        Number of classes, depth of the longest chain with the classes at its end, and concrete parents.
     """
 
     def levels(cls: type) -> int:
