@@ -1,4 +1,4 @@
-"""The table beside the published numbers, and which differences are larger than their errors."""
+"""The table of results and published values, and the differences that exceed their standard errors."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 
 
 def so_far(returns: list[list[float]]) -> list[float]:
-    """The mean over all tests of each seed."""
+    """The mean over all tests, per seed."""
     return [statistics.fmean(of_seed) for of_seed in zip(*returns, strict=True)]
 
 
 def table(results: Results) -> str:
-    """Markdown: the last test, the mean over all tests, and the last test of every seed."""
+    """Format a Markdown table: the last test, the mean over all tests, and the last test of every seed."""
     lines = [
         "| method | last test | mean of all tests | σ | last test of each seed | published, 300k | 3M |",
         "| --- | ---: | ---: | ---: | --- | ---: | ---: |",
     ]
-    for name, found in results.items():
-        last, published = found["returns"][-1], [_in_words(*pair) for pair in BOTH_SETS[name]]
-        means = [_in_words(*mean_and_error(values)) for values in (last, so_far(found["returns"]))]
+    for name, result in results.items():
+        last, published = result["returns"][-1], [_format(*pair) for pair in BOTH_SETS[name]]
+        means = [_format(*mean_and_error(values)) for values in (last, so_far(result["returns"]))]
         seeds = ", ".join(f"{value:.0f}" for value in last)
-        cells = [METHODS[name].title, *means, f"{found['noise'][-1]:.4f}", seeds, *published]
+        cells = [METHODS[name].title, *means, f"{result['noise'][-1]:.4f}", seeds, *published]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _in_words(mean: float, error: float) -> str:
+def _format(mean: float, error: float) -> str:
     return f"{mean:.0f} ± {error:.0f}"
 
 
 def orders(results: Results) -> Iterator[str]:
-    """Each pair of methods whose last tests, or whose means of all tests, are two combined standard errors apart.
+    """The pairs of methods whose last tests, or means of all tests, differ by more than two combined standard errors.
 
     Args:
-        results: All methods.
+        results: Results of all methods.
 
     Yields:
-        A line for each pair, or one line that says that there is none.
+        One line per pair, or one line that says that there are none.
     """
     found = 0
     for title, values_of in (

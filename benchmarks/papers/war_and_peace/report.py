@@ -1,4 +1,4 @@
-"""The table beside published numbers, and what has to hold."""
+"""The table of results, and the claims to check."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ WITHIN: Final = 0.05
 
 
 def mean(rows: list[Row], method: str, key: str) -> float:
-    """Over seeds."""
+    """Mean over seeds."""
     return statistics.fmean(row[key] for row in rows if row["method"] == method)
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown: the mean over seeds, and the lowest and highest."""
+    """Format a Markdown table: mean, minimum and maximum over seeds."""
     lines = [
         "| method | seeds | test nats | at the mean | bits | perplexity | ECE of characters | seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for method in dict.fromkeys(row["method"] for row in rows):
-        each = [row["nats"] for row in rows if row["method"] == method]
+        nats = [row["nats"] for row in rows if row["method"] == method]
         cells = [
             METHODS[method].title,
-            str(len(each)),
-            f"{statistics.fmean(each):.3f} ({min(each):.3f}–{max(each):.3f})",
+            str(len(nats)),
+            f"{statistics.fmean(nats):.3f} ({min(nats):.3f}–{max(nats):.3f})",
         ]
         cells += [f"{mean(rows, method, key):.3f}" for key in ("nats_at_mean", "bits", "perplexity")]
         cells += [f"{mean(rows, method, 'ece'):.4f}", f"{mean(rows, method, 'seconds'):.0f}"]
@@ -39,15 +39,7 @@ def table(rows: list[Row]) -> str:
 
 
 def promises(rows: list[Row], epochs: int) -> Iterator[str]:
-    """Whether Adam learns as it should, and Vadam as Adam does.
-
-    Args:
-        rows: Results.
-        epochs: Passes over the text.
-
-    Yields:
-        One line for each promise.
-    """
+    """Yield one line per claim: Adam learns as expected, and Vadam learns like Adam."""
     known = {row["method"] for row in rows}
     if "adam" in known:
         nats = mean(rows, "adam", "nats")
