@@ -1,4 +1,4 @@
-"""A score over seeds, as text."""
+"""Format a score over seeds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ def mean_and_error(values: Sequence[float], sign: str = "") -> str:
     """The mean ± its standard error.
 
     Args:
-        values: One for each seed, at least one.
-        sign: ``"+"`` for differences, whose sign is always written.
+        values: One value per seed, at least one.
+        sign: ``"+"`` for differences, to always print the sign.
 
     Returns:
-        Four decimals each; one value has no standard error.
+        Text with four decimals; a single value has no standard error.
 
     Example:
         >>> mean_and_error([0.5, 0.7]), mean_and_error([0.25], "+")

@@ -1,7 +1,7 @@
-"""Run inside a tree: train small networks for 50 steps by every optimizer and callback, and save the weights of each step.
+"""Run inside a tree: train small networks for 50 steps with every optimizer and callback, and save the weights of each step.
 
-``python -c`` runs the text of this file with the tree as its working directory, so it imports nothing of the repository but
-the package, and of that only public names. All arithmetic is in float64, where other roundings stay far below 1e-6.
+The text of this file runs by ``python -c`` with the tree as working directory, so it imports nothing of the repository but
+the package, and only its public names. All arithmetic is in float64, where rounding differences stay far below 1e-6.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BASES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def network(kind: str, name: str) -> nn.Sequential:
-    """Make a network: ``"mlp"``, or ``"conv"`` with BatchNorm where the method knows it."""
+    """Build a network: ``"mlp"``, or ``"conv"`` with BatchNorm if the method supports it."""
     torch.manual_seed(0)
     if kind == "mlp":
         return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
@@ -60,7 +60,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def steps_of(name: str, kind: str, **arguments: Any) -> Tensor:
-    """Take 50 steps, of one or two passes each, and append one sample of the posterior."""
+    """The weights of 50 steps with one or two passes each, and a sample of the posterior."""
     model = network(kind, name)
     inputs, labels = data(kind)
     optimizer = getattr(import_module("lightning_bayes.optim"), name)(model, num_data=NUM_DATA, **arguments)
@@ -80,7 +80,7 @@ def steps_of(name: str, kind: str, **arguments: Any) -> Tensor:
 
 
 def steps_of_fit(name: str, base: str, **arguments: Any) -> Tensor:
-    """Fit with a callback for 13 epochs of four batches."""
+    """The weights of a fit with a callback, for 13 epochs of four batches."""
     model = network("conv", name)
     path: list[Tensor] = []
 
@@ -108,7 +108,7 @@ def steps_of_fit(name: str, base: str, **arguments: Any) -> Tensor:
 
 
 def cases() -> dict[str, Callable[[], Tensor]]:
-    """Every trajectory by its name."""
+    """All trajectories by name."""
 
     def plain(name: str, kind: str = "mlp", **arguments: Any) -> Callable[[], Tensor]:
         return lambda: steps_of(name, kind, **arguments)
@@ -142,7 +142,7 @@ def cases() -> dict[str, Callable[[], Tensor]]:
 
 
 def attempt(case: Callable[[], Tensor]) -> Tensor | str:
-    """Run a case; an error is part of the result."""
+    """Run a case; an error becomes its result."""
     try:
         return case()
     except Exception as error:
