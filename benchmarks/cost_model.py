@@ -75,16 +75,7 @@ class Network:
 
 
 def describe(model: nn.Module, shape: tuple[int, ...], max_side: int = DEFAULT_MAX_SIDE) -> Network:
-    """Describe a network on the meta device, where nothing is computed.
-
-    Args:
-        model: The network.
-        shape: Shape of an example.
-        max_side: Layers with a longer side have no factors, as in `NoisyKFACCallback`.
-
-    Returns:
-        The description.
-    """
+    """Describe a network on the meta device; layers with a side above `max_side` have no factors."""
     candidates = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     layers = [layer for layer in candidates if max(_rows(layer), _columns(layer)) <= max_side]
     positions: dict[nn.Module, int] = {}

@@ -116,15 +116,7 @@ class Net(LightningModule):
 
 
 def run(setting: Setting, rank: int = 0) -> dict[str, Tensor]:
-    """Train in this process.
-
-    Args:
-        setting: The run.
-        rank: Rank of this process.
-
-    Returns:
-        Weights, buffers, optimizer state and counters.
-    """
+    """Train in this process; returns weights, buffers, optimizer state and counters."""
     torch.manual_seed(0 if setting.resume is None else 1)  # a resumed run must not depend on its initial weights
     net = Net(setting.batch_norm, setting.fault)
     callback = VOGNCallback(mc_samples=2, betas=(0.9, 0.99), init_precision=300.0, num_data=EXAMPLES, eval_samples=0)

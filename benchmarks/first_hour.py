@@ -87,18 +87,7 @@ def borrow(environment: Path) -> None:
 
 
 def run(folder: Path, reuse: bool) -> list[tuple[str, float]]:
-    """Run all steps.
-
-    Args:
-        folder: As in `steps`.
-        reuse: As in `steps`.
-
-    Returns:
-        Title and seconds of each step.
-
-    Raises:
-        SystemExit: If a step fails, with the end of its output.
-    """
+    """Run all steps and return their titles and seconds; exit with the output of a step that fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     timings = []
     for step in steps(folder, reuse):

@@ -33,17 +33,7 @@ EPOCHS = 20
 
 
 def whole_run(setting: Setting) -> list[dict[str, Tensor]]:
-    """Run to the end.
-
-    Args:
-        setting: The run.
-
-    Returns:
-        The final tensors of each rank.
-
-    Raises:
-        RuntimeError: If a process fails.
-    """
+    """Run to the end and return the final tensors of each rank; raises RuntimeError if a process fails."""
     codes = finish(start(setting))
     if any(codes):
         raise RuntimeError(f"Ended with {codes}:\n{(setting.folder / 'rank0.log').read_text('utf-8')}")
@@ -51,14 +41,7 @@ def whole_run(setting: Setting) -> list[dict[str, Tensor]]:
 
 
 def newest(folder: Path) -> tuple[Path | None, int, list[str]]:
-    """Find the checkpoint with the most updates in the folder of a killed run.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The file, or None if there is none; its number of updates; and the names of unreadable files.
-    """
+    """The checkpoint with the most updates in a folder (None without any), its updates, and the unreadable files."""
     best, updates, unreadable = None, 0, []
     for path in sorted(folder.glob("*.ckpt")):
         try:
@@ -132,16 +115,7 @@ def one_kill(ranks: int, folder: Path, length: float, expected: list[dict[str, T
 
 
 def random_kills(count: int, seed: int, folder: Path) -> list[Row]:
-    """Kill runs with one and with two ranks in turn.
-
-    Args:
-        count: Number of kills that hit a run before its end.
-        seed: Seed of the moments.
-        folder: Folder of all runs.
-
-    Returns:
-        One row per kill.
-    """
+    """Kill runs with one and with two ranks in turn, until `count` kills have hit a run before its end."""
     draw, rows = random.Random(seed), []
     whole = {ranks: timed_run(Setting(folder / f"whole{ranks}", ranks=ranks, epochs=EPOCHS)) for ranks in (1, 2)}
     for attempt in range(10 * count):
@@ -156,14 +130,7 @@ def random_kills(count: int, seed: int, folder: Path) -> list[Row]:
 
 
 def timed_run(setting: Setting) -> tuple[float, list[dict[str, Tensor]]]:
-    """An undisturbed run.
-
-    Args:
-        setting: The run.
-
-    Returns:
-        Seconds from its first checkpoint to its end, and the final tensors of each rank.
-    """
+    """An undisturbed run: seconds from its first checkpoint to its end, and the final tensors of each rank."""
     processes = start(setting)
     wait_until_written(setting.folder / "within.ckpt", processes)
     begun = time.monotonic()

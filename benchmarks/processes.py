@@ -43,15 +43,7 @@ def start(function: Callable[..., Any], ranks: int, folder: Path, *arguments: An
 
 
 def finish(processes: list[Any], seconds: float = 120.0) -> list[int]:
-    """Wait for processes, and kill those that do not end.
-
-    Args:
-        processes: Processes from `start`.
-        seconds: Total time to wait.
-
-    Returns:
-        Exit codes; -9 for killed processes.
-    """
+    """Wait up to `seconds` for all processes, kill the others, and return the exit codes, -9 for killed processes."""
     deadline = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))

@@ -73,17 +73,7 @@ def lenet() -> nn.Module:
 
 
 def measure_on_rank(rank: int, ranks: int, rounds: int, steps: int) -> Row:
-    """Time the methods in turn.
-
-    Args:
-        rank: Rank of this process.
-        ranks: Number of processes.
-        rounds: Number of rounds.
-        steps: Steps per method and round.
-
-    Returns:
-        Seconds of a step by method, one value per round, and the reduced bytes by method.
-    """
+    """Time the methods in turn; seconds of a step, one value per round, and reduced bytes, both by method."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(32 * ranks * steps, 3, 32, 32), torch.randint(10, (32 * ranks * steps,)))
     seconds: dict[str, list[float]] = {"adam": [], "vogn": [], "noisy-kfac": []}
@@ -115,19 +105,7 @@ def _callbacks(method: str) -> list[Callback]:
 
 
 def measure(ranks: int, rounds: int, steps: int) -> Row:
-    """Time the methods in new processes.
-
-    Args:
-        ranks: Number of processes.
-        rounds: Number of rounds.
-        steps: Steps per method and round.
-
-    Returns:
-        Median seconds of a step on the first rank, median over rounds of the ratio to Adam, and bytes.
-
-    Raises:
-        RuntimeError: If a process fails.
-    """
+    """Time the methods in new processes; medians of seconds and of ratios to Adam, and reduced bytes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         codes = finish(start(measure_on_rank, ranks, folder, ranks, rounds, steps), 600)
@@ -146,18 +124,7 @@ def measure(ranks: int, rounds: int, steps: int) -> Row:
 
 
 def on_paper(network: Network, method: Any, ratio: float, machine: Machine, every: Intervals) -> list[Row]:
-    """The cost model's rows for one network and method.
-
-    Args:
-        network: The network.
-        method: As in `benchmarks.cost_model`.
-        ratio: Step of VOGN relative to Adam.
-        machine: The assumptions.
-        every: Intervals of K-FAC.
-
-    Returns:
-        One row per number of ranks: seconds, and the efficiency relative to perfect scaling.
-    """
+    """One row of the cost model per number of ranks, with the efficiency relative to perfect scaling."""
     rows = []
     for ranks in RANKS:
         alone, _ = step_seconds(network, method, 1, ratio, machine, every)

@@ -131,17 +131,7 @@ class Net(LightningModule):
 
 
 def soak(rank: int, name: str, ranks: int, steps: int) -> Row:
-    """Train one callback in this process.
-
-    Args:
-        rank: Rank of this process.
-        name: Name of the callback without ``Callback``.
-        ranks: Number of processes.
-        steps: Number of updates.
-
-    Returns:
-        The records.
-    """
+    """Train one callback in this process, and return the records."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(960, 4, generator=generator)
@@ -163,20 +153,7 @@ def soak(rank: int, name: str, ranks: int, steps: int) -> Row:
 
 
 def soak_in_processes(name: str, ranks: int, steps: int, folder: Path) -> Row:
-    """Train one callback in new processes.
-
-    Args:
-        name: Name of the callback without ``Callback``.
-        ranks: Number of processes.
-        steps: Number of updates.
-        folder: An empty folder.
-
-    Returns:
-        One row of the table.
-
-    Raises:
-        RuntimeError: If a process fails.
-    """
+    """Train one callback in new processes, and return a row of the table."""
     processes = start(soak, ranks, folder, name, ranks, steps)
     codes = finish(processes, 60 + steps)
     if any(codes):

@@ -17,17 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def worktree(revision: str) -> Iterator[Path]:
-    """Check out a commit into a temporary folder, which is removed afterwards.
-
-    Args:
-        revision: A commit, branch or tag.
-
-    Yields:
-        The root of the tree.
-
-    Raises:
-        SystemExit: If the commit does not exist.
-    """
+    """Check out a commit into a temporary folder, and remove it afterwards; exit if the commit does not exist."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
         added = _git("worktree", "add", "--detach", str(tree), revision)
@@ -50,15 +40,7 @@ def environment(root: Path | str) -> dict[str, str]:
 
 
 def probe_command(probe: str, *arguments: str) -> list[str]:
-    """The command that runs the text of a probe, so that it imports the package of its working directory.
-
-    Args:
-        probe: The probe's path below ``benchmarks/`` without ``.py``.
-        *arguments: Arguments of the probe.
-
-    Returns:
-        The command.
-    """
+    """The command that runs the text of a probe, so that it imports the package of its working directory."""
     return [sys.executable, "-c", (ROOT / "benchmarks" / f"{probe}.py").read_text("utf-8"), *arguments]
 
 

@@ -74,16 +74,7 @@ class Worker:
 
 @contextmanager
 def worker(root: Path, clock: str, threads: int) -> Iterator[Worker]:
-    """Start a worker, and end it with the context.
-
-    Args:
-        root: The root of the tree whose package it imports.
-        clock: ``"wall"``, or ``"cpu"`` for processor time.
-        threads: Threads of torch.
-
-    Yields:
-        The worker.
-    """
+    """Start a worker in a tree, with a clock and torch's threads; the end of the context ends it."""
     command = probe_command("before/speed_probe", clock, str(threads))
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=root, env=environment(root), stdin=pipe, stdout=pipe, text=True) as process:
@@ -92,19 +83,7 @@ def worker(root: Path, clock: str, threads: int) -> Iterator[Worker]:
 
 
 def compare(before: Path, after: Path, models: list[str], rounds: int, clock: str, threads: int) -> list[Comparison]:
-    """Time every method on every model in both trees.
-
-    Args:
-        before: The root of the old tree.
-        after: The root of the new tree.
-        models: Names of models in the zoo.
-        rounds: Number of blocks per tree after the warm-up.
-        clock: ``"wall"`` or ``"cpu"``.
-        threads: Threads of torch.
-
-    Returns:
-        One comparison per method and model.
-    """
+    """Time every method on every model in both trees, with `rounds` blocks per tree after the warm-up."""
     with ExitStack() as stack:
         workers = [stack.enter_context(worker(root, clock, threads)) for root in (before, after)]
         return [_compare(workers, method, model, rounds) for model in models for method in METHODS]

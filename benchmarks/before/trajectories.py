@@ -35,14 +35,7 @@ class Comparison(NamedTuple):
 
 
 def record(root: Path) -> Recorded:
-    """Record the trajectories of a tree.
-
-    Args:
-        root: The root of the tree.
-
-    Returns:
-        Weights of every step by the name of the trajectory, or the error that a method raised.
-    """
+    """Record the trajectories of a tree: by name, the weights of every step, or the error of the method."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trajectories.pt")
         run_probe("before/trajectory_probe", root, str(path))

@@ -10,14 +10,7 @@ KEPT = 2  # blocks that alternate, as Swin's shifted windows do, both stay
 
 
 def shorten(model: nn.Module) -> int:
-    """Remove the third and later of equal blocks that follow each other.
-
-    Args:
-        model: A model, changed in place; its forward may fail afterwards if it counts its blocks.
-
-    Returns:
-        The number of blocks removed.
-    """
+    """Remove all but the first two of successive equal blocks, in place; returns the number of removed blocks."""
     return sum(
         _shorten_one(module) for module in list(model.modules()) if isinstance(module, (nn.Sequential, nn.ModuleList))
     )

@@ -21,15 +21,7 @@ LEVELS = torch.arange(1, 20) / 20
 
 
 def classification_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Scores of logits.
-
-    Args:
-        outputs: ``[S, N, classes]``.
-        targets: ``[N]``.
-
-    Returns:
-        ``error``, ``nll`` and ``calibration``.
-    """
+    """Error, NLL and calibration of logits ``[S, N, classes]`` for targets ``[N]``."""
     probs = outputs.double().softmax(-1).mean(0)
     probs = probs / probs.sum(-1, keepdim=True)
     return {
@@ -60,15 +52,7 @@ def ood_scores(outputs: Tensor, ood: Tensor) -> dict[str, float]:
 
 
 def regression_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Scores of means and log standard deviations.
-
-    Args:
-        outputs: ``[S, N, 2]``.
-        targets: ``[N]``.
-
-    Returns:
-        ``error``, ``nll`` and ``calibration``.
-    """
+    """Error, NLL and calibration of means and log standard deviations ``[S, N, 2]`` for targets ``[N]``."""
     mean, log_std = outputs.double().unbind(-1)
     density, targets = Normal(mean, log_std.exp()), targets.double()
     log_mean = torch.logsumexp(density.log_prob(targets), 0) - math.log(len(outputs))

@@ -70,15 +70,7 @@ def _order(key: Key) -> tuple[int, int, int, str]:
 
 
 def table(records: Sequence[Record], markdown: bool = False) -> str:
-    """Format all rows, then the number of problems on which each method keeps every promise.
-
-    Args:
-        records: One record per run.
-        markdown: Whether to write a Markdown table.
-
-    Returns:
-        The text.
-    """
+    """Format all rows, then the number of problems on which each method keeps every promise."""
     all_rows = rows(records)
     lines: list[tuple[str, ...]] = [
         ("problem", "optimizer", "method", "seeds", "error", "NLL", "calibration", "H", "MI", "broken")
@@ -92,16 +84,7 @@ def table(records: Sequence[Record], markdown: bool = False) -> str:
 
 
 def differences(records: Sequence[Record], other: str, markdown: bool = False) -> str:
-    """Format mean and standard error of each method's paired difference from another method.
-
-    Args:
-        records: One record per run.
-        other: The other method.
-        markdown: Whether to write a Markdown table.
-
-    Returns:
-        The text.
-    """
+    """Format mean and standard error of each method's paired difference from another method."""
     groups = _by_key(records)
     lines = [("problem", "optimizer", "method", "seeds", "error", "NLL", "calibration", "H", "MI")]
     if markdown:

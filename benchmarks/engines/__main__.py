@@ -106,14 +106,7 @@ def _scores(module: Learner, callback: NoisyKFACCallback, data: Data) -> dict[st
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Format the scores with this package's factors, and the paired differences with BackPACK's.
-
-    Args:
-        results: One row per set, step and source, with the scores of every seed.
-
-    Returns:
-        Markdown.
-    """
+    """Format the scores with this package's factors, and the paired differences with BackPACK's, as Markdown."""
     lines = ["| set | step | factors | error | NLL | Δ error ± s.e. | Δ NLL ± s.e. | within 2 s.e. |", "|" + "---|" * 8]
     for row in results:
         base = next(r for r in results if (r["set"], r["step"], r["source"]) == (row["set"], row["step"], "fused"))

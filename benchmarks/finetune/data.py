@@ -73,15 +73,7 @@ def target(name: str, root: Path, seed: int, validate: bool = False, shots: int 
 
 
 def unfamiliar(name: str, root: Path) -> dict[str, Tensor]:
-    """Out-of-distribution sets of a target: the other target, and the digits of the pretraining.
-
-    Args:
-        name: Key of `TARGETS`.
-        root: Folder of the sets.
-
-    Returns:
-        Test images by name of the score, ``[N, 1, 28, 28]``.
-    """
+    """Out-of-distribution test images by score ``[N, 1, 28, 28]``: the other target, and the digits of the pretraining."""
     (other,) = (read for key, read in TARGETS.items() if key != name)
     digit_images = _normalised(*MNISTDataModule.read(str(root), train=False))
     return {"ood_auroc": other(root)[1].x, "digits_auroc": digit_images.x[:HELD_OUT]}

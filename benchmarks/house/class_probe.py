@@ -26,14 +26,7 @@ def own_classes() -> set[type]:
 
 
 def inheritance(classes: set[type]) -> dict[str, Any]:
-    """Count classes and levels of inheritance, and list the concrete classes that have subclasses.
-
-    Args:
-        classes: The classes; base classes outside of them do not count.
-
-    Returns:
-        Number of classes, depth of the longest chain with the classes at its end, and concrete parents.
-    """
+    """Count classes and levels of inheritance, and list the ends of the longest chains and the concrete parents."""
 
     def levels(cls: type) -> int:
         return 1 + max((levels(base) for base in cls.__bases__ if base in classes), default=0)

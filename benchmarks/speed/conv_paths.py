@@ -90,18 +90,7 @@ def measured_pass(task: Task, path: str) -> Callable[[], None]:
 
 
 def measure_paths(network: str, batch: int, rounds: int, clock: str, setting: Setting) -> Iterator[Row]:
-    """Time the paths that `network` uses.
-
-    Args:
-        network: Key of `MODELS`.
-        batch: Number of examples.
-        rounds: Number of rounds.
-        clock: ``"wall"`` or ``"cpu"``.
-        setting: Device, precision and threads.
-
-    Yields:
-        One row per path.
-    """
+    """Time the paths that `network` uses, and yield one row per path."""
     task = make_task(MODELS[network], batch, setting)
     used = set(strategies_of(task).values())
     paths = [path for path in PATHS if path in used or path in {ALL, "kernel rows", "whole vectors"}]

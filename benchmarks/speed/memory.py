@@ -97,17 +97,7 @@ def _high_water_mark() -> float:
 
 
 def measure(model: str, batch: int, method: str, setting: Setting) -> float:
-    """Run a few steps in this process and return the peak added memory in MiB.
-
-    Args:
-        model: Key of `benchmarks.speed.models.MODELS`.
-        batch: Number of examples.
-        method: Key of `benchmarks.speed.methods.METHODS`.
-        setting: Device, precision and threads.
-
-    Returns:
-        The memory.
-    """
+    """Run a few steps in this process and return the peak added memory in MiB."""
     from benchmarks.speed.methods import METHODS, silence_known_warnings
     from benchmarks.speed.models import MODELS, make_task
 

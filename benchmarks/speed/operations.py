@@ -49,16 +49,7 @@ def count(step: Step) -> Counter[str]:
 
 
 def count_kinds(model: str, batch: int, method: str) -> Iterator[tuple[str, Counter[str]]]:
-    """Count the operations of one method.
-
-    Args:
-        model: Key of `MODELS`.
-        batch: Number of examples.
-        method: Key of `METHODS`.
-
-    Yields:
-        Each kind of update, and its operations by name.
-    """
+    """Yield each kind of update of a method, with its operations by name."""
     step = METHODS[method].build(make_task(MODELS[model], batch, Setting()))
     for _ in range(2):
         step()

@@ -65,15 +65,7 @@ class LayerTimes:
 
 
 def profile_phases(task: Task, rounds: int) -> dict[str, float]:
-    """Median seconds of each phase of a step.
-
-    Args:
-        task: Model and batch.
-        rounds: Rounds after the warm-up.
-
-    Returns:
-        Seconds by the names in `PHASES`, and of Adam's update.
-    """
+    """Median seconds of each phase in `PHASES`, and of Adam's update."""
     optimizer = default_vogn(task, **task.setting.workspace())
     adam = torch.optim.Adam(task.model.parameters(), lr=LR)
     numbers = [torch.empty_like(param) for param in task.model.parameters()]

@@ -66,14 +66,7 @@ def fits(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Plot seconds and peak added memory over the batch size, one row of panels per model.
-
-    Args:
-        rows: Rows from `benchmarks.speed.step.measure_model`.
-
-    Returns:
-        The figure.
-    """
+    """Plot seconds and peak added memory over the batch size, one row of panels per model."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure = Figure(figsize=(2 * PANEL_WIDTH, 0.8 * PANEL_WIDTH * len(models)), dpi=DPI, layout="constrained")
     grid = figure.subplots(len(models), 2, squeeze=False)

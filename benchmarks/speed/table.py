@@ -25,14 +25,7 @@ Row = dict[str, Any]
 
 
 def render(result: dict[str, Any]) -> str:
-    """Format a result file: the setting, times, memory, and the methods that did not run.
-
-    Args:
-        result: Content of the JSON file.
-
-    Returns:
-        Markdown that ends with a line break.
-    """
+    """Format a result file: the setting, times, memory, and the methods that did not run."""
     if "profiles" in result:
         return f"{_setting(result)}\n\n{_phases(result)}\n"
     rows = result["results"]
@@ -128,19 +121,7 @@ def blocks(text: str) -> dict[str, str]:
 
 
 def insert(text: str, name: str, table: str) -> str:
-    """Insert a table between the comments of a document that name its result file.
-
-    Args:
-        text: The document.
-        name: Name of the result file.
-        table: The table in Markdown.
-
-    Returns:
-        The new document.
-
-    Raises:
-        SystemExit: If no comments name the file.
-    """
+    """Insert a table between the comments of a document that name its result file; exit if there are none."""
     if name not in blocks(text):
         known = ", ".join(blocks(text)) or "none"
         raise SystemExit(f"No '<!-- table of {name} -->' … '<!-- end of table -->' in the document (it has: {known}).")

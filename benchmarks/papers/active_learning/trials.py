@@ -36,16 +36,7 @@ class Trials:
 
     @classmethod
     def draw(cls, stored: UCISet, count: int, seed: int = 0) -> Trials:
-        """Draw T trials; both learners of a trial start from the same rows.
-
-        Args:
-            stored: The set.
-            count: T.
-            seed: Seed of the rows and of the random selections.
-
-        Returns:
-            The trials.
-        """
+        """Draw `count` trials; both learners of a trial start from the same rows."""
         generator = torch.Generator().manual_seed(seed)
         rows = torch.stack([torch.randperm(len(stored.targets), generator=generator) for _ in range(count)]).repeat(
             2, 1
@@ -67,11 +58,7 @@ class Trials:
         return stack_splits(self.stored, list(zip(self.labelled, self.pool, strict=True))).test.inputs
 
     def label(self, variances: Tensor) -> None:
-        """Move one row of each model's pool to its labelled rows.
-
-        Args:
-            variances: Predictive variances of the pool, ``[2 T, p]``; those of the random learners are not used.
-        """
+        """Label one row of each model's pool; active learners select by predictive variances ``[2 T, p]``."""
         active = torch.stack([top_rows(row, 1)[0] for row in variances[: self.count]])
         drawn = torch.randint(self.pool.shape[1], (self.count,), generator=self.generator)
         chosen = torch.cat([active, drawn])[:, None]

@@ -82,15 +82,7 @@ def posteriors(name: str, options: argparse.Namespace) -> tuple[list[Row], Figur
 
 
 def logistic_curves(name: str, options: argparse.Namespace) -> list[Row]:
-    """Khan et al. 2017, Fig. 2: ELBO and log-loss during training.
-
-    Args:
-        name: Data set.
-        options: The command line.
-
-    Returns:
-        A row for the optimum, then one per method and checkpoint.
-    """
+    """Khan et al. 2017, Fig. 2: a row for the optimum, then ELBO and log-loss per method and checkpoint."""
     data = load(name, options.root, options.runs)
     rows: list[Row] = [{"set": name, "method": EXACT, **metrics(data, mean_field_optimum(data), None)}]
     shown = checkpoints(options.passes)

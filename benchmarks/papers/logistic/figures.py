@@ -52,15 +52,7 @@ def columns(panels: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> 
 
 
 def batches(values: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """Fig. 2(c): symmetric KL over the minibatch size.
-
-    Args:
-        values: Method → one value per run; the first method is the baseline.
-        title: Title of the figure.
-
-    Returns:
-        The figure.
-    """
+    """Fig. 2(c): symmetric KL over the minibatch size, by method; the first method is the baseline."""
     figure = Figure(figsize=(2 * PANEL_WIDTH, PANEL_WIDTH), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     _boxes(axes, values, dict.fromkeys(values, ORANGE) | {next(iter(values)): BLUE})

@@ -73,15 +73,7 @@ def symmetric_kl(mean: Tensor, precision: Tensor, other_mean: Tensor, other_prec
 
 
 def mean_field_optimum(data: Runs, evaluations: int = 500) -> tuple[Tensor, Tensor]:
-    """MF-exact: mean and precision that minimise the negative ELBO, by L-BFGS.
-
-    Args:
-        data: The data of all runs.
-        evaluations: Limit of L-BFGS evaluations per run, 500 in the paper.
-
-    Returns:
-        Mean and precision, ``[R, D]``.
-    """
+    """MF-exact: mean and precision ``[R, D]`` that minimise the negative ELBO, by L-BFGS with the paper's limit."""
     optima = [
         _optimum(Runs(*(t[r : r + 1].double() for t in data[:4]), data.prior_precision), evaluations)
         for r in range(len(data.train_x))

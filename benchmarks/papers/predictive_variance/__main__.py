@@ -31,17 +31,7 @@ from benchmarks.provenance import save_json
 
 
 def measure(name: str, trials: Splits, setting: Setting, chains: Chains) -> list[Row]:
-    """Sample and train on one set.
-
-    Args:
-        name: The set.
-        trials: Its trials.
-        setting: Setting of the variational methods.
-        chains: Setting of NUTS.
-
-    Returns:
-        One row for NUTS compared with itself, and one per method.
-    """
+    """Sample and train on one set; one row for NUTS compared with itself, and one per method."""
     start = time.perf_counter()
     truth = reference(trials, setting.num_hidden, setting.prior_precision, chains)
     rows: list[Row] = []

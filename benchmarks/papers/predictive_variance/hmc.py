@@ -47,17 +47,7 @@ class Reference(NamedTuple):
 
 
 def reference(trials: Splits, num_hidden: int, prior_precision: float, chains: Chains) -> Reference:
-    """Sample the posterior of every trial.
-
-    Args:
-        trials: The data.
-        num_hidden: H.
-        prior_precision: δ.
-        chains: Length of the chains.
-
-    Returns:
-        Variances at the queries.
-    """
+    """Sample the posterior of every trial with H hidden units and prior precision δ."""
     import jax
     from numpyro.infer import MCMC, NUTS
 

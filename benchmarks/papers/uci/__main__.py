@@ -32,17 +32,7 @@ from benchmarks.provenance import save_json
 
 
 def measure(name: str, method: str, data: Splits, setting: Setting) -> Row:
-    """Train and score one method on one set.
-
-    Args:
-        name: The set.
-        method: Key of `METHODS`.
-        data: The splits of the set.
-        setting: Hyperparameters.
-
-    Returns:
-        Scores of every split, seconds, and the entries of `identity`.
-    """
+    """Train and score one method on one set; scores of every split, seconds, and the entries of `identity`."""
     start = time.perf_counter()
     with torch.no_grad():
         scores = METHODS[method].run(name, data, setting)

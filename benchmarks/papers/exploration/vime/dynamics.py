@@ -72,14 +72,7 @@ class Dynamics:
         return Moves((moves.inputs - mean) / std, (moves.following - mean[of_state]) / std[of_state])
 
     def train(self, updates: int) -> float:
-        """Update on batches of the pool.
-
-        Args:
-            updates: Number of updates.
-
-        Returns:
-            Mean squared error of the posterior mean on the pool, in standardised units.
-        """
+        """Update on batches of the pool; returns the mean squared error of the posterior mean, in standardised units."""
         pool = self.standardised(self.pool)
         for _ in range(updates):
             rows = torch.randint(len(pool.inputs), (BATCH,), generator=self.generator)

@@ -41,17 +41,7 @@ class LayerPass(NamedTuple):
 
 
 def matrix_gain(layer_pass: LayerPass, left: Tensor, right: Tensor, step: float) -> Tensor:
-    """The gain of a matrix-variate layer.
-
-    Args:
-        layer_pass: The pass of the transitions.
-        left: Σ₁, ``[m, m]``.
-        right: Σ₂, ``[n, n]``.
-        step: α.
-
-    Returns:
-        KL in nats, ``[B]``, at least 0.
-    """
+    """The gain of a matrix-variate layer with covariances Σ₁ and Σ₂ in nats, ``[B]``."""
     a, d, roots = layer_pass
     width = (a @ right * a).sum(-1)  # aᵀΣ₂a
     inner = roots @ left @ roots.mT  # Λ^½ J Σ₁ Jᵀ Λ^½, whose trace is tr(SΣ₁)
@@ -61,16 +51,7 @@ def matrix_gain(layer_pass: LayerPass, left: Tensor, right: Tensor, step: float)
 
 
 def diagonal_gain(layer_pass: LayerPass, variance: Tensor, step: float) -> Tensor:
-    """The gain of a mean-field layer.
-
-    Args:
-        layer_pass: The pass of the transitions.
-        variance: V, ``[m, n]``.
-        step: α.
-
-    Returns:
-        KL in nats, ``[B]``, at least 0.
-    """
+    """The gain of a mean-field layer with variances V in nats, ``[B]``."""
     squares, of_outputs = layer_pass.inputs.square(), layer_pass.roots.square().sum(-2)  # a², and S_ii
     of_mean = (layer_pass.grads.square() @ variance * squares).sum(-1)
     of_variance = (of_outputs.square() @ variance.square() * squares.square()).sum(-1)
