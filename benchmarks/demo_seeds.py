@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.over_seeds import standard_error
 from benchmarks.provenance import save_json
 from lightning_bayes.demo import COLUMNS, compare
 
@@ -29,11 +30,6 @@ def collect(seeds: Sequence[int]) -> Runs:
         accuracies = [f"{name} {result.metrics['cls/Acc']:.4f}" for name, result in results.items()]
         print(f"seed {seed}: {', '.join(accuracies)}", flush=True)
     return runs
-
-
-def standard_error(values: list[float]) -> float:
-    """Standard error of the mean."""
-    return statistics.stdev(values) / len(values) ** 0.5
 
 
 def criteria(runs: Runs) -> dict[str, bool]:

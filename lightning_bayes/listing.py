@@ -59,7 +59,9 @@ KINDS: Final[dict[str, Callable[[], Iterator[Entry]]]] = {
 
 def run(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow ``lightning-bayes list``."""
-    parser = argparse.ArgumentParser("lightning-bayes list", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "lightning-bayes list", description="Print all names of one kind, one per line.", allow_abbrev=False
+    )
     parser.add_argument(
         "kind",
         choices=KINDS,

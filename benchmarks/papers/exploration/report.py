@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, TypeAlias
 
+from benchmarks.over_seeds import standard_error
 from benchmarks.papers.exploration.explorers import METHODS
 from benchmarks.papers.exploration.published import BOTH_SETS
 
@@ -16,8 +17,7 @@ Results: TypeAlias = Mapping[str, Mapping[str, Any]]  # method: steps, returns [
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
     """Mean over seeds and its standard error; ``nan`` for the error of one seed."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return statistics.fmean(values), error
+    return statistics.fmean(values), standard_error(values)
 
 
 def so_far(returns: list[list[float]]) -> list[float]:

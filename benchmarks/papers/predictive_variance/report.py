@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from benchmarks.over_seeds import standard_error
 from benchmarks.papers.predictive_variance.approximations import LEARNERS, MEAN_FIELD
 from benchmarks.papers.uci.methods import METHODS
 from benchmarks.papers.uci.published import SETS
@@ -69,7 +70,7 @@ def _cell(name: str, method: str, values: list[float] | None) -> str:
         return "–"
     text = f"{statistics.fmean(values):.3f}"
     if len(values) > 1:
-        text += f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}"
+        text += f" ± {standard_error(values):.3f}"
     if method in _COLUMNS:
         mean, error = PUBLISHED[name][_COLUMNS.index(method)]
         text += f" ({mean:.3f} ± {error:.3f})"

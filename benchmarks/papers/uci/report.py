@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
+from benchmarks.over_seeds import standard_error
 from benchmarks.papers.uci.methods import METHODS
 from benchmarks.papers.uci.published import KHAN, SETS, ZHANG, Figure
 
@@ -15,8 +16,7 @@ Row: TypeAlias = dict[str, Any]  # one method on one set, as stored in JSON
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
     """Mean over splits and its standard error; ``nan`` for the error of one split."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
-    return statistics.mean(values), error
+    return statistics.mean(values), standard_error(values)
 
 
 HEAD: Final = (
