@@ -109,7 +109,7 @@ def instantiate(config: str, *arguments: str) -> BayesCLI:
 
 
 class BayesCLI(LightningCLI):
-    """LightningCLI for any module and data module that also writes predictions, figures and the path of the run.
+    """LightningCLI for any module and data module, which saves predictions and figures and prints the run's folder.
 
     Any LightningCLI can read the configs that it saves.
 
@@ -145,7 +145,7 @@ class BayesCLI(LightningCLI):
             raise
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments. Lightning's method would warn about a process that has arguments of its own."""
+        """Parse the arguments. Lightning's method would warn if the process has arguments too."""
         self.config = parser.parse_args(args)  # type: ignore[arg-type]  # a list or None
 
     def before_instantiate_classes(self) -> None:
@@ -159,10 +159,17 @@ class BayesCLI(LightningCLI):
         path = self.config[str(self.subcommand)].get("ckpt_path")
         return None if path is None else str(path)
 
-    def _before(self) -> None:
+    def _prepare_run(self) -> None:
         folder = getattr(self.trainer.logger, "log_dir", None)
         self._new_folder = Path(folder) if folder is not None and not Path(folder).exists() else None
-        self._require_checkpoint()
+        path = self._ckpt_path()
+        if path and path not in KINDS_OF_CHECKPOINT and "://" not in path and not Path(path).exists():
+            raise ConfigError(
+                f"Checkpoint {path} does not exist (working directory: {Path.cwd()}). Pass the path of a file that a fit "
+                "has saved."
+            )
+
+    before_fit = _prepare_run
 
     def _remove_empty_folder(self) -> None:
         """Remove the folder of a run that failed before it produced a result."""
@@ -172,16 +179,6 @@ class BayesCLI(LightningCLI):
         names = [path.name for path in folder.rglob("*") if path.is_file()]
         if all(name.startswith("config") or name == "hparams.yaml" for name in names):
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _require_checkpoint(self) -> None:
-        path = self._ckpt_path()
-        if path and path not in KINDS_OF_CHECKPOINT and "://" not in path and not Path(path).exists():
-            raise ConfigError(
-                f"Checkpoint {path} does not exist (working directory: {Path.cwd()}). Pass the path of a file that a fit "
-                "has saved."
-            )
-
-    before_fit = _before
 
     def after_fit(self) -> None:
         """Print the run's folder and the command that tests it."""
@@ -193,22 +190,22 @@ class BayesCLI(LightningCLI):
             command = ["lightning-bayes", "test", "--config", str(config), "--ckpt_path", checkpoint]
             rank_zero_info(f"The run is in {config.parent}. Test it with\n  {shlex.join(command)}")
 
-    def _before_evaluation(self) -> None:
+    def _prepare_evaluation(self) -> None:
         has_members = any(isinstance(callback, DeepEnsembleCallback) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
         if not self._ckpt_path() and not has_members:
             rank_zero_warn(
                 f"{self.subcommand} uses the weights that {type(self.model).__name__} was constructed with. Pass "
                 "--ckpt_path with the checkpoint of a fit to use trained weights."
             )
-        self._find_last()
+        self._resolve_last_checkpoint()
         # Every run has its own folder, and evaluations save no checkpoints.
         warnings.filterwarnings("ignore", "The dirpath has changed from", UserWarning)
-        self._before()
+        self._prepare_run()
         arguments = self.config_init[str(self.subcommand)]
         if "verbose" in arguments:  # Lightning would print the metrics of all loaders once per loader
             arguments["verbose"] = False
 
-    def _find_last(self) -> None:
+    def _resolve_last_checkpoint(self) -> None:
         """Resolve ``last`` to the newest run's checkpoint. Lightning would search the new run and test untrained weights."""
         callback, ckpt_path = self.trainer.checkpoint_callback, self._ckpt_path()
         has_dirpath = isinstance(callback, ModelCheckpoint) and callback.dirpath is not None
@@ -232,7 +229,7 @@ class BayesCLI(LightningCLI):
         if self.config[str(self.subcommand)].get("verbose"):
             Console().print(metric_table({key: float(value) for key, value in self.trainer.callback_metrics.items()}))
 
-    before_validate = before_test = before_predict = _before_evaluation
+    before_validate = before_test = before_predict = _prepare_evaluation
     after_validate = after_test = _print_metrics
 
 

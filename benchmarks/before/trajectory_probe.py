@@ -116,29 +116,29 @@ def cases() -> dict[str, Callable[[], Tensor]]:
     def fit(name: str, base: str, **arguments: Any) -> Callable[[], Tensor]:
         return lambda: steps_of_fit(name, base, **arguments)
 
-    found: dict[str, Callable[[], Tensor]] = {}
+    trajectories: dict[str, Callable[[], Tensor]] = {}
     for name in OPTIMIZERS:
-        needed: dict[str, Any] = {"FullVON": {"prior_precision": 100.0}}.get(name, {})
+        required: dict[str, Any] = {"FullVON": {"prior_precision": 100.0}}.get(name, {})
         if name == "NNGFull":
-            needed = {"likelihood": import_module("lightning_bayes.curvature").Softmax()}
+            required = {"likelihood": import_module("lightning_bayes.curvature").Softmax()}
         tempered = {"kl_weight": 1.0 if name == "VadaGrad" else 0.5, "prior_precision": 2.0, "seed": 3}
-        found[f"{name}, MLP"] = plain(name, **needed)
-        found[f"{name}, MLP, tempered"] = plain(name, **{"lr": 0.01, **tempered, **needed})
+        trajectories[f"{name}, MLP"] = plain(name, **required)
+        trajectories[f"{name}, MLP, tempered"] = plain(name, **{"lr": 0.01, **tempered, **required})
         if name not in SMALL:
-            found[f"{name}, convolution"] = plain(name, "conv", lr=0.01)
+            trajectories[f"{name}, convolution"] = plain(name, "conv", lr=0.01)
     damped = {"lr": 0.02, "damping": 0.1, "damping_in_noise": True, "relative_noise": 0.3}
     prior = {"prior_mean": "initial", "kl_warmup_steps": 10, "weight_decay": 0.01, "data_augmentation_factor": 2.0}
     for name in ("VOGN", "Vadam", "KFAC", "NoisyKFAC"):
-        found[f"{name}, MLP, damping and prior"] = plain(name, **damped, **prior)
-        found[f"{name}, MLP, trust region"] = plain(name, lr=0.02, step_rule="trust_region")
+        trajectories[f"{name}, MLP, damping and prior"] = plain(name, **damped, **prior)
+        trajectories[f"{name}, MLP, trust region"] = plain(name, lr=0.02, step_rule="trust_region")
     clipped = {"lr": 0.02, "kl_clip": 1e-3, "stats_interval": 2, "inverse_interval": 4}
     for name in ("KFAC", "NoisyKFAC"):
-        found[f"{name}, convolution, KL clip"] = plain(name, "conv", **clipped)
+        trajectories[f"{name}, convolution, KL clip"] = plain(name, "conv", **clipped)
     for name in sorted(f"{optimizer}Callback" for optimizer in OPTIMIZERS if optimizer not in SMALL):
         if hasattr(import_module("lightning_bayes"), name):
-            found |= {f"{name}(), {base}": fit(name, base) for base in ("adam", "sgd")}
-            found[f"{name}(lr=0.01), adamw"] = fit(name, "adamw", lr=0.01)
-    return found
+            trajectories |= {f"{name}(), {base}": fit(name, base) for base in ("adam", "sgd")}
+            trajectories[f"{name}(lr=0.01), adamw"] = fit(name, "adamw", lr=0.01)
+    return trajectories
 
 
 def attempt(case: Callable[[], Tensor]) -> Tensor | str:

@@ -81,28 +81,28 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200, help="warm-up steps per chain, and samples per chain")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--from", dest="kept", type=Path, help="saved results")
+    parser.add_argument("--from", dest="saved", type=Path, help="saved results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if options.kept:
-        kept = json.loads(options.kept.read_text("utf-8"))
+    if options.saved:
+        saved = json.loads(options.saved.read_text("utf-8"))
     else:
         bands, halves = measure(options.epochs, options.seed, options.chains, options.steps)
-        kept = {**provenance(), **{key: getattr(options, key) for key in ("epochs", "seed", "chains", "steps")}}
-        kept |= {"bands": {title: band._asdict() for title, band in bands.items()}}
-        kept |= {"halves": [band._asdict() for band in halves]}
-    bands = {title: Band(**band) for title, band in kept["bands"].items()}
+        saved = {**provenance(), **{key: getattr(options, key) for key in ("epochs", "seed", "chains", "steps")}}
+        saved |= {"bands": {title: band._asdict() for title, band in bands.items()}}
+        saved |= {"halves": [band._asdict() for band in halves]}
+    bands = {title: Band(**band) for title, band in saved["bands"].items()}
     print(table(bands))
     for title, band in bands.items():
         if band.scale is not None:
             print(f"{title}: c = {band.scale:.3g}")
-    halves = [Band(**band) for band in kept["halves"]]
+    halves = [Band(**band) for band in saved["halves"]]
     ratios = [half.spread(in_gap(grid())) / half.spread(on_data(grid())) for half in halves]
     print(f"ratio of each half of the chains: {', '.join(f'{ratio:.1f}' for ratio in ratios)}" if ratios else "no NUTS")
     if options.plot:
-        draw(bands, draw_points(NUM_TRAIN, kept["seed"]), options.plot)
+        draw(bands, draw_points(NUM_TRAIN, saved["seed"]), options.plot)
     if options.json:
-        options.json.write_text(json.dumps(kept) + "\n", "utf-8")
+        options.json.write_text(json.dumps(saved) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ def own_classes() -> set[type]:
     package = importlib.import_module(PACKAGE)
     names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{PACKAGE}.")]
     modules = [importlib.import_module(name) for name in names if not name.endswith("__main__")]
-    found = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
-    return {cls for cls in found if cls.__module__.startswith(PACKAGE)}
+    classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    return {cls for cls in classes if cls.__module__.startswith(PACKAGE)}
 
 
 def inheritance(classes: set[type]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Constructor(NamedTuple):
 def constructors(files: list[SourceFile]) -> list[Constructor]:
     """Every explicit ``__init__``, not those of dataclasses and named tuples; the one with the most arguments first."""
     classes = {node.name: node for file in files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)}
-    found = [
+    explicit = [
         _constructor(node.name, method, classes)
         for file in files
         for node in ast.walk(file.tree)
@@ -33,7 +33,7 @@ def constructors(files: list[SourceFile]) -> list[Constructor]:
         for method in node.body
         if isinstance(method, ast.FunctionDef) and method.name == "__init__"
     ]
-    return sorted(found, key=lambda constructor: (-constructor.own, -constructor.unpacked, constructor.name))
+    return sorted(explicit, key=lambda constructor: (-constructor.own, -constructor.unpacked, constructor.name))
 
 
 def _constructor(name: str, method: ast.FunctionDef, classes: dict[str, ast.ClassDef]) -> Constructor:
@@ -61,8 +61,8 @@ def _fields(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:
     if name not in classes:
         return set()
     node = classes[name]
-    own = {
+    fields = {
         item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
     }
     bases = (ast.unparse(base).rpartition(".")[2] for base in node.bases)
-    return own.union(*(_fields(base, classes) for base in bases))
+    return fields.union(*(_fields(base, classes) for base in bases))

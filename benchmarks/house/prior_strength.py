@@ -37,13 +37,13 @@ def prior_strengths(files: list[SourceFile]) -> list[str]:
 def _places(file: SourceFile) -> list[str]:
     scopes: list[ast.AST] = [file.tree]
     scopes += [node for node in ast.walk(file.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    found: dict[int, str] = {}
+    places: dict[int, str] = {}
     for scope in scopes:
         assigned = _single_assignments(scope)
         for node in _outermost_products(scope):
             if _is_strength(_factors(node, assigned, 0)):
-                found[node.lineno] = f"{file.name}:{node.lineno}: {ast.unparse(node)}"
-    return list(found.values())
+                places[node.lineno] = f"{file.name}:{node.lineno}: {ast.unparse(node)}"
+    return list(places.values())
 
 
 def _is_strength(factors: Factors) -> bool:
@@ -84,7 +84,7 @@ def _single_assignments(scope: ast.AST) -> dict[str, ast.expr]:
             for name, expression in pairs:
                 if isinstance(name, ast.Name):
                     values.setdefault(name.id, []).append(expression)
-    return {name: found[0] for name, found in values.items() if len(found) == 1}
+    return {name: expressions[0] for name, expressions in values.items() if len(expressions) == 1}
 
 
 def _factors(node: ast.expr, assigned: dict[str, ast.expr], depth: int) -> Factors:

@@ -38,15 +38,15 @@ class PrivateUse(NamedTuple):
 
 def private_uses(files: list[SourceFile]) -> list[PrivateUse]:
     """Every use of a private name that the files of the package do not define, by file and line."""
-    own = {name for file in files for name in _defined(file.tree)}
-    own |= {f"{name}Backward" for name in own}  # autograd's name for the graph node of a Function
-    found = {
+    defined = {name for file in files for name in _defined(file.tree)}
+    defined |= {f"{name}Backward" for name in defined}  # autograd's name for the graph node of a Function
+    uses = {
         PrivateUse(name, file.name, line)
         for file in files
         for name, line in _mentioned(file.tree)
-        if name not in own and name not in _PYTHONS and not name.startswith("_foreach_")
+        if name not in defined and name not in _PYTHONS and not name.startswith("_foreach_")
     }
-    return sorted(found, key=lambda use: (use.file, use.line, use.name))
+    return sorted(uses, key=lambda use: (use.file, use.line, use.name))
 
 
 def is_table(file_name: str) -> bool:

@@ -62,8 +62,8 @@ def file_lengths(files: list[SourceFile]) -> Lengths:
 def function_lengths(files: list[SourceFile]) -> Lengths:
     """Lengths of functions in lines from ``def`` to the end, including docstrings, comments and blank lines."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for file in files for node in ast.walk(file.tree) if isinstance(node, kinds)]
-    return lengths([(node.end_lineno or node.lineno) - node.lineno + 1 for node in found])
+    functions = [node for file in files for node in ast.walk(file.tree) if isinstance(node, kinds)]
+    return lengths([(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions])
 
 
 def lengths(sizes: list[int]) -> Lengths:

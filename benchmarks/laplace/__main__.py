@@ -39,12 +39,12 @@ def cost(setting: tuple[Any, ...], package: str) -> Record:
     command = [sys.executable, "-m", "benchmarks.laplace.cost", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
-    found = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": "the process was killed"}
-    return {"setting": list(setting), "package": package, **found}
+    outcome = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": "the process was killed"}
+    return {"setting": list(setting), "package": package, **outcome}
 
 
 def table(records: dict[str, list[Record]]) -> str:
-    """Markdown: relative differences, then costs."""
+    """Format two Markdown tables: relative differences, then costs."""
     lines = ["| network | subset | structure | laplace-torch by | precision | evidence | probit |", "|---" * 7 + "|"]
     for line in records["agreement"]:
         values = [f"{line[key]:.0e}" for key in ("precision", "evidence", "probit")] if "probit" in line else None

@@ -49,8 +49,8 @@ def straightness(batches: list[int], values: list[float]) -> tuple[float, float,
 
 def series(rows: list[Row], model: str, method: str, key: str) -> tuple[list[int], list[float]]:
     """Batch sizes and values of one line in the plot."""
-    found = [r for r in rows if (r["model"], r["method"]) == (model, method) and r.get(key) is not None]
-    return [r["batch"] for r in found], [r[key] for r in found]
+    runs = [r for r in rows if (r["model"], r["method"]) == (model, method) and r.get(key) is not None]
+    return [r["batch"] for r in runs], [r[key] for r in runs]
 
 
 def fits(rows: list[Row]) -> list[dict[str, Any]]:

@@ -123,8 +123,8 @@ def blocks(text: str) -> dict[str, str]:
 def insert(text: str, name: str, table: str) -> str:
     """Insert a table between the comments of a document that name its result file; exit if there are none."""
     if name not in blocks(text):
-        known = ", ".join(blocks(text)) or "none"
-        raise SystemExit(f"No '<!-- table of {name} -->' … '<!-- end of table -->' in the document (it has: {known}).")
+        names = ", ".join(blocks(text)) or "none"
+        raise SystemExit(f"No '<!-- table of {name} -->' … '<!-- end of table -->' in the document (it has: {names}).")
     return BLOCK.sub(lambda m: m[1] + table + m[4] if m["name"] == name else m[0], text)
 
 

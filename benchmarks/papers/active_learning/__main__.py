@@ -69,8 +69,8 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append({"set": name, "method": method, "seconds": seconds, "rmse": rmse.tolist()})
         print(f"{name}, {method}: random, active {last(rows[-1])[:2]}, {seconds:.0f} s", flush=True)
         if options.json:
-            kept = {**provenance(), "setting": asdict(setting), "results": rows}
-            options.json.write_text(json.dumps(kept) + "\n", "utf-8")
+            content = {**provenance(), "setting": asdict(setting), "results": rows}
+            options.json.write_text(json.dumps(content) + "\n", "utf-8")
     if options.figure:
         draw(rows, options.figure)
     print(table(rows))

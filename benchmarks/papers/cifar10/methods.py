@@ -53,16 +53,16 @@ MEMBERS: Final = 5  # size of the ensemble
 def why_not(model: str, method: str, settings: Settings) -> str:
     """The reason why a method cannot run with these settings; empty if it can."""
     network = NETWORKS[model]
-    known = {"sgd", "adam", *network.presets, *({"mc_dropout"} if model != "resnet18" else ())}
-    return "no published setting" if settings == "published" and method not in known else ""
+    supported = {"sgd", "adam", *network.presets, *({"mc_dropout"} if model != "resnet18" else ())}
+    return "no published setting" if settings == "published" and method not in supported else ""
 
 
 def optimizer(network: Network, method: str, settings: Settings) -> Build:
     """The constructor of the module's optimizer under the given settings."""
     published = settings == "published" and method in {"sgd", "adam", "mc_dropout"}
     if method == "sgd":
-        chosen = dict(network.sgd) if published else {"lr": 0.05}
-        return lambda parameters: SGD(parameters, momentum=0.9, **chosen)
+        arguments = dict(network.sgd) if published else {"lr": 0.05}
+        return lambda parameters: SGD(parameters, momentum=0.9, **arguments)
     decay = network.adam_decay if published else 0.0
     return lambda parameters: Adam(parameters, lr=1e-3, weight_decay=decay)
 

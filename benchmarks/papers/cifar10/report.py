@@ -29,10 +29,10 @@ def table(records: list[Record]) -> str:
     head = ["model", "method", "settings", *COLUMNS.values(), "epochs", "s/epoch (CPU, clock)", "seeds"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for model, augment in product(NETWORKS, (False, True)):
-        chosen = [r for r in records if (r["model"], r["augment"]) == (model, augment)]
+        group = [r for r in records if (r["model"], r["augment"]) == (model, augment)]
         name = f"{model}, {'augmented' if augment else 'not augmented'}"
-        lines += [f"| {name} | {line}" for line in _measured(chosen)]
-        lines += [f"| {name} | {_published(row)}" for row in PUBLISHED.get((model, augment), ()) if chosen]
+        lines += [f"| {name} | {line}" for line in _measured(group)]
+        lines += [f"| {name} | {_published(row)}" for row in PUBLISHED.get((model, augment), ()) if group]
     return "\n".join(lines)
 
 

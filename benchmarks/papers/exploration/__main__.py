@@ -69,28 +69,28 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     names = ("environment", "seeds", "steps", "test_every", "test_episodes")
     setting = Setting(**{name: getattr(options, name) for name in names}, hidden=tuple(options.hidden))
     packages = ("gymnasium", "mujoco") if find_spec("mujoco") else ("gymnasium",)
-    kept: dict[str, Any] = {**provenance(), **{name: version(name) for name in packages}, "setting": asdict(setting)}
+    record: dict[str, Any] = {**provenance(), **{name: version(name) for name in packages}, "setting": asdict(setting)}
     start = time.perf_counter()
     for curves in train(options.methods, setting):
-        kept |= {"seconds": time.perf_counter() - start, "results": as_json(curves)}
+        record |= {"seconds": time.perf_counter() - start, "results": as_json(curves)}
         now = ", ".join(f"{name} {fmean(curve.returns[-1]):.0f}" for name, curve in curves.items())
-        print(f"{curves[options.methods[0]].steps[-1]} steps, {kept['seconds']:.0f} s: {now}", flush=True)
+        print(f"{curves[options.methods[0]].steps[-1]} steps, {record['seconds']:.0f} s: {now}", flush=True)
         if options.json:
-            options.json.write_text(json.dumps(kept) + "\n", "utf-8")
+            options.json.write_text(json.dumps(record) + "\n", "utf-8")
         if options.policy:
             torch.save(best_policy(curves, setting), options.policy)
-    return kept
+    return record
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, or read the results from the file, and print the table."""
     options = make_parser().parse_args(arguments)
     torch.set_num_threads(1)
-    known = options.json is not None and options.json.exists()
-    kept = json.loads(options.json.read_text("utf-8")) if known else measure(options)
-    setting, results = kept["setting"], kept["results"]
-    steps = max(found["steps"][-1] for found in results.values())
-    print(f"{setting['environment']}, {setting['seeds']} seeds, {steps} time steps, {kept['seconds']:.0f} s")
+    exists = options.json is not None and options.json.exists()
+    record = json.loads(options.json.read_text("utf-8")) if exists else measure(options)
+    setting, results = record["setting"], record["results"]
+    steps = max(result["steps"][-1] for result in results.values())
+    print(f"{setting['environment']}, {setting['seeds']} seeds, {steps} time steps, {record['seconds']:.0f} s")
     print(table(results))
     print("\n".join(f"- {line}" for line in orders(results)))
     if options.figure:

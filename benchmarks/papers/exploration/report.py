@@ -45,15 +45,8 @@ def _format(mean: float, error: float) -> str:
 
 
 def orders(results: Results) -> Iterator[str]:
-    """The pairs of methods whose last tests, or means of all tests, differ by more than two combined standard errors.
-
-    Args:
-        results: Results of all methods.
-
-    Yields:
-        One line per pair, or one line that says that there are none.
-    """
-    found = 0
+    """One line per pair of methods whose last tests, or means of all tests, are two combined standard errors apart."""
+    count = 0
     for title, values_of in (
         ("last test", lambda r: r["returns"][-1]),
         ("mean of all tests", lambda r: so_far(r["returns"])),
@@ -62,7 +55,7 @@ def orders(results: Results) -> Iterator[str]:
             pair = sorted((first, second), key=lambda name: -statistics.fmean(values_of(results[name])))
             (better, of_better), (worse, of_worse) = (mean_and_error(values_of(results[name])) for name in pair)
             if better - worse > 2 * math.hypot(of_better, of_worse):
-                found += 1
+                count += 1
                 yield f"{title}: {METHODS[pair[0]].title} is above {METHODS[pair[1]].title}, by {better - worse:.0f}"
-    if not found:
+    if not count:
         yield "no two methods are two combined standard errors apart"

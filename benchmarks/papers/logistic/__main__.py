@@ -148,24 +148,28 @@ def run(options: argparse.Namespace) -> tuple[list[Row], dict[str, Figure]]:
     rows: list[Row] = []
     drawn: dict[str, Figure] = {}
     for name in (name for name in BATCHES if name in options.sets):
-        found, drawn[f"{name}.png"] = posteriors(name, options)
-        rows += found
-    along = [name for name in ("australian", "a1a") if name in options.sets]
-    for name in along:
+        new_rows, drawn[f"{name}.png"] = posteriors(name, options)
+        rows += new_rows
+    with_curves = [name for name in ("australian", "a1a") if name in options.sets]
+    for name in with_curves:
         rows += logistic_curves(name, options) + (mlp_curves(name, options) if "mlp" in options.sets else [])
-    if along:
-        drawn["vprop.png"] = draw_curves(rows, along, "Logistic regression")
-    if along and "mlp" in options.sets:
-        drawn["vprop_mlp.png"] = draw_curves(rows, [f"{name}, MLP" for name in along], "Two hidden layers of ten units")
+    if with_curves:
+        drawn["vprop.png"] = draw_curves(rows, with_curves, "Logistic regression")
+    if with_curves and "mlp" in options.sets:
+        drawn["vprop_mlp.png"] = draw_curves(
+            rows, [f"{name}, MLP" for name in with_curves], "Two hidden layers of ten units"
+        )
     return rows, drawn
 
 
 def draw_curves(rows: list[Row], names: list[str], title: str) -> Figure:
     """Draw the curves of the data sets in `names`."""
-    metrics_of = ("negative_elbo", "log_loss")
-    panels = {name: (as_curves(rows, name, metrics_of[0]), as_curves(rows, name, metrics_of[1])) for name in names}
+    curve_metrics = ("negative_elbo", "log_loss")
+    panels = {
+        name: (as_curves(rows, name, curve_metrics[0]), as_curves(rows, name, curve_metrics[1])) for name in names
+    }
     optima = {row["set"]: row for row in rows if row["method"] == EXACT and row["set"] in names}
-    exact = {name: tuple(statistics.median(row[metric]) for metric in metrics_of) for name, row in optima.items()}
+    exact = {name: tuple(statistics.median(row[metric]) for metric in curve_metrics) for name, row in optima.items()}
     return figures.curves(panels, exact, title)
 
 
@@ -191,9 +195,9 @@ def main(arguments: list[str] | None = None) -> None:
         for name, figure in drawn.items():
             figure.savefig(options.out / name)
     if options.json:
-        kept = {"epochs": options.epochs or EPOCHS, "passes": options.passes, "runs": options.runs}
+        header = {"epochs": options.epochs or EPOCHS, "passes": options.passes, "runs": options.runs}
         options.json.write_text(
-            json.dumps({**provenance(), **kept, "results": [shortened(row) for row in rows]}) + "\n"
+            json.dumps({**provenance(), **header, "results": [shortened(row) for row in rows]}) + "\n"
         )
 
 

@@ -70,11 +70,11 @@ def load(name: str, root: Path | None, runs: int, *, same_split: bool = False) -
     return Runs(*(part.expand(runs, *part.shape[1:]) for part in stacked), prior_precision=PRIOR_PRECISION[name])
 
 
-def murphys_toy(each: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """`each` points of N((1, 5), 1) with label 1, and of N((-5, 1), 2.2²) with label 0."""
-    ones = generator.normal((1, 5), 1.0, (each, 2))
-    zeros = generator.normal((-5, 1), 2.2, (each, 2))
-    return np.concatenate([ones, zeros]), np.repeat([1.0, 0.0], each)
+def murphys_toy(count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """`count` points of N((1, 5), 1) with label 1, and of N((-5, 1), 2.2²) with label 0."""
+    ones = generator.normal((1, 5), 1.0, (count, 2))
+    zeros = generator.normal((-5, 1), 2.2, (count, 2))
+    return np.concatenate([ones, zeros]), np.repeat([1.0, 0.0], count)
 
 
 def read(name: str, root: Path | None, arrays: tuple[str, ...]) -> list[np.ndarray]:

@@ -36,9 +36,9 @@ def measure(name: str, trials: Splits, setting: Setting, chains: Chains) -> list
     truth = reference(trials, setting.num_hidden, setting.prior_precision, chains)
     rows: list[Row] = []
 
-    def keep(method: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    def record(method: str, variance: torch.Tensor, expected: torch.Tensor) -> None:
         nonlocal start
-        values, now = correlations(found, expected), time.perf_counter()
+        values, now = correlations(variance, expected), time.perf_counter()
         rows.append(
             {
                 "set": name,
@@ -51,9 +51,9 @@ def measure(name: str, trials: Splits, setting: Setting, chains: Chains) -> list
         print(f"{name}, {title(method)}: {values.mean():.3f}, {now - start:.0f} s", flush=True)
         start = now
 
-    keep("nuts", *truth.halves)
+    record("nuts", *truth.halves)
     for method in LEARNERS:
-        keep(method, variances(method, trials, setting), truth.variances)
+        record(method, variances(method, trials, setting), truth.variances)
     return rows
 
 

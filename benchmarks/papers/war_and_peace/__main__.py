@@ -50,9 +50,9 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[Row] = []
     if options.json and options.json.exists():
         rows = json.loads(options.json.read_text("utf-8"))["results"]
-    known = {(row["method"], row["seed"]) for row in rows}
+    done = {(row["method"], row["seed"]) for row in rows}
     for seed, method in ((seed, method) for seed in range(options.seeds) for method in options.methods):
-        if (method, seed) in known:
+        if (method, seed) in done:
             continue
         row, written = run(method, seed, setting)
         rows.append(row)

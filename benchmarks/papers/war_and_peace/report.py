@@ -40,17 +40,17 @@ def table(rows: list[Row]) -> str:
 
 def promises(rows: list[Row], epochs: int) -> Iterator[str]:
     """Yield one line per claim: Adam learns as expected, and Vadam learns like Adam."""
-    known = {row["method"] for row in rows}
-    if "adam" in known:
+    methods = {row["method"] for row in rows}
+    if "adam" in methods:
         nats = mean(rows, "adam", "nats")
         claim = f"Adam {nats:.3f} ≤ {ADAM_AFTER_ONE_EPOCH:.2f} nats after {epochs} epochs"
         yield _line(nats <= ADAM_AFTER_ONE_EPOCH, claim)
-    if {"adam", "vadam"} <= known:
+    if {"adam", "vadam"} <= methods:
         away = mean(rows, "vadam", "nats") - mean(rows, "adam", "nats")
         yield _line(away <= WITHIN, f"Vadam is {away:+.3f} nats from Adam, at most {WITHIN:+.2f}")
         errors = mean(rows, "vadam", "ece"), mean(rows, "adam", "ece")
         yield _line(errors[0] <= errors[1], f"ECE of Vadam {errors[0]:.4f} ≤ {errors[1]:.4f} of Adam")
-    if {"vadagrad", "sgd"} <= known:
+    if {"vadagrad", "sgd"} <= methods:
         away = mean(rows, "vadagrad", "nats") - mean(rows, "sgd", "nats")
         yield f"VadaGrad as printed is {away:+.3f} nats from SGD (the paper: equal)"
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,20 +86,21 @@ def main(arguments: list[str] | None = None) -> None:
     options = make_parser().parse_args(arguments)
     torch.set_num_threads(1)
     setting = {name: getattr(options, name) for name in ("iterations", "steps", "updates")}
-    kept: dict[str, Any] = {**provenance(), "setting": setting, "results": []}
+    saved: dict[str, Any] = {**provenance(), "setting": setting, "results": []}
     if options.json and options.json.exists():
-        kept = json.loads(options.json.read_text("utf-8"))
-    rows: list[Row] = kept["results"]
-    known = {(row["method"], row["seed"]) for row in rows}
+        saved = json.loads(options.json.read_text("utf-8"))
+    rows: list[Row] = saved["results"]
+    done = {(row["method"], row["seed"]) for row in rows}
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    for seed, method in ((seed, method) for seed in seeds for method in options.methods):
-        if (method, seed) in known:
+    for seed, method in product(seeds, options.methods):
+        if (method, seed) in done:
             continue
-        rows.append(row := run(method, seed, options))
+        row = run(method, seed, options)
+        rows.append(row)
         print(f"{method}, seed {seed}, {row['seconds']:.0f} s: {row['successes']}", flush=True)
         if options.json:
             packages = {name: version(name) for name in ("gymnasium", "stable-baselines3", "sb3-contrib")}
-            options.json.write_text(json.dumps({**kept, **packages}) + "\n", "utf-8")
+            options.json.write_text(json.dumps({**saved, **packages}) + "\n", "utf-8")
     print(table(rows))
     print("\n".join(f"- {line}" for line in promises(rows)))
     if options.figure:
