@@ -85,7 +85,8 @@ def test_what_is_unfamiliar_is_the_other_target_and_the_digits(root):
 
 
 def test_missing_letters_are_named_with_the_way_out(tmp_path):
-    with pytest.raises(DatasetError, match=r"t10k-images-idx3-ubyte\.gz and .* are missing\. .* pass --targets FashionMNIST"):
+    message = r"t10k-images-idx3-ubyte\.gz and .* are missing\. .* pass --targets FashionMNIST"
+    with pytest.raises(DatasetError, match=message):
         target("notMNIST", tmp_path, seed=0)
 
 
