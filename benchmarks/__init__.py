@@ -1,1 +1,1 @@
-"""Benchmarks: each prints what it measured, and `results/` keeps small files of what was printed."""
+"""Benchmarks: each prints its measurements; `results/` has small JSON files of them."""

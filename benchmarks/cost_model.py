@@ -1,10 +1,10 @@
-"""Seconds of a distributed step on paper: arithmetic, bytes and latency.
+"""A cost model of distributed steps: arithmetic, bytes and latency.
 
     step = arithmetic / speed + curvature's share + collective(bytes, ranks)
     collective = 2 (R - 1)/R · bytes / bandwidth + 2 ⌈log₂ R⌉ · latency · buckets
 
-The first term of a collective is that of rings, which are optimal in bytes; the second is that of trees, which libraries
-take where latency matters. Nothing overlaps: the one reduction of a step begins when its backward pass has ended.
+The first term of a collective is the cost of a ring, which is optimal in bytes; the second is the latency of a tree, which
+libraries use when latency dominates. Nothing overlaps: the one reduction of a step starts after its backward pass.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from lightning_bayes.optim.kronecker.arguments import DEFAULT_MAX_SIDE
 
 Method: TypeAlias = Literal["adam", "vogn", "noisy-kfac"]
 FLOAT_BYTES = 4
-BUCKET_BYTES = 256 * 2**20  # of BayesDDPStrategy's default
+BUCKET_BYTES = 256 * 2**20  # default of BayesDDPStrategy
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the model assumes; none of it is measured.
+    """The assumptions of the model; none of them is measured.
 
     Args:
-        flops: Floating-point operations per second that training reaches on one device.
-        matrix_flops: The same in inversions of the factors, which fill a device less well.
-        bandwidth: Bytes per second and device, in both directions at once.
-        latency: Seconds of one hop.
+        flops: Floating-point operations per second of training on one device.
+        matrix_flops: The same for inversions of the factors, which use a device less efficiently.
+        bandwidth: Bytes per second and device, in both directions simultaneously.
+        latency: Seconds per hop.
         batch: Examples per device and step.
-        backward_over_forward: Arithmetic of a backward pass in units of its forward pass.
+        backward_over_forward: Arithmetic of a backward pass relative to a forward pass.
     """
 
     flops: float = 40e12
@@ -47,7 +47,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Updates between two measurements of the factors, and between two inversions, as in `NoisyKFACCallback()`."""
+    """Updates per measurement of the factors and per inversion, as in `NoisyKFACCallback()`."""
 
     stats: int = 20
     inverse: int = 200
@@ -55,15 +55,15 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Network:
-    """What the model needs to know of a network.
+    """The properties of a network that the model needs.
 
     Args:
-        parameters: Their number.
+        parameters: Number of parameters.
         buffers: Number of floating-point values in buffers, such as BatchNorm's statistics.
-        sides: Sides of the two Kronecker factors of every linear or convolutional layer that has them.
-        rest: Parameters outside of these layers, whose curvature is a diagonal.
-        forward_flops: Arithmetic of the forward pass of one example.
-        factor_flops: Arithmetic of both factors of all layers for one example.
+        sides: Sides of the two Kronecker factors of every linear or convolutional layer with factors.
+        rest: Number of parameters in other layers, with a diagonal curvature.
+        forward_flops: Operations of the forward pass per example.
+        factor_flops: Operations for both factors of all layers per example.
     """
 
     parameters: int
@@ -75,21 +75,12 @@ class Network:
 
 
 def describe(model: nn.Module, shape: tuple[int, ...], max_side: int = DEFAULT_MAX_SIDE) -> Network:
-    """Count a network's numbers and arithmetic; on the meta device nothing is computed.
-
-    Args:
-        model: On the meta device.
-        shape: Of one example.
-        max_side: Layers with a longer side have no factors, as in `NoisyKFACCallback`.
-
-    Returns:
-        Its description.
-    """
+    """Describe a network on the meta device; layers with a side above `max_side` have no factors."""
     candidates = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     layers = [layer for layer in candidates if max(_rows(layer), _columns(layer)) <= max_side]
-    places: dict[nn.Module, int] = {}
+    positions: dict[nn.Module, int] = {}
     handles = [
-        layer.register_forward_hook(lambda m, x, y: places.update({m: y[0].numel() // _rows(m)})) for layer in layers
+        layer.register_forward_hook(lambda m, x, y: positions.update({m: y[0].numel() // _rows(m)})) for layer in layers
     ]
     with FlopCounterMode(display=False) as counter:
         model.eval()(torch.empty(1, *shape, device="meta"))
@@ -97,14 +88,14 @@ def describe(model: nn.Module, shape: tuple[int, ...], max_side: int = DEFAULT_M
         handle.remove()
     sides = tuple((_rows(layer), _columns(layer)) for layer in layers)
     parameters = sum(p.numel() for p in model.parameters())
-    inside = sum(p.numel() for layer in layers for p in layer.parameters())
+    in_layers = sum(p.numel() for layer in layers for p in layer.parameters())
     return Network(
         parameters=parameters,
         buffers=sum(b.numel() for b in model.buffers() if b.is_floating_point()),
         sides=sides,
-        rest=parameters - inside,
+        rest=parameters - in_layers,
         forward_flops=float(counter.get_total_flops()),
-        factor_flops=sum(2.0 * places[m] * (r * r + c * c) for m, (r, c) in zip(layers, sides, strict=True)),
+        factor_flops=sum(2.0 * positions[m] * (r * r + c * c) for m, (r, c) in zip(layers, sides, strict=True)),
     )
 
 
@@ -118,13 +109,13 @@ def _columns(layer: nn.Module) -> int:
 
 
 def reduced_bytes(network: Network, method: Method, measures: bool = True) -> int:
-    """Bytes that a rank gives to the reduction of one step.
+    """Bytes that a rank contributes to the reduction of a step.
 
     Args:
         network: The network.
-        method: ``"adam"``: the gradient. ``"vogn"``: ĝ, ĥ, buffers, the loss, the rank's weight and whether it has
-            received SIGTERM. ``"noisy-kfac"``: ĝ, ĥ of parameters in no factor, buffers, these three and, where it
-            measures, both factors of every layer.
+        method: ``"adam"``: the gradient. ``"vogn"``: ĝ, ĥ, buffers, and three scalars (the loss, the rank's weight, and
+            whether it received SIGTERM). ``"noisy-kfac"``: ĝ, ĥ of parameters without factors, buffers, the three scalars,
+            and, if it measures, both factors of every layer.
         measures: Whether K-FAC measures in this step.
 
     Returns:
@@ -151,7 +142,7 @@ def collective_seconds(size: float, ranks: int, machine: Machine) -> float:
         The seconds; 0 for one rank.
 
     Example:
-        >>> collective_seconds(12.5e9, 2, Machine(latency=0.0))  # each sends half of its bytes twice
+        >>> collective_seconds(12.5e9, 2, Machine(latency=0.0))  # each rank sends half of its bytes twice
         1.0
     """
     if ranks == 1:
@@ -161,17 +152,17 @@ def collective_seconds(size: float, ranks: int, machine: Machine) -> float:
 
 
 def arithmetic_seconds(network: Network, method: Method, ratio: float, machine: Machine, every: Intervals) -> float:
-    """Seconds of a step on one device.
+    """Mean seconds of a step on one device.
 
     Args:
         network: The network.
         method: The method.
-        ratio: Step of VOGN in units of Adam's, measured in one process.
+        ratio: Step of VOGN relative to Adam, measured in one process.
         machine: The machine.
-        every: How often K-FAC measures and inverts; layers take turns, and one that is alone is inverted by every rank.
+        every: Intervals of K-FAC. Layers take turns; a layer whose turn comes alone is inverted by every rank.
 
     Returns:
-        The mean over steps.
+        The seconds.
     """
     plain = machine.batch * network.forward_flops * (1 + machine.backward_over_forward) / machine.flops
     if method == "adam":
@@ -185,20 +176,22 @@ def arithmetic_seconds(network: Network, method: Method, ratio: float, machine: 
 def step_seconds(
     network: Network, method: Method, ranks: int, ratio: float, machine: Machine, every: Intervals
 ) -> tuple[float, float]:
-    """Arithmetic and communication of a mean step.
+    """Mean seconds of arithmetic and communication per step.
 
     Args:
         network: The network.
         method: The method.
-        ranks: Number of ranks, each with a batch of its own.
-        ratio: Step of VOGN in units of Adam's.
+        ranks: Number of ranks, each with its own batch.
+        ratio: Step of VOGN relative to Adam.
         machine: The machine.
-        every: How often K-FAC measures and inverts.
+        every: Intervals of K-FAC.
 
     Returns:
-        Seconds of both.
+        Seconds of arithmetic, and of communication.
     """
-    share = 1 / every.stats if method == "noisy-kfac" else 1.0
-    busy = collective_seconds(reduced_bytes(network, method), ranks, machine)
-    idle = collective_seconds(reduced_bytes(network, method, measures=False), ranks, machine)
-    return arithmetic_seconds(network, method, ratio, machine, every), share * busy + (1 - share) * idle
+    measured = 1 / every.stats if method == "noisy-kfac" else 1.0
+    with_factors = collective_seconds(reduced_bytes(network, method), ranks, machine)
+    without_factors = collective_seconds(reduced_bytes(network, method, measures=False), ranks, machine)
+    return arithmetic_seconds(network, method, ratio, machine, every), measured * with_factors + (
+        1 - measured
+    ) * without_factors

@@ -6,16 +6,16 @@ python -m benchmarks.demo_seeds [--first-seed 0] [--seeds 5] [--json benchmarks/
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.provenance import provenance
+from benchmarks.over_seeds import standard_error
+from benchmarks.provenance import save_json
 from lightning_bayes.demo import COLUMNS, compare
 
-Runs = dict[str, dict[str, list[float]]]  # way to predict → metric → one value per seed
+Runs = dict[str, dict[str, list[float]]]  # evaluation → metric → one value per seed
 
 
 def collect(seeds: Sequence[int]) -> Runs:
@@ -27,17 +27,13 @@ def collect(seeds: Sequence[int]) -> Runs:
         for name, result in results.items():
             for metric in COLUMNS.values():
                 runs.setdefault(name, {}).setdefault(metric, []).append(result.metrics[metric])
-        print(f"seed {seed}: " + ", ".join(f"{n} {r.metrics['cls/Acc']:.4f}" for n, r in results.items()), flush=True)
+        accuracies = [f"{name} {result.metrics['cls/Acc']:.4f}" for name, result in results.items()]
+        print(f"seed {seed}: {', '.join(accuracies)}", flush=True)
     return runs
 
 
-def standard_error(values: list[float]) -> float:
-    """Standard error of the mean."""
-    return statistics.stdev(values) / len(values) ** 0.5
-
-
 def criteria(runs: Runs) -> dict[str, bool]:
-    """The promises about the Monte-Carlo predictive with default arguments."""
+    """The criteria for the Monte-Carlo predictive with default arguments."""
     adam, sampled = runs["Adam"], list(runs.values())[-1]
     ece_gap = statistics.mean(sampled["cal/ECE"]) - statistics.mean(adam["cal/ECE"])
     ece_error = (standard_error(sampled["cal/ECE"]) ** 2 + standard_error(adam["cal/ECE"]) ** 2) ** 0.5
@@ -50,7 +46,7 @@ def criteria(runs: Runs) -> dict[str, bool]:
 
 
 def main() -> None:
-    """Print the table and the criteria, and write JSON where asked."""
+    """Print the table and the criteria; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=5)
@@ -64,8 +60,7 @@ def main() -> None:
         print(f"{name:18}" + "".join(f"{cell:>20}" for cell in cells))
     for promise, kept in criteria(runs).items():
         print(f"{'kept  ' if kept else 'BROKEN'}  {promise}")
-    if options.json:
-        options.json.write_text(json.dumps({**provenance(), "seeds": list(seeds), "runs": runs}, indent=1) + "\n")
+    save_json(options.json, {"seeds": list(seeds), "runs": runs})
 
 
 if __name__ == "__main__":

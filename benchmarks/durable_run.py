@@ -1,7 +1,7 @@
-"""A small training run that can be killed at any moment and resumed: what `benchmarks.kills` and the tests of faults run.
+"""A small training run that can be killed at any moment and resumed, for `benchmarks.kills` and the tests of faults.
 
-Its data loader knows where it was, so that a resumed epoch goes on with the next batch. Two checkpoints are replaced again
-and again: ``within.ckpt`` every few updates and ``epoch.ckpt`` after each epoch.
+Its data loader stores its position, so that a resumed epoch continues with the next batch. Two checkpoints are overwritten
+repeatedly: ``within.ckpt`` every few updates and ``epoch.ckpt`` after each epoch.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from lightning_bayes import BayesDDPStrategy, VOGNCallback
 
 EXAMPLES, BATCH, FEATURES, CLASSES = 48, 8, 4, 3
 BATCHES = EXAMPLES // BATCH
-Fault: TypeAlias = Callable[[Trainer, int], None]  # called in every pass, with the number of passes so far
+Fault: TypeAlias = Callable[[Trainer, int], None]  # called in every pass with the number of passes so far
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One run; all of its processes get the same.
+    """The setting of a run, the same for all of its processes.
 
     Args:
-        folder: Where checkpoints, results and the processes' outputs go.
+        folder: Folder of checkpoints, results and logs.
         ranks: Number of processes.
-        micro_batches: Batches of each rank per update; a rank's share of the global batch of eight is cut into as many.
+        micro_batches: Batches per rank and update; they divide the rank's part of the global batch of eight.
         groups: Noise groups; None for one per rank.
-        epochs: Of six updates each.
-        batch_norm: Whether the network has BatchNorm, whose statistics depend on how a batch is shared out.
-        resume: Checkpoint to go on from.
+        epochs: Number of epochs, of six updates each.
+        batch_norm: Whether the network has BatchNorm, whose statistics depend on the division of a batch.
+        resume: Checkpoint to resume from.
         answer_seconds: As in `BayesDDPStrategy`.
-        fault: What goes wrong.
+        fault: A fault to inject.
     """
 
     folder: Path
@@ -53,10 +53,10 @@ class Setting:
 
 
 class StatefulLoader:
-    """A rank's share of every batch, in an order that depends on the number of the epoch.
+    """The part of every batch for one rank, in an order that depends on the epoch.
 
-    Lightning keeps and restores the state of a loader within an epoch alone. At its start it tells the sampler which epoch
-    it is, also after a checkpoint from the end of an epoch.
+    Lightning saves and restores the state of a loader only within an epoch. At the start of an epoch it tells the sampler
+    the epoch's number, also after a checkpoint from the end of an epoch.
     """
 
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
@@ -82,15 +82,15 @@ class StatefulLoader:
                 yield self.x[rows], self.y[rows]
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the number of the epoch that begins or goes on."""
+        """Set the number of the current epoch."""
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the loader is within an epoch; the same on every rank."""
+        """The position within an epoch; the same on every rank."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there; after a last batch, with the next epoch."""
+        """Continue from a position; after the last batch, with the next epoch."""
         self.start = state["position"] % BATCHES
 
 
@@ -104,28 +104,20 @@ class Net(LightningModule):
         self.fault, self.passes = fault, 0
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Cross-entropy of one pass, in which something may go wrong."""
+        """Cross-entropy of one pass, with an optional fault."""
         self.passes += 1
         if self.fault is not None:
             self.fault(self.trainer, self.passes)
         return F.cross_entropy(self.net(batch[0]), batch[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW, which the callback lets move the mean."""
+        """AdamW, which updates the mean."""
         return torch.optim.AdamW(self.parameters(), lr=0.02)
 
 
 def run(setting: Setting, rank: int = 0) -> dict[str, Tensor]:
-    """Train in this process.
-
-    Args:
-        setting: The run.
-        rank: Which of its processes this is.
-
-    Returns:
-        All that was learned: weights, buffers, optimizer state, counters.
-    """
-    torch.manual_seed(0 if setting.resume is None else 1)  # a resumed run owes nothing to how it starts
+    """Train in this process; returns weights, buffers, optimizer state and counters."""
+    torch.manual_seed(0 if setting.resume is None else 1)  # a resumed run must not depend on its initial weights
     net = Net(setting.batch_norm, setting.fault)
     callback = VOGNCallback(mc_samples=2, betas=(0.9, 0.99), init_precision=300.0, num_data=EXAMPLES, eval_samples=0)
     trainer = Trainer(
@@ -153,17 +145,17 @@ def _checkpoints(folder: Path) -> list[ModelCheckpoint]:
 
 
 def learned(net: LightningModule, callback: VOGNCallback, trainer: Trainer) -> dict[str, Tensor]:
-    """Weights, buffers, state of the optimizer and of the user's optimizer in it, and counters, by name."""
+    """Weights, buffers, the states of the optimizer and of the user's optimizer, and counters, by name."""
     assert callback.optimizer is not None
     base = callback.optimizer.base_step
-    found = {name: value.clone() for name, value in net.state_dict().items()}
+    tensors = {name: value.clone() for name, value in net.state_dict().items()}
     for name, param in net.named_parameters():
         state = dict(callback.optimizer.state[param])
         state |= {f"base.{key}": value for key, value in base.base.state[param].items()} if base is not None else {}
-        found |= {f"{name}/{key}": torch.as_tensor(value) for key, value in state.items()}
+        tensors |= {f"{name}/{key}": torch.as_tensor(value) for key, value in state.items()}
     group = callback.optimizer.param_groups[0]
-    found |= {key: torch.tensor(group[key]) for key in ("lr", "step", "num_data", "noise_seed")}
-    return {**found, "global_step": torch.tensor(trainer.global_step)}
+    tensors |= {key: torch.tensor(group[key]) for key in ("lr", "step", "num_data", "noise_seed")}
+    return {**tensors, "global_step": torch.tensor(trainer.global_step)}
 
 
 def run_on_rank(rank: int, setting: Setting) -> dict[str, Tensor]:
@@ -172,10 +164,10 @@ def run_on_rank(rank: int, setting: Setting) -> dict[str, Tensor]:
 
 
 def start(setting: Setting) -> list[Any]:
-    """Start the run's processes; see `benchmarks.processes.start`."""
+    """Start the processes of a run; see `benchmarks.processes.start`."""
     return processes.start(run_on_rank, setting.ranks, setting.folder, setting)
 
 
 def results(setting: Setting) -> list[dict[str, Tensor]]:
-    """Read what every rank has learned."""
+    """Read the final tensors of every rank."""
     return processes.results(setting.ranks, setting.folder)

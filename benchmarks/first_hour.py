@@ -1,16 +1,15 @@
-"""What a newcomer does in the first hour, from an empty environment, with seconds for each step.
+"""The first hour of a new user, from an empty environment, with the seconds of each step.
 
     python -m benchmarks.first_hour [--reuse] [--folder FOLDER] [--json FILE]
 
-The wheel is built and installed with the extra ``demo``; then README's Python blocks and its commands run in their order, in
-a folder outside of the repository, and a posterior file is served. No step uses anything that README does not say.
-``--reuse`` installs the wheel alone and finds its dependencies in the environment of this process, so nothing is downloaded.
+The wheel is built and installed with the extra ``demo``. Then the Python blocks and the commands of README run in order, in
+a folder outside of the repository, and a posterior file is served. All steps are in README. ``--reuse`` installs only the
+wheel and takes its dependencies from the environment of this process, so nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -23,48 +22,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 3600  # that one step may take
+SECONDS = 3600  # limit per step
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_NEEDS_DATA = ("finetune_imagefolder", "cifar10")  # commands that name data of the reader's own
+_NEEDS_DATA = ("finetune_imagefolder", "cifar10")  # commands that need the reader's data
 
 
 class Step(NamedTuple):
-    """One thing to do.
-
-    Attributes:
-        title: In the table.
-        command: The program and its arguments.
-    """
+    """A titled command: the program and its arguments."""
 
     title: str
     command: list[str]
 
 
 def blocks(page: str, language: str) -> str:
-    """README's code in one language.
-
-    Args:
-        page: Path below the repository.
-        language: After the fence.
-
-    Returns:
-        All blocks, joined.
-    """
+    """All code blocks of a page in one language, joined; `page` is a path in the repository."""
     return "\n".join(match[2] for match in _FENCE.finditer((ROOT / page).read_text("utf-8")) if match[1] == language)
 
 
 def commands(page: str) -> list[list[str]]:
-    """The commands in README that need no data of the reader's own.
-
-    Args:
-        page: Path below the repository.
-
-    Returns:
-        Arguments of ``lightning-bayes``, one list a command.
-    """
+    """The arguments of each ``lightning-bayes`` command of a page that needs no data of the reader."""
     lines = blocks(page, "bash").replace("\\\n", " ").splitlines()
     words = [shlex.split(line, comments=True) for line in lines]
     runnable = [line for line in words if not any(name in word for word in line for name in _NEEDS_DATA)]
@@ -72,10 +51,10 @@ def commands(page: str) -> list[list[str]]:
 
 
 def steps(folder: Path, reuse: bool) -> Iterator[Step]:
-    """The steps in their order; each is made after the one before has run.
+    """Yield the steps in order; each step needs the results of the previous ones.
 
     Args:
-        folder: An empty folder, in which all of them run.
+        folder: An empty folder, in which all steps run.
         reuse: Whether to take dependencies from the environment of this process.
 
     Yields:
@@ -102,30 +81,15 @@ def steps(folder: Path, reuse: bool) -> Iterator[Step]:
 
 
 def borrow(environment: Path) -> None:
-    """Let an environment find the packages of this one; what it installs itself comes first.
-
-    Args:
-        environment: Its folder.
-    """
-    own = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
-    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
+    """Let an environment import the packages of this one; its own packages take precedence."""
+    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
+    (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
 
 
 def run(folder: Path, reuse: bool) -> list[tuple[str, float]]:
-    """Take all steps.
-
-    Args:
-        folder: As in `steps`.
-        reuse: As in `steps`.
-
-    Returns:
-        Title and seconds of each.
-
-    Raises:
-        SystemExit: If one fails, with the end of what it wrote.
-    """
+    """Run all steps and return their titles and seconds; exit with the output of a step that fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    taken = []
+    timings = []
     for step in steps(folder, reuse):
         start = time.perf_counter()
         done = subprocess.run(
@@ -133,28 +97,26 @@ def run(folder: Path, reuse: bool) -> list[tuple[str, float]]:
         )
         if done.returncode:
             raise SystemExit(f"first_hour: {step.title!r} fails:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-        taken.append((step.title, time.perf_counter() - start))
-        print(f"{taken[-1][1]:7.1f} s  {step.title}", flush=True)
-    return taken
+        timings.append((step.title, time.perf_counter() - start))
+        print(f"{timings[-1][1]:7.1f} s  {step.title}", flush=True)
+    return timings
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--reuse", action="store_true", help="take dependencies from this environment")
-    parser.add_argument("--folder", type=Path, help="an empty folder to keep the results in (default: a temporary one)")
+    parser.add_argument("--folder", type=Path, help="empty folder for the results (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="file to write")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        taken = run(folder, options.reuse)
-    posterior = sum(seconds for _, seconds in taken[:4])
-    total = sum(seconds for _, seconds in taken)
-    print(f"{total:7.1f} s  {len(taken)} steps; {posterior / 60:.1f} minutes to the first posterior")
-    if options.json:
-        record = {"reuse": options.reuse, "steps": dict(taken), **provenance()}
-        options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        timings = run(folder, options.reuse)
+    posterior = sum(seconds for _, seconds in timings[:4])
+    total = sum(seconds for _, seconds in timings)
+    print(f"{total:7.1f} s  {len(timings)} steps; {posterior / 60:.1f} minutes to the first posterior")
+    save_json(options.json, {"reuse": options.reuse, "steps": dict(timings)})
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from lightning_bayes.metrics.figure_style import DPI
 
 @contextmanager
 def line_figure(path: Path, size: tuple[float, float], **legend: Any) -> Iterator[Axes]:
-    """Draw inside the context; the file is written at its end.
+    """Draw inside the context; its end writes the file.
 
     Args:
-        path: Where to; the suffix says the format.
+        path: Output file; the suffix selects the format.
         size: Width and height in inches.
         **legend: Arguments of the legend.
 

@@ -1,4 +1,4 @@
-"""Processes that form a group as torchrun's do, forked from one that has imported everything and done nothing."""
+"""Groups of processes like those of torchrun, forked from a server that has only imported the packages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-IMPORTED = ["lightning.pytorch", "lightning_bayes"]  # before forking, which makes a process cheap
+IMPORTED = ["lightning.pytorch", "lightning_bayes"]  # imported before forking, which makes processes cheap
 
 
 def start(function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any) -> list[Any]:
     """Call ``function(rank, *arguments)`` in new processes.
 
     Args:
-        function: A function at the top of a module that can be imported.
+        function: A top-level function of an importable module.
         ranks: Number of processes.
-        folder: Where each writes its output, ``rank0.log`` and so on, and at its end its result.
-        *arguments: Further arguments, to be pickled.
+        folder: Folder of the logs, ``rank0.log`` and so on, and of the results.
+        *arguments: Further arguments, which are pickled.
 
     Returns:
         The processes by rank.
@@ -43,15 +43,7 @@ def start(function: Callable[..., Any], ranks: int, folder: Path, *arguments: An
 
 
 def finish(processes: list[Any], seconds: float = 120.0) -> list[int]:
-    """Wait for processes, and kill those that do not end.
-
-    Args:
-        processes: From `start`.
-        seconds: How long to wait, for all of them together.
-
-    Returns:
-        Their exit codes; -9 for those that had to be killed.
-    """
+    """Wait up to `seconds` for all processes, kill the others, and return the exit codes, -9 for killed processes."""
     deadline = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -63,15 +55,7 @@ def finish(processes: list[Any], seconds: float = 120.0) -> list[int]:
 
 
 def results(ranks: int, folder: Path) -> list[Any]:
-    """Read what every process has returned.
-
-    Args:
-        ranks: Number of processes.
-        folder: As for `start`.
-
-    Returns:
-        The results by rank: whatever ``torch.load(..., weights_only=True)`` reads.
-    """
+    """Read the results of all processes by rank, with ``torch.load(..., weights_only=True)``."""
     return [torch.load(_result(folder, rank), weights_only=True) for rank in range(ranks)]
 
 
@@ -93,7 +77,7 @@ def _on_rank(
     os.dup2(log, 2)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    if ranks > 1:  # as torchrun does; otherwise Lightning would start the others itself
+    if ranks > 1:  # as torchrun does; otherwise Lightning would start the other processes
         os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", MASTER_ADDR="localhost", MASTER_PORT=str(port))
     code = 0
     try:
@@ -103,11 +87,11 @@ def _on_rank(
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # without the interpreter's own ending, in which gloo's threads abort now and then
+    os._exit(code)  # skips the interpreter's shutdown, in which threads of gloo sometimes abort
 
 
 def _leave(result: Any, rank: int, ranks: int, folder: Path) -> None:
-    """Save the result, and stay until the others have saved theirs: who leaves early breaks their connections."""
+    """Save the result, and wait for the results of all ranks: an early exit would break their connections."""
     partial = folder / f"rank{rank}.partial"
     torch.save(result, partial)
     partial.rename(_result(folder, rank))

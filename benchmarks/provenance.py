@@ -1,12 +1,14 @@
-"""Where a figure comes from: machine, versions and commit, kept beside every result."""
+"""Provenance of results: machine, versions and commit, saved with every result."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "backpack-for-pytorch")
 
@@ -15,7 +17,7 @@ def provenance() -> dict[str, str | int]:
     """Describe this machine and this checkout.
 
     Returns:
-        Processor, cores, Python, package versions, and the commit with ``+changes`` if the checkout differs from it.
+        Processor, cores, Python, package versions, and the commit, with ``+changes`` if the checkout has changes.
     """
     versions = {name: version(name) for name in PACKAGES}
     return {
@@ -26,6 +28,12 @@ def provenance() -> dict[str, str | int]:
         **versions,
         "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain") else ""),
     }
+
+
+def save_json(path: Path | None, content: dict[str, Any]) -> None:
+    """Write a result and its provenance to a JSON file; without a path, do nothing."""
+    if path is not None:
+        path.write_text(json.dumps({**provenance(), **content}, indent=1) + "\n", "utf-8")
 
 
 def _processor() -> str:

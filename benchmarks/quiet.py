@@ -1,4 +1,4 @@
-"""Training that shows nothing but what a benchmark prints."""
+"""Training without the output of Lightning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 _LOGGERS = ("lightning.pytorch", "lightning_utilities")
-_REMARKS = (  # on loaders and versions, which a benchmark has chosen as they are
+_HINTS = (  # hints about loaders and versions, which benchmarks choose on purpose
     ".*does not have many workers.*",
     "The number of training batches.*",
     "You defined a `validation_step` but have no.*",
@@ -22,15 +22,15 @@ _REMARKS = (  # on loaders and versions, which a benchmark has chosen as they ar
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Lightning's log and its remarks, inside; what this package warns of is shown."""
+    """Silence Lightning's log and hints inside the context; warnings of this package are shown."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            for remark in _REMARKS:
-                warnings.filterwarnings("ignore", message=remark)
+            for hint in _HINTS:
+                warnings.filterwarnings("ignore", message=hint)
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
@@ -43,19 +43,19 @@ def quiet_trainer(
     """Build a trainer on one device that writes nothing.
 
     Args:
-        callbacks: Beside the training; None is left out.
-        epochs: How often every example is seen.
-        accelerator: Kind of the device.
-        **options: Of the trainer, such as ``gradient_clip_val``.
+        callbacks: The callbacks; None is dropped.
+        epochs: Number of epochs.
+        accelerator: Type of the device.
+        **options: Options of the trainer, such as ``gradient_clip_val``.
 
     Returns:
-        The trainer, to be used in `quiet`.
+        The trainer, for use inside `quiet`.
     """
     return Trainer(
         accelerator=accelerator,
         devices=1,
         max_epochs=epochs,
-        callbacks=[each for each in callbacks if each is not None],
+        callbacks=[callback for callback in callbacks if callback is not None],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

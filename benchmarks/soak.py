@@ -1,12 +1,12 @@
-"""Many steps of every callback: does memory grow, do ranks drift apart, does the loss stay finite?
+"""Long runs of every callback: memory growth, agreement of ranks, finite losses.
 
     python -m benchmarks.soak [--steps 10000] [--callbacks VOGN Vadam …] [--two-ranks VOGN] [--json FILE]
 
-Each callback trains a small network in a process of its own, those of --two-ranks also on two ranks. Memory is the resident
-set of the process after garbage has been collected and free pages have been given back, averaged over ten equal stretches
-after the first tenth of the steps; its slope is that of the least-squares line through the ten, with its standard error. The
-tensors that are alive are counted at both ends too: their number does not depend on the allocator. The ranks' hash is of all
-weights and all state of the optimizer.
+Each callback trains a small network in a separate process; those in --two-ranks also train on two ranks. Memory is the
+resident set after garbage collection and the return of free pages, averaged over ten equal intervals after the first tenth
+of the steps. Its slope, with a standard error, is that of the least-squares line through the ten averages. The number of
+live tensors is counted at both ends, because it does not depend on the allocator. The hash of a rank covers all weights and
+the whole state of the optimizer.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_bayes
 from benchmarks.processes import finish, results, start
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, save_json
 from lightning_bayes import VariationalCallback
 
 Row = dict[str, Any]
-STRETCHES = 10
+INTERVALS = 10
 NAMES = sorted(
     name.removesuffix("Callback")
     for name, value in vars(lightning_bayes).items()
@@ -44,11 +44,11 @@ NAMES = sorted(
 
 
 def slope(values: list[float], length: int) -> tuple[float, float]:
-    """Least-squares slope per step through means over equal stretches.
+    """Least-squares slope per step through means over equal intervals.
 
     Args:
-        values: Equally spaced values, at least three for each stretch.
-        length: Steps between two of them.
+        values: Equally spaced values, at least three per interval.
+        length: Steps between two values.
 
     Returns:
         The slope and its standard error.
@@ -57,20 +57,16 @@ def slope(values: list[float], length: int) -> tuple[float, float]:
         >>> [round(v, 6) for v in slope([float(i) for i in range(100)], 5)]
         [0.2, 0.0]
     """
-    means = np.array([np.mean(part) for part in np.array_split(np.asarray(values), STRETCHES)])
-    places = np.arange(STRETCHES) * len(values) / STRETCHES * length
-    centred = places - places.mean()
-    found = float(centred @ means / (centred @ centred))
-    residuals = means - means.mean() - found * centred
-    return found, math.sqrt(float(residuals @ residuals) / (STRETCHES - 2) / float(centred @ centred))
+    means = np.array([np.mean(part) for part in np.array_split(np.asarray(values), INTERVALS)])
+    steps = np.arange(INTERVALS) * len(values) / INTERVALS * length
+    centred = steps - steps.mean()
+    estimate = float(centred @ means / (centred @ centred))
+    residuals = means - means.mean() - estimate * centred
+    return estimate, math.sqrt(float(residuals @ residuals) / (INTERVALS - 2) / float(centred @ centred))
 
 
 class Watch(Callback):
-    """Notes memory, living tensors, losses and hashes in the course of a fit.
-
-    Args:
-        steps: How many the fit will have.
-    """
+    """Records memory, live tensors, losses and hashes during a fit of `steps` steps."""
 
     def __init__(self, steps: int) -> None:
         self.every, self.begin, self.hash_every = max(1, steps // 100), steps // 10, max(1, steps // 10)
@@ -80,14 +76,14 @@ class Watch(Callback):
         self.not_finite, self.last_loss = 0, math.nan
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *rest: Any) -> None:
-        """Look at what the step has left."""
+        """Record the state after a step."""
         step, loss = trainer.global_step, float(outputs["loss"])
         self.last_loss, self.not_finite = loss, self.not_finite + (not math.isfinite(loss))
         if step in (self.begin, trainer.max_steps):
             gc.unfreeze()
             gc.collect()
-            self.tensors.append(sum(isinstance(thing, Tensor) for thing in gc.get_objects()))
-            gc.freeze()  # what has been there before need not be looked through again and again
+            self.tensors.append(sum(isinstance(item, Tensor) for item in gc.get_objects()))
+            gc.freeze()  # later collections skip the objects that exist now
         if step > self.begin and step % self.every == 0:
             self.memory.append(resident_bytes())
         if step % self.hash_every == 0:
@@ -95,7 +91,7 @@ class Watch(Callback):
 
 
 def resident_bytes() -> float:
-    """Memory that this process uses, from Linux' /proc: garbage is collected, and glibc gives free pages back, first."""
+    """Resident memory of this process (Linux), after garbage collection and the return of free pages by glibc."""
     gc.collect()
     getattr(ctypes.CDLL(None), "malloc_trim", lambda padding: None)(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -103,7 +99,7 @@ def resident_bytes() -> float:
 
 
 def hash_of(trainer: Trainer) -> str:
-    """Hash all weights and buffers of the module and all tensors of the optimizer's state, in their order."""
+    """Hash all weights and buffers of the module and all tensors of the optimizer's state, in order."""
     digest = hashlib.sha256()
     states = [state for _, state in sorted(trainer.optimizers[0].state_dict()["state"].items())]
     for value in _tensors([trainer.lightning_module.state_dict(), states]):
@@ -135,17 +131,7 @@ class Net(LightningModule):
 
 
 def soak(rank: int, name: str, ranks: int, steps: int) -> Row:
-    """Train one callback in this process.
-
-    Args:
-        rank: Which of the processes this is.
-        name: Of the callback, without its ending.
-        ranks: Number of processes.
-        steps: Updates.
-
-    Returns:
-        What was noted.
-    """
+    """Train one callback in this process, and return the records."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(960, 4, generator=generator)
@@ -162,55 +148,45 @@ def soak(rank: int, name: str, ranks: int, steps: int) -> Row:
     )
     begun = time.monotonic()
     trainer.fit(Net(), data)
-    found = {key: getattr(watch, key) for key in ("memory", "tensors", "hashes", "not_finite", "last_loss", "every")}
-    return {**found, "seconds": time.monotonic() - begun}
+    keys = ("memory", "tensors", "hashes", "not_finite", "last_loss", "every")
+    return {**{key: getattr(watch, key) for key in keys}, "seconds": time.monotonic() - begun}
 
 
 def soak_in_processes(name: str, ranks: int, steps: int, folder: Path) -> Row:
-    """Train one callback in processes of its own.
-
-    Args:
-        name: Of the callback, without its ending.
-        ranks: Number of processes.
-        steps: Updates.
-        folder: An empty one.
-
-    Returns:
-        One row of the table.
-
-    Raises:
-        RuntimeError: If a process fails.
-    """
+    """Train one callback in new processes, and return a row of the table."""
     processes = start(soak, ranks, folder, name, ranks, steps)
     codes = finish(processes, 60 + steps)
     if any(codes):
         raise RuntimeError(
             f"{name} on {ranks} rank(s) ended with {codes}:\n{(folder / 'rank0.log').read_text('utf-8')}"
         )
-    found = results(ranks, folder)
-    growth, error = slope(found[0]["memory"], found[0]["every"])
+    records = results(ranks, folder)
+    first = records[0]
+    growth, error = slope(first["memory"], first["every"])
     return {
         "callback": name,
         "ranks": ranks,
         "steps": steps,
         "bytes_per_step": growth,
         "standard_error": error,
-        "resident_mib": found[0]["memory"][-1] / 2**20,
-        "more_tensors": found[0]["tensors"][1] - found[0]["tensors"][0],
-        "hash": found[0]["hashes"][-1],
-        "ranks_agree": all(other["hashes"] == found[0]["hashes"] for other in found),
-        "not_finite": sum(other["not_finite"] for other in found),
-        "last_loss": found[0]["last_loss"],
-        "seconds": found[0]["seconds"],
-        "commit": provenance()["commit"],  # rows of one file may be of different code
+        "resident_mib": first["memory"][-1] / 2**20,
+        "more_tensors": first["tensors"][1] - first["tensors"][0],
+        "hash": first["hashes"][-1],
+        "ranks_agree": all(other["hashes"] == first["hashes"] for other in records),
+        "not_finite": sum(other["not_finite"] for other in records),
+        "last_loss": first["last_loss"],
+        "seconds": first["seconds"],
+        "commit": provenance()["commit"],  # rows of a file can come from different commits
     }
 
 
-HEADER = f"{'callback':17}{'ranks':>6}{'steps':>7}{'bytes a step':>20}{'new tensors':>13}{'loss':>9}  {'hash':18}ranks"
+HEADER = (
+    f"{'callback':17}{'ranks':>6}{'steps':>7}{'bytes per step':>20}{'new tensors':>13}{'loss':>9}  {'hash':18}ranks"
+)
 
 
 def in_words(row: Row) -> str:
-    """One line of the table."""
+    """Format a row of the table."""
     growth = f"{row['bytes_per_step']:.1f} ± {row['standard_error']:.1f}"
     loss = f"{row['last_loss']:.4f}" if not row["not_finite"] else f"{row['not_finite']} BAD"
     agree = "alone" if row["ranks"] == 1 else "the same" if row["ranks_agree"] else "DIFFERENT"
@@ -221,7 +197,7 @@ def in_words(row: Row) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the table; write JSON where asked, after every row, and go on from the rows that are in it."""
+    """Print the table; write JSON after every row if requested, and skip rows that the file already has."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--callbacks", nargs="*", default=NAMES, choices=NAMES)
@@ -229,7 +205,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     if options.steps < 200:
-        parser.error("--steps must be at least 200: a slope needs values")
+        parser.error("--steps must be at least 200, to estimate a slope")
     rows = json.loads(options.json.read_text("utf-8"))["rows"] if options.json and options.json.exists() else []
     print("\n".join([HEADER, *map(in_words, rows)]), flush=True)
     done = {(row["callback"], row["ranks"], row["steps"]) for row in rows}
@@ -240,8 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 rows.append(soak_in_processes(name, ranks, options.steps, Path(folder)))
             print(in_words(rows[-1]), flush=True)
-            if options.json:
-                options.json.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n", "utf-8")
+            save_json(options.json, {"rows": rows})
 
 
 if __name__ == "__main__":

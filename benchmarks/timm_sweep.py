@@ -1,4 +1,4 @@
-"""Which of timm's architectures can be measured in training mode: the smallest model of each of its files, one batch each.
+"""Measure one batch in training mode with the smallest model of each file of timm.
 
 python -m benchmarks.timm_sweep [--only resnet efficientnet] [--size 64] [--json FILE]
 """
@@ -6,7 +6,6 @@ python -m benchmarks.timm_sweep [--only resnet efficientnet] [--size 64] [--json
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import time
 import warnings
@@ -18,42 +17,42 @@ import torch
 import torch.nn.functional as F
 from timm.models import list_models, list_modules
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from benchmarks.speed.rounds import words
 from lightning_bayes.curvature import measure
 
-CANDIDATES = 6  # names of each file, the shortest ones
+CANDIDATES = 6  # number of names per file, the shortest
 MAX_PARAMETERS = 30_000_000
-SIZES = (64, 128, 224)  # a fixed image size, or one that a deep network needs
+SIZES = (64, 128, 224)  # some networks have a fixed or a minimum size
 BATCH, CLASSES = 4, 10
 
 
 def smallest(module: str, most: int = MAX_PARAMETERS) -> str | None:
-    """The smallest of some models of a file of timm; None if all have more than `most` parameters."""
+    """The smallest of the `CANDIDATES` of a file of timm; None if all have more than `most` parameters."""
     names = sorted(list_models(module=module), key=lambda name: (not name.startswith("test_"), len(name), name))
     sizes: dict[str, int] = {}
     for name in names[:CANDIDATES]:
         with torch.device("meta"):
             sizes[name] = sum(p.numel() for p in timm.create_model(name, num_classes=CLASSES).parameters())
-    found = min(sizes, key=lambda name: sizes[name])
-    return found if sizes[found] <= most else None
+    name = min(sizes, key=lambda candidate: sizes[candidate])
+    return name if sizes[name] <= most else None
 
 
 def build(name: str) -> tuple[torch.nn.Module, int]:
-    """The model in training mode and the smallest image size that it takes."""
+    """The model in training mode, and the smallest image size that it accepts."""
     error: Exception | None = None
     for size in SIZES:
         try:
             model = timm.create_model(name, num_classes=CLASSES).train()
             model(torch.randn(2, 3, size, size))
             return model, size
-        except Exception as problem:  # whatever a model says of a size
+        except Exception as problem:  # models raise different errors for a wrong size
             error = problem
     raise RuntimeError(f"no size of {SIZES} fits: {error}")
 
 
 def try_model(name: str) -> dict[str, Any]:
-    """Measure one batch; the row says how long it took, or why it was refused."""
+    """Measure one batch; the row has the seconds, or the reason of a refusal."""
     row: dict[str, Any] = {"model": name}
     try:
         model, row["size"] = build(name)
@@ -63,13 +62,13 @@ def try_model(name: str) -> dict[str, Any]:
         measured = measure(model, lambda: F.cross_entropy(model(x), y))
         row["seconds"] = time.perf_counter() - start
         row["reached"] = len(measured.curvature)
-    except Exception as error:  # a refusal is what is counted
+    except Exception as error:  # refusals are counted
         row["reason"] = words(error)
     return row
 
 
 def run_all(modules: list[str], limit: int) -> list[dict[str, Any]]:
-    """One row for each file of timm, printed as it comes."""
+    """Try each file of timm; prints and returns one row per file."""
     rows: list[dict[str, Any]] = []
     for module in modules:
         signal.alarm(limit)
@@ -87,11 +86,11 @@ def run_all(modules: list[str], limit: int) -> list[dict[str, Any]]:
 
 
 def in_words(row: dict[str, Any]) -> str:
-    """A row as a line."""
+    """Format a row as one printed line."""
     if "skipped" in row:
         return f"{row['file']:22s} skipped: {row['skipped']}"
-    found = f"refused: {row['reason']}" if "reason" in row else f"measured in {row['seconds']:.1f} s"
-    return f"{row['file']:22s} {row['model']:32s} {found}"
+    outcome = f"refused: {row['reason']}" if "reason" in row else f"measured in {row['seconds']:.1f} s"
+    return f"{row['file']:22s} {row['model']:32s} {outcome}"
 
 
 def _stop(*_: Any) -> None:
@@ -99,23 +98,20 @@ def _stop(*_: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the rows and the count, and write JSON where asked."""
+    """Print the rows and the counts; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", help="files of timm; all by default")
-    parser.add_argument("--limit", type=int, default=60, help="seconds for one model")
+    parser.add_argument("--only", nargs="+", help="files of timm (default: all)")
+    parser.add_argument("--limit", type=int, default=60, help="seconds per model")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGALRM, _stop)
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
     rows = run_all(options.only or sorted(list_modules()), options.limit)
-    tried = [row for row in rows if "skipped" not in row]
-    done = [row for row in tried if "reason" not in row]
-    print(f"{len(done)} of {len(tried)} measured in training mode; {len(rows) - len(tried)} skipped")
-    if options.json:
-        options.json.write_text(
-            json.dumps({**provenance(), "timm": timm.__version__, "results": rows}, indent=1) + "\n"
-        )
+    attempted = [row for row in rows if "skipped" not in row]
+    done = [row for row in attempted if "reason" not in row]
+    print(f"{len(done)} of {len(attempted)} measured in training mode; {len(rows) - len(attempted)} skipped")
+    save_json(options.json, {"timm": timm.__version__, "results": rows})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trees of the repository: the working tree, an old commit beside it, and a Python process inside of one."""
+"""Trees of the repository: the working tree, checkouts of old commits, and Python processes inside a tree."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def worktree(revision: str) -> Iterator[Path]:
-    """Check out a commit into a temporary folder, which is removed afterwards.
-
-    Args:
-        revision: A commit, branch or tag.
-
-    Yields:
-        The root of the tree.
-
-    Raises:
-        SystemExit: If there is no such commit.
-    """
+    """Check out a commit into a temporary folder, and remove it afterwards; exit if the commit does not exist."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
         added = _git("worktree", "add", "--detach", str(tree), revision)
@@ -40,39 +30,17 @@ def worktree(revision: str) -> Iterator[Path]:
 
 
 def short_name(revision: str) -> str:
-    """Return the abbreviated hash of a commit.
-
-    Args:
-        revision: A commit, branch or tag.
-
-    Returns:
-        The hash, or the text as it was given where git does not know it.
-    """
+    """The abbreviated hash of a commit, branch or tag; the text itself if git does not know it."""
     return _git("rev-parse", "--short", f"{revision}^{{commit}}").stdout.strip() or revision
 
 
 def environment(root: Path | str) -> dict[str, str]:
-    """Make an environment in which the package and the benchmarks are those of a tree.
-
-    Args:
-        root: The root of the tree.
-
-    Returns:
-        The environment variables of a child process.
-    """
+    """The environment variables of a child process that imports the package and the benchmarks of a tree."""
     return {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
 
 
 def probe_command(probe: str, *arguments: str) -> list[str]:
-    """Make the command that runs the text of a probe, which then imports the package of its working directory.
-
-    Args:
-        probe: The probe's path below ``benchmarks/`` without ``.py``.
-        *arguments: Its command line.
-
-    Returns:
-        The command.
-    """
+    """The command that runs the text of a probe, so that it imports the package of its working directory."""
     return [sys.executable, "-c", (ROOT / "benchmarks" / f"{probe}.py").read_text("utf-8"), *arguments]
 
 
@@ -82,13 +50,13 @@ def run_probe(probe: str, root: Path | str, *arguments: str) -> Any:
     Args:
         probe: The probe's path below ``benchmarks/`` without ``.py``.
         root: The root of the tree whose package the probe imports.
-        *arguments: Its command line.
+        *arguments: Arguments of the probe.
 
     Returns:
-        The last line that the probe printed, read as JSON.
+        The last line of the probe's output, parsed as JSON.
 
     Raises:
-        SystemExit: If the probe failed.
+        SystemExit: If the probe fails.
     """
     command = probe_command(probe, *arguments)
     done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, check=False)

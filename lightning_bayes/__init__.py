@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# `lightning-bayes report` reads files only; torch and Lightning, which all names below need, take seconds to import.
+# `lightning-bayes report` only reads files, so it skips the import of torch and Lightning, which takes seconds.
 _IS_REPORT = Path(sys.argv[0] if sys.argv else "").stem in {"-m", "lightning-bayes"} and sys.argv[1:2] == ["report"]
 
 if TYPE_CHECKING or not _IS_REPORT:
@@ -25,5 +25,5 @@ else:
 
 try:
     __version__ = version("lightning-bayes")
-except PackageNotFoundError:  # a source tree that was never installed
+except PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"

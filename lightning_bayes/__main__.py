@@ -1,6 +1,6 @@
 """``python -m lightning_bayes`` and the command ``lightning-bayes``.
 
-``--version`` and ``report --help`` answer without torch, which takes seconds to import.
+``--version`` and ``report --help`` do not import torch, which takes seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The parser of the command line: short messages, the nearest name for a misspelling, no abbreviations.
+"""The command-line parser: short error messages, suggestions for misspelled names, no abbreviations.
 
-jsonargparse explains a value that does not parse by all types that it might have had, after two pages of usage. Here the
-first cause is printed, and ``--debug`` prints the rest.
+For a value that does not parse, jsonargparse prints two pages of usage and then one error per type that it tried. This
+parser prints the first cause; ``--debug`` prints the full message.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, Final, NoReturn, final
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
-_MOST_LINES: Final = 4
-_CHAFF: Final = re.compile(
+_MAX_LINES: Final = 4
+_NOISE: Final = re.compile(
     r"Does not validate|Subtypes: |Errors:$|Given value type: |Given value: NestedArg|- Expected a <class 'NoneType'>"
 )
-_OF_CLASS: Final = re.compile(r"Problem with given class_path '([^']+)'")
+_CLASS_PROBLEM: Final = re.compile(r"Problem with given class_path '([^']+)'")
 _UNKNOWN: Final = re.compile(r"Option '([^']+)' is not accepted|[Uu]nrecognized arguments: (--[^\s=]+)")
 
 
 @final
 class BayesParser(LightningArgumentParser):
-    """A parser whose errors take a few lines.
+    """A LightningCLI parser whose errors take a few lines.
 
     Args:
-        *arguments: Of the parent class.
-        is_debugging: Whether errors are whole.
-        **options: Of the parent class.
+        *arguments: Positional arguments of the parent class.
+        is_debugging: Whether to print errors in full.
+        **options: Keyword arguments of the parent class.
     """
 
     def __init__(self, *arguments: Any, is_debugging: bool = False, **options: Any) -> None:
@@ -39,18 +39,13 @@ class BayesParser(LightningArgumentParser):
         self._is_debugging = is_debugging
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the cause and end the process with status 2.
-
-        Args:
-            message: The whole explanation.
-            ex: The error behind it.
-        """
+        """Print the cause of an error and exit with status 2."""
         if self._is_debugging or not self.exit_on_error:
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
         command = parser.prog.replace(" [options]", "")
         print(f"{command}: {brief(message, parser.options())}", file=sys.stderr)
-        print(f"`{command} --help` lists the arguments; --debug prints the whole message.", file=sys.stderr)
+        print(f"`{command} --help` lists the arguments; --debug prints the full message.", file=sys.stderr)
         self.exit(2)
 
     def options(self) -> list[str]:
@@ -59,26 +54,27 @@ class BayesParser(LightningArgumentParser):
 
 
 def brief(message: str, options: Iterable[str] = ()) -> str:
-    """The first cause of a message of jsonargparse, and the nearest name for an unknown one.
+    """Shorten an error message of jsonargparse to its first cause, and suggest a name for an unknown one.
 
     Args:
-        message: The message.
-        options: Known options of the command line.
+        message: The full message.
+        options: The options of the command line, as candidates for the suggestion.
 
     Returns:
-        A few lines.
+        At most five lines.
 
     Example:
         >>> print(brief("Unrecognized arguments: --trainer.max_epoch=1", ["--trainer.max_epochs"]))
         Unrecognized arguments: --trainer.max_epoch=1
         Did you mean --trainer.max_epochs?
     """
-    lines = [line for line in message.splitlines() if line.strip() and not _CHAFF.match(line.strip())]
-    problems = [number for number, line in enumerate(lines) if _OF_CLASS.search(line)]
-    if len(problems) > 1:  # the others are classes that were not meant
-        after = next((n for n in range(problems[1], len(lines)) if lines[n].strip().startswith("Given")), len(lines))
-        lines = lines[: problems[1]] + lines[after:]
-    return "\n".join([*lines[:_MOST_LINES], *_nearest(lines, options)])
+    lines = [line for line in message.splitlines() if line.strip() and not _NOISE.match(line.strip())]
+    problems = [number for number, line in enumerate(lines) if _CLASS_PROBLEM.search(line)]
+    if len(problems) > 1:  # the user meant the first class; jsonargparse tried the others too
+        second, end = problems[1], len(lines)
+        given_value = next((i for i in range(second, end) if lines[i].strip().startswith("Given")), end)
+        lines = lines[:second] + lines[given_value:]
+    return "\n".join([*lines[:_MAX_LINES], *_nearest(lines, options)])
 
 
 def _nearest(lines: list[str], options: Iterable[str]) -> list[str]:
@@ -86,21 +82,14 @@ def _nearest(lines: list[str], options: Iterable[str]) -> list[str]:
     unknown = _UNKNOWN.search(text)
     if unknown is None:
         return []
-    owner = _OF_CLASS.search(text)
-    known = arguments_of(owner[1]) if owner else list(options)
-    close = difflib.get_close_matches(unknown[1] or unknown[2], known, 1)
+    class_problem = _CLASS_PROBLEM.search(text)
+    candidates = arguments_of(class_problem[1]) if class_problem else list(options)
+    close = difflib.get_close_matches(unknown[1] or unknown[2], candidates, 1)
     return [f"Did you mean {close[0]}?"] if close else []
 
 
 def arguments_of(class_path: str) -> list[str]:
-    """The names of a class's arguments.
-
-    Args:
-        class_path: Module and name, such as ``lightning_bayes.VOGNCallback``.
-
-    Returns:
-        The names; none where there is no such class.
-    """
+    """The argument names of a class such as ``lightning_bayes.VOGNCallback``; empty if it cannot be imported."""
     module, _, name = class_path.rpartition(".")
     try:
         return list(ArgumentParser().add_class_arguments(getattr(import_module(module), name)))

@@ -1,16 +1,15 @@
-"""Configs by name: whole recipes, and compositions of a data set, a model and a method.
+"""Configs by name: recipes, and compositions of a data set, a model and a method.
 
-``cifar10+lenet+vogn`` lays ``data/cifar10.yaml``, ``models/lenet.yaml`` and ``methods/vogn.yaml`` over ``base.yaml``. The
-result is an ordinary config of LightningCLI. Parts follow three more rules:
+``cifar10+lenet+vogn`` merges ``base.yaml``, ``data/cifar10.yaml``, ``models/lenet.yaml`` and ``methods/vogn.yaml``, in this
+order; later files win. The result is an ordinary config of LightningCLI. Three keys have a special meaning in a part:
 
     values:  {image_size: 32}      replaces ${image_size} in every part
-    with:    {lenet: {...}}        is laid over all parts if `lenet` is one of them
-    callbacks+: [...]              is appended, as on the command line of LightningCLI
+    with:    {lenet: {...}}        is merged last if the composition contains `lenet`
+    callbacks+: [...]              is appended to the list, as on the command line of LightningCLI
 
-Parts of ``evaluation/`` join any composition: ``digits+lenet+vogn+posterior_scale``.
+Parts of ``evaluation/`` can be added to any composition: ``digits+lenet+vogn+posterior_scale``.
 
-A registered model or data set needs no file, see `lightning_bayes.zoo.register_model`. Neither does a model of timm or
-torchvision.
+Registered models and data sets (`lightning_bayes.zoo.register_model`) and the models of timm and torchvision need no file.
 """
 
 from __future__ import annotations
@@ -29,30 +28,27 @@ from lightning_bayes.errors import ConfigError
 from lightning_bayes.zoo.registry import DATA, MODELS
 
 KINDS: Final = ("data", "models", "methods")
-EVALUATION: Final = "evaluation"  # parts that are added to a composition, any number of them
-_ORDER: Final = ("data", "models", EVALUATION, "methods", "file")  # the method's callback stays the last in the list
+EVALUATION: Final = "evaluation"  # a composition can have any number of these parts
+# The method comes after data and evaluation: options on the command line address the last callback in the list.
+_ORDER: Final = ("data", "models", EVALUATION, "methods", "file")
 _SOURCES: Final = ("timm/", "torchvision/")
 _PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
 _SHAPE: Final = ("num_classes", "in_channels", "image_size")
 
 
 def recipes() -> dict[str, Path]:
-    """The packaged configs that are whole.
-
-    Returns:
-        Their files by name, in alphabetical order.
-    """
+    """The files of the packaged recipes, which are complete configs, by name in alphabetical order."""
     return _files("recipes")
 
 
 def parts(kind: str) -> dict[str, Path]:
-    """The packaged parts of compositions.
+    """The files of the packaged parts of a kind, by name in alphabetical order.
 
     Args:
         kind: One of `KINDS`, or `EVALUATION`.
 
     Returns:
-        Their files by name, in alphabetical order.
+        Path by name.
 
     Example:
         >>> list(parts("models"))
@@ -70,13 +66,13 @@ def _root() -> Path:
 
 
 def split_name(name: str) -> tuple[str, ...]:
-    """The parts that a name is made of.
+    """Split the name of a composition into its parts.
 
     Args:
-        name: Parts joined by ``+``, or those of this package by ``_``.
+        name: Parts joined by ``+``; packaged parts can also be joined by ``_``.
 
     Returns:
-        The parts; empty if the name is none of a composition.
+        The parts; empty if no composition has this name.
 
     Example:
         >>> split_name("fashion_mnist_lenet_noisy_kfac"), split_name("digits+timm/resnet18"), split_name("diggits")
@@ -86,50 +82,54 @@ def split_name(name: str) -> tuple[str, ...]:
         return tuple(name.split("+"))
     if any(name in parts(kind) for kind in (*KINDS, EVALUATION)) or _is_registered(name):
         return (name,)
-    named = {"_".join(combined): combined for combined in product(*map(parts, KINDS))}
-    return named.get(name, ())
+    return _packaged_compositions().get(name, ())
+
+
+def _packaged_compositions() -> dict[str, tuple[str, ...]]:
+    """The parts of every packaged DATA × MODEL × METHOD, by their names joined with ``_``."""
+    return {"_".join(names): names for names in product(*map(parts, KINDS))}
 
 
 def compose(names: Sequence[str]) -> dict[str, Any]:
-    """Lay parts over each other.
+    """Merge parts into one config.
 
     Args:
-        names: The names of the parts: a packaged file, a registered model or data set, ``MODULE:NAME`` for one that the
-            module registers, ``timm/NAME``, ``torchvision/NAME``, or the path of a YAML file.
+        names: Parts: a packaged part, a registered model or data set, ``MODULE:NAME`` for one that MODULE registers,
+            ``timm/NAME``, ``torchvision/NAME``, or the path of a YAML file.
 
     Returns:
         A config of LightningCLI.
 
     Raises:
-        ConfigError: If there is no such part, two are of one kind, or a part needs a value that none sets.
+        ConfigError: If a part does not exist, two parts are of the same kind, or no part sets a value that another needs.
 
     Example:
         >>> compose(["digits", "lenet", "vogn"])["model"]["init_args"]["model"]["init_args"]
         {'num_classes': 10, 'in_channels': 1, 'image_size': 8}
     """
-    read = [_part(name) for name in names]
-    kinds = [kind for kind, _ in read if kind in KINDS]
+    read_parts = [_part(name) for name in names]
+    kinds = [kind for kind, _ in read_parts if kind in KINDS]
     if len(set(kinds)) < len(kinds):
-        raise ConfigError(f"{'+'.join(names)} has two parts of one kind ({', '.join(kinds)}). Leave one out.")
-    layers = [content for _, content in sorted(read, key=lambda part: _ORDER.index(part[0]))]
+        raise ConfigError(f"{'+'.join(names)} has two parts of the same kind ({', '.join(kinds)}). Remove one.")
+    layers = [content for _, content in sorted(read_parts, key=lambda part: _ORDER.index(part[0]))]
     config: dict[str, Any] = {}
-    for layer in (_read(_root() / "base.yaml"), *layers, *_company(layers, set(names))):
-        _lay_over(config, {key: value for key, value in layer.items() if key != "with"})
+    for layer in (_read(_root() / "base.yaml"), *layers, *_overlays(layers, set(names))):
+        _merge(config, {key: value for key, value in layer.items() if key != "with"})
     values = {"name": "_".join(re.sub(r"\W+", "_", Path(name).stem) for name in names), **config.pop("values")}
     if "in_channels" in values and "image_size" in values:
         values.setdefault("in_features", values["in_channels"] * values["image_size"] ** 2)
     missing = sorted({key for key in _placeholders(config) if key not in values})
     if missing:
         raise ConfigError(
-            f"{'+'.join(names)} needs a value for {', '.join(missing)}. Name a data set that sets it, or add a part of your "
-            f"own, +FILE.yaml with `values: {{{missing[0]}: ...}}`."
+            f"{'+'.join(names)} needs a value for {', '.join(missing)}. Choose a data set that sets it, or add your own "
+            f"part, +FILE.yaml with `values: {{{missing[0]}: ...}}`."
         )
     filled: dict[str, Any] = _filled(config, values)
     return filled
 
 
 def _part(name: str) -> tuple[str, dict[str, Any]]:
-    """Kind and content of a part."""
+    """The kind and the content of a part."""
     if name.endswith((".yaml", ".yml")) and Path(name).is_file():
         return "file", _read(Path(name))
     for kind in (*KINDS, EVALUATION):
@@ -137,7 +137,7 @@ def _part(name: str) -> tuple[str, dict[str, Any]]:
             return kind, _read(parts(kind)[name])
     module, _, short = name.rpartition(":")
     if module:
-        import_module(module)  # its models and data sets register themselves
+        import_module(module)  # importing the module registers its models and data sets
     if short in DATA:
         return "data", _registered_data(short)
     if short in MODELS or short.startswith(_SOURCES):
@@ -146,23 +146,24 @@ def _part(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def nearest_names(name: str) -> str:
-    """Names like a misspelled one, for messages.
+    """Suggest names similar to an unknown one, for an error message.
 
     Args:
-        name: A name that is not known.
+        name: The unknown name.
 
     Returns:
-        A sentence or two.
+        One or two sentences.
 
     Example:
         >>> nearest_names("digits_lenet_vgn").partition(" or ")[0]
         'Did you mean digits+lenet+vogn'
     """
     known = {*recipes(), *DATA, *MODELS, *(part for kind in (*KINDS, EVALUATION) for part in parts(kind))}
-    whole = {"_".join(combined): "+".join(combined) for combined in product(*map(parts, KINDS))}
-    close = [whole.get(found, found) for found in difflib.get_close_matches(name, sorted(known | whole.keys()), 3)]
-    asked = f"Did you mean {' or '.join(close)}? " if close else ""
-    return f"{asked}`lightning-bayes list configs|data|models|methods` prints all names."
+    compositions = _packaged_compositions()
+    matches = difflib.get_close_matches(name, sorted(known | compositions.keys()), 3)
+    close = ["+".join(compositions.get(match, [match])) for match in matches]
+    question = f"Did you mean {' or '.join(close)}? " if close else ""
+    return f"{question}`lightning-bayes list configs|data|models|methods` prints all names."
 
 
 def _is_registered(name: str) -> bool:
@@ -171,8 +172,8 @@ def _is_registered(name: str) -> bool:
 
 def _registered_data(name: str) -> dict[str, Any]:
     module = DATA[name]
-    known = {key: getattr(module, key, None) for key in _SHAPE}
-    values = {key: value for key, value in known.items() if isinstance(value, int)}
+    shape = {key: getattr(module, key, None) for key in _SHAPE}
+    values = {key: value for key, value in shape.items() if isinstance(value, int)}
     values |= getattr(module, "composed_values", {})
     return {"values": values, "data": {"class_path": f"{module.__module__}.{module.__qualname__}"}}
 
@@ -194,17 +195,17 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _company(layers: Sequence[dict[str, Any]], names: set[str]) -> Iterator[dict[str, Any]]:
+def _overlays(layers: Sequence[dict[str, Any]], names: set[str]) -> Iterator[dict[str, Any]]:
     for layer in layers:
         yield from (overlay for name, overlay in layer.get("with", {}).items() if name in names)
 
 
-def _lay_over(config: dict[str, Any], layer: dict[str, Any]) -> None:
+def _merge(config: dict[str, Any], layer: dict[str, Any]) -> None:
     for key, value in layer.items():
         if key.endswith("+"):
             config[key[:-1]] = [*config.get(key[:-1], []), *value]
         elif isinstance(value, dict) and isinstance(config.get(key), dict):
-            _lay_over(config[key], value)
+            _merge(config[key], value)
         else:
             config[key] = value
 
@@ -213,8 +214,8 @@ def _placeholders(node: Any) -> Iterator[str]:
     if isinstance(node, str):
         yield from _PLACEHOLDER.findall(node)
     elif isinstance(node, (dict, list)):
-        for inner in node.values() if isinstance(node, dict) else node:
-            yield from _placeholders(inner)
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from _placeholders(child)
 
 
 def _filled(node: Any, values: dict[str, Any]) -> Any:
@@ -222,6 +223,9 @@ def _filled(node: Any, values: dict[str, Any]) -> Any:
         return {key: _filled(value, values) for key, value in node.items()}
     if isinstance(node, list):
         return [_filled(value, values) for value in node]
-    if isinstance(node, str) and (whole := _PLACEHOLDER.fullmatch(node)):
-        return values[whole[1]]
-    return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), node) if isinstance(node, str) else node
+    if not isinstance(node, str):
+        return node
+    placeholder = _PLACEHOLDER.fullmatch(node)
+    if placeholder:  # keeps the type of the value
+        return values[placeholder[1]]
+    return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), node)

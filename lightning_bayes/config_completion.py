@@ -1,4 +1,4 @@
-"""Completion of configs: the number of classes of the data, and pretrained weights that a checkpoint replaces."""
+"""Complete a config: fill in the number of classes, and drop pretrained weights that a checkpoint replaces."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _KEY: Final = "num_classes"
 
 
 def fill_class_count(config: Namespace) -> None:
-    """Replace every ``num_classes: null`` of the task and its network, in place.
+    """Fill in ``num_classes: null`` of the task and its network, in place.
 
-    The number is the one that stands in the other place, else that of the data: the class method ``count_classes(root)`` of
-    the data module, or its attribute ``num_classes``.
+    If only one of the two is null, it gets the value of the other. If both are null, the number comes from the data module:
+    its class method ``count_classes(root)``, or its attribute ``num_classes``.
 
     Args:
         config: The config of one subcommand, with ``model`` and ``data``.
 
     Raises:
-        ConfigError: If it is needed and nothing tells it.
+        ConfigError: If neither the model nor the data defines the number.
 
     Example:
         >>> network = Namespace(class_path="Net", init_args=Namespace(num_classes=None))
@@ -32,23 +32,25 @@ def fill_class_count(config: Namespace) -> None:
         >>> network.init_args.num_classes
         7
     """
-    places = list(_places(config.get("model")))
-    missing = [place for place in places if place[_KEY] is None]
+    owners = list(_owners_of_class_count(config.get("model")))
+    missing = [arguments for arguments in owners if arguments[_KEY] is None]
     if not missing:
         return
-    given = next((place[_KEY] for place in places if place[_KEY] is not None), None)
-    number = given if given is not None else _of_data(config.get("data"))
-    if number is None:
-        raise ConfigError("Nothing tells the number of classes. Pass --model.num_classes=3, or name data that know it.")
-    for place in missing:
-        place[_KEY] = number
+    counts = [arguments[_KEY] for arguments in owners if arguments[_KEY] is not None]
+    count = counts[0] if counts else _class_count_of_data(config.get("data"))
+    if count is None:
+        raise ConfigError(
+            "The number of classes is unknown. Pass --model.num_classes=3, or choose a data module that defines num_classes."
+        )
+    for arguments in missing:
+        arguments[_KEY] = count
 
 
 def drop_pretrained(config: Namespace) -> None:
-    """Read no pretrained weights where those of a checkpoint follow: the file may be gone, and a download takes minutes.
+    """Skip pretrained weights that a checkpoint will replace: their file may be gone, and a download takes minutes.
 
     Args:
-        config: The config of a subcommand that evaluates.
+        config: The config of a subcommand other than ``fit``.
 
     Example:
         >>> network = Namespace(class_path="lightning_bayes.zoo.create_model", init_args=Namespace(pretrained="gone.pth"))
@@ -63,22 +65,21 @@ def drop_pretrained(config: Namespace) -> None:
         network["init_args"]["pretrained"] = None
 
 
-def _places(node: Any) -> Iterator[Namespace]:
-    """The arguments of the task, then those of its network."""
+def _owners_of_class_count(node: Any) -> Iterator[Namespace]:
+    """The arguments of the task, then of its network, if they include ``num_classes``."""
     arguments = node.get("init_args") if isinstance(node, Namespace) else None
     if isinstance(arguments, Namespace):
         if _KEY in arguments:
             yield arguments
-        yield from _places(arguments.get("model"))
+        yield from _owners_of_class_count(arguments.get("model"))
 
 
-def _of_data(data: Any) -> int | None:
+def _class_count_of_data(data: Any) -> int | None:
     if not isinstance(data, Namespace):
         return None
-    module, _, name = data.class_path.rpartition(".")
-    found = getattr(import_module(module), name)
-    count, known = getattr(found, "count_classes", None), getattr(found, _KEY, None)
-    if count is not None:
-        number: int = count(data.init_args.root)
-        return number
-    return known if isinstance(known, int) else None
+    module_name, _, class_name = data.class_path.rpartition(".")
+    data_class = getattr(import_module(module_name), class_name)
+    if hasattr(data_class, "count_classes"):
+        return int(data_class.count_classes(data.init_args.root))
+    count = getattr(data_class, _KEY, None)
+    return count if isinstance(count, int) else None

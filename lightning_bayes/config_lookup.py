@@ -1,4 +1,4 @@
-"""The values of ``--config`` on the command line: files, recipes, and parts that make one composition."""
+"""Resolve the values of ``--config``: files, recipes, and parts that together form one composition."""
 
 from __future__ import annotations
 
@@ -14,43 +14,48 @@ _OPTIONS: Final = ("-c", "--config")
 
 
 def with_configs(arguments: Sequence[str]) -> list[str]:
-    """Replace the names of configs.
+    """Replace config names by paths and composed configs.
 
     Args:
         arguments: The arguments of the command line.
 
     Returns:
-        The arguments with a path or a composed config after each ``--config`` or ``-c``. All parts among them are composed
-        in the place of the first, so that files after it override the composition.
+        The arguments with a path or a composed config after each ``--config`` or ``-c``. All parts form one composition,
+        which replaces the first part, so that later files override it.
 
     Example:
         >>> [word[:20] for word in with_configs(["fit", "--config", "digits", "-c", "mlp", "--config=vogn", "--help"])]
         ['fit', '--config', '{"seed_everything": ', '--help']
     """
     words: list[str] = []
-    places: list[int] = []  # of the configs' names among the words
+    positions: list[int] = []  # of the config names in words
     for argument in arguments:
         option, equals, value = argument.partition("=")
-        is_value = bool(words) and words[-1] in _OPTIONS and len(words) - 1 not in places
-        if is_value:
-            places.append(len(words))
-        if option in _OPTIONS and equals and not is_value:
-            places.append(len(words) + 1)
+        follows_option = bool(words) and words[-1] in _OPTIONS and len(words) - 1 not in positions
+        if follows_option:
+            positions.append(len(words))
+            words.append(argument)
+        elif option in _OPTIONS and equals:
+            positions.append(len(words) + 1)
             words += [option, value]
         else:
             words.append(argument)
-    found = find_configs([words[place] for place in places])
-    dropped = {i for place, config in zip(places, found, strict=True) if config is None for i in (place - 1, place)}
-    replaced = dict(zip(places, found, strict=True))
-    return [replaced.get(i) or word for i, word in enumerate(words) if i not in dropped]
+    configs = find_configs([words[position] for position in positions])
+    dropped: set[int] = set()
+    for position, config in zip(positions, configs, strict=True):
+        if config is None:
+            dropped |= {position - 1, position}  # the option and its value
+        else:
+            words[position] = config
+    return [word for i, word in enumerate(words) if i not in dropped]
 
 
 def find_config(name: str) -> str:
     """Find one config.
 
     Args:
-        name: A path, the name of a recipe, or parts joined by ``+`` (those of this package also by ``_``), with or without
-            ``.yaml``. YAML text and URLs stay as they are. A file goes before a recipe, a recipe before parts.
+        name: A path, a recipe, or parts joined by ``+`` (packaged parts also by ``_``), with or without ``.yaml``. YAML text
+            and URLs are returned unchanged. A file takes precedence over a recipe, and a recipe over a composition.
 
     Returns:
         A path, or the composed config as text.
@@ -61,29 +66,29 @@ def find_config(name: str) -> str:
         >>> json.loads(find_config("digits+lenet+vogn"))["trainer"]["max_epochs"]
         80
     """
-    (found,) = find_configs([name])
-    return found or ""
+    (config,) = find_configs([name])
+    return config or ""
 
 
 def find_configs(names: Sequence[str]) -> list[str | None]:
-    """Find configs that are given together.
+    """Find the configs of one command line.
 
     Args:
-        names: As for `find_config`; a part may also stand alone.
+        names: Names as in `find_config`, or single parts.
 
     Returns:
-        A path or text for each name; None where it joins the composition in the place of the first part.
+        A path or text per name. The first part gets the composition of all parts; the other parts get None.
     """
-    found = [_whole_config(name) for name in names]
-    composed = [i for i, whole in enumerate(found) if whole is None]
-    if composed:
-        parts = [part for i in composed for part in _parts_of(names[i])]
+    configs = [_complete_config(name) for name in names]
+    of_parts = [i for i, config in enumerate(configs) if config is None]
+    if of_parts:
+        parts = [part for i in of_parts for part in _parts_of(names[i])]
         recipe = recipes().get("_".join(parts))
-        found[composed[0]] = json.dumps(compose(parts)) if recipe is None else str(recipe)
-    return found
+        configs[of_parts[0]] = json.dumps(compose(parts)) if recipe is None else str(recipe)
+    return configs
 
 
-def _whole_config(name: str) -> str | None:
+def _complete_config(name: str) -> str | None:
     if "://" in name or "{" in name or "\n" in name or Path(name).is_file():  # text may be too long for a path
         return name
     recipe = recipes().get(_stem(name).replace("+", "_"))
@@ -94,7 +99,7 @@ def _parts_of(name: str) -> tuple[str, ...]:
     parts = split_name(name) or split_name(_stem(name))
     if not parts:
         raise ConfigError(
-            f"There is no config {name}, neither as a file below {Path.cwd()} nor here. {nearest_names(name)}"
+            f"There is no config {name}: no file in {Path.cwd()} and no packaged config has this name. {nearest_names(name)}"
         )
     return parts
 

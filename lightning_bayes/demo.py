@@ -1,7 +1,7 @@
-"""The demo: LeNet-5 on scikit-learn's digits, trained once with Adam and once with VOGN, and compared.
+"""The demo: LeNet-5 on scikit-learn's digits, trained with Adam and with VOGN, and compared.
 
-``make demo`` runs it. The runs are the packaged configs ``digits+lenet+adam`` and ``digits+lenet+vogn``. The code below is
-that of a user who evaluates them.
+``make demo`` runs it. It trains with the packaged configs ``digits+lenet+adam`` and ``digits+lenet+vogn``, and evaluates the
+results with the public API.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from lightning_bayes.optim.readout import load_posterior
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import entropy, mc_predict
 
-SAMPLES = 64  # S, posterior samples of the Monte-Carlo predictive
+SAMPLES = 64  # S, number of posterior samples in the Monte-Carlo predictive
 
-# Column of the table → metric; the arrow tells which direction is better.
+# Table column → metric key. The arrow points in the better direction.
 COLUMNS = {
     "accuracy ↑": "cls/Acc",
     "NLL ↓": "cls/NLL",
@@ -47,10 +47,10 @@ COLUMNS = {
 
 
 class Evaluation(NamedTuple):
-    """The predictions of one method on the test set and on the sets out of distribution."""
+    """Predictions of one method on the test set and on the out-of-distribution (OOD) sets."""
 
     probs: Tensor  # test set, [N, C]
-    ood_probs: list[Tensor]  # each set out of distribution, [M, C]
+    ood_probs: list[Tensor]  # one tensor per OOD set, [M, C]
     metrics: dict[str, float]
 
 
@@ -69,19 +69,22 @@ def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequenc
 
     Args:
         config: Name of the config.
-        folder: Folder of the run.
-        seed: Seed of initial weights and batch order.
+        folder: Output folder.
+        seed: Seed of the initial weights and the batch order.
         progress: Whether to show Lightning's progress bar.
         overrides: Further command-line arguments, such as ``--trainer.max_epochs=1``.
 
     Returns:
-        The trained task, its data and the checkpoint's path.
+        The finished run.
     """
     run = instantiate(
         config,
-        *(f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}"),
-        *(f"--trainer.enable_progress_bar={str(progress).lower()}", "--trainer.enable_model_summary=false"),
-        *("--trainer.logger=false", *overrides),
+        f"--seed_everything={seed}",
+        f"--trainer.default_root_dir={folder}",
+        f"--trainer.enable_progress_bar={str(progress).lower()}",
+        "--trainer.enable_model_summary=false",
+        "--trainer.logger=false",
+        *overrides,
     )
     folder.mkdir(parents=True, exist_ok=True)
     run.parser.save(run.config, folder / "config.yaml", overwrite=True)
@@ -94,15 +97,15 @@ def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequenc
 
 @torch.no_grad()
 def predict(task: LightningModule, posterior: AbstractPosterior | None, x: Tensor) -> Tensor:
-    """Class probabilities.
+    """Class probabilities of images.
 
     Args:
         task: The trained module.
-        posterior: Average over samples of it; None uses the module's weights, the posterior mean.
+        posterior: The posterior to average over; None predicts with the module's weights.
         x: Images, ``[N, 1, 8, 8]``.
 
     Returns:
-        ``[N, C]``.
+        Probabilities, ``[N, C]``.
     """
     if posterior is not None:
         probs: Tensor = mc_predict(task, posterior, x, samples=SAMPLES).probs
@@ -112,22 +115,15 @@ def predict(task: LightningModule, posterior: AbstractPosterior | None, x: Tenso
 
 
 def evaluate(fitted: Fitted, posterior: AbstractPosterior | None = None) -> Evaluation:
-    """Evaluate on the test digits, and detect the sets out of distribution by predictive entropy.
-
-    Args:
-        fitted: A finished run.
-        posterior: As in `predict`.
-
-    Returns:
-        Probabilities and metrics.
-    """
+    """Evaluate a run on the test digits, with the predictive entropy as the OOD score; `posterior` as in `predict`."""
     images, targets = fitted.data.test_set.tensors
     probs = predict(fitted.task, posterior, images)
     ood_probs = [predict(fitted.task, posterior, dataset.tensors[0]) for dataset in fitted.data.ood_sets]
     classes, ood = classification_metrics(10, prefix=""), ood_metrics(prefix="ood/")
     classes.update(probs, targets)
-    for each, is_ood in [(probs, 0), *((p, 1) for p in ood_probs)]:
-        ood.update(entropy(each), torch.full((len(each),), is_ood))
+    ood.update(entropy(probs), torch.zeros(len(probs), dtype=torch.long))
+    for set_probs in ood_probs:
+        ood.update(entropy(set_probs), torch.ones(len(set_probs), dtype=torch.long))
     metrics = {name: float(value) for name, value in {**classes.compute(), **ood.compute()}.items()}
     return Evaluation(probs, ood_probs, metrics)
 
@@ -135,36 +131,32 @@ def evaluate(fitted: Fitted, posterior: AbstractPosterior | None = None) -> Eval
 def compare(
     folder: Path, seed: int = 0, progress: bool = False, overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Evaluation], Fitted, Fitted]:
-    """Train with Adam and with VOGN, and evaluate Adam, VOGN's mean and VOGN's posterior.
+    """Train with Adam and with VOGN, and evaluate Adam, VOGN's posterior mean and VOGN's posterior.
 
     Args:
-        folder: Folder of both runs.
+        folder: Output folder.
         seed: Seed of both runs.
         progress: Whether to show progress bars.
-        overrides: Further command-line arguments of both runs.
+        overrides: Further command-line arguments for both runs.
 
     Returns:
-        Evaluations by name, and both runs.
+        Evaluations by name, the run of Adam, and the run of VOGN.
     """
     adam = fit("digits+lenet+adam", folder / "adam", seed, progress, overrides)
     vogn = fit("digits+lenet+vogn", folder / "vogn", seed, progress, overrides)
     posterior = load_posterior(vogn.checkpoint)
-    return (
-        {
-            "Adam": evaluate(adam),
-            "VOGN mean": evaluate(vogn),
-            f"VOGN MC ({SAMPLES})": evaluate(vogn, posterior),
-        },
-        adam,
-        vogn,
-    )
+    results = {
+        "Adam": evaluate(adam),
+        "VOGN mean": evaluate(vogn),
+        f"VOGN MC ({SAMPLES})": evaluate(vogn, posterior),
+    }
+    return results, adam, vogn
 
 
 def results_table(results: dict[str, Evaluation]) -> Table:
-    """One row per method."""
-    table = Table(
-        title="400 test digits; 800 inputs out of distribution", box=box.SIMPLE_HEAD, padding=0, pad_edge=False
-    )
+    """A table of the metrics in `COLUMNS`, one row per method."""
+    title = "400 test digits; 800 out-of-distribution inputs"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("", no_wrap=True)
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
@@ -177,12 +169,12 @@ def write_figures(results: dict[str, Evaluation], data: Any, folder: Path) -> li
     """Draw the reliability diagram, the entropy histogram, and the most and least certain digits.
 
     Args:
-        results: Evaluations by name; the digits are those of the last one.
+        results: Evaluations by name; the last one ranks the digits.
         data: The data module.
-        folder: Folder of the pictures.
+        folder: Output folder.
 
     Returns:
-        Paths of the pictures.
+        Paths of the figures.
     """
     images, targets = data.test_set.tensors
     names = ("digits", *data.ood_names)
@@ -202,33 +194,27 @@ def write_figures(results: dict[str, Evaluation], data: Any, folder: Path) -> li
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Run the demo from the command line.
-
-    Args:
-        arguments: Command-line arguments, by default the process's.
-    """
+    """Run the demo with command-line arguments, by default those of the process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--root", type=Path, default=Path("runs/demo"), help="folder of the results (default: runs/demo)"
-    )
+    parser.add_argument("--root", type=Path, default=Path("runs/demo"), help="output folder (default: runs/demo)")
     parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and batch order (default: 0)")
-    parser.add_argument("--epochs", type=int, help="epochs of both runs (default: those of the configs)")
+    parser.add_argument("--epochs", type=int, help="epochs of both runs (default: as in the configs)")
     options = parser.parse_args(None if arguments is None else list(arguments))
-    # Lightning's hints about hardware and logging services would bury the two progress bars.
+    # Hide Lightning's hints about hardware and loggers; only the two progress bars remain.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # Lightning 2.6 with torch 2.15
     overrides = [] if options.epochs is None else [f"--trainer.max_epochs={options.epochs}"]
     console = Console()
-    console.print("LeNet-5 on 1097 digits, first with Adam, then with VOGN:")
+    console.print("Training LeNet-5 on 1097 digits, first with Adam, then with VOGN:")
     results, adam, vogn = compare(options.root, options.seed, True, overrides)
-    pictures = write_figures(results, vogn.data, options.root)
+    figures = write_figures(results, vogn.data, options.root)
     console.print(results_table(results))
     console.print(f"Training took {adam.seconds:.0f} s with Adam and {vogn.seconds:.0f} s with VOGN.")
     console.print(
-        f"The data determine {vogn.logged['posterior/effective_parameters']:.0f} parameters of VOGN's posterior. Curvature "
-        "places its noise, and a heuristic, relative to the size of the weights, sets the scale."
+        f"The data determine about {vogn.logged['posterior/effective_parameters']:.0f} parameters of VOGN's posterior. The "
+        "curvature sets the shape of its noise; a heuristic sets the scale relative to the size of the weights."
     )
-    for path in [*pictures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
+    for path in [*figures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
         console.print(f"wrote {path}", soft_wrap=True)
 
 

@@ -1,7 +1,7 @@
-"""``lightning-bayes laplace --config CONFIG --ckpt_path CHECKPOINT``: a posterior for a checkpoint that has none.
+"""``lightning-bayes laplace --config CONFIG --ckpt_path CHECKPOINT``: add a Laplace posterior to a trained checkpoint.
 
-It is ``lightning-bayes test`` with a `LaplaceCallback`, which measures the curvature on the training data first and writes
-the checkpoint again with the posterior, as ``NAME-laplace.ckpt``. Arguments of the callback follow as
+The command is ``lightning-bayes test`` with a `LaplaceCallback`, which first measures the curvature on the training data. It
+writes the checkpoint with the posterior to ``NAME-laplace.ckpt``. Further options set arguments of the callback, such as
 ``--trainer.callbacks.structure=diagonal``.
 """
 
@@ -16,21 +16,20 @@ from lightning_bayes.errors import ConfigError
 COMMAND: Final = "laplace"
 _CALLBACK: Final = "--trainer.callbacks+=lightning_bayes.LaplaceCallback"
 _CONFIGS: Final = ("-c", "--config")
-KINDS_OF_CHECKPOINT: Final = ("best", "last", "hpc")  # Lightning's words
+KINDS_OF_CHECKPOINT: Final = ("best", "last", "hpc")  # keywords of Lightning, not paths
 
 
 def as_test_under_laplace(arguments: Sequence[str]) -> list[str]:
-    """Translate the command.
+    """Translate ``laplace`` into ``test`` with a `LaplaceCallback`; other commands are returned unchanged.
 
     Args:
         arguments: The arguments of the command line, with composed configs.
 
     Returns:
-        Those of ``test``, with the callback behind the last config, so that later arguments can change it; any other command
-        as it is.
+        The new arguments. The callback follows the last config, so that later options can set its arguments.
 
     Raises:
-        ConfigError: If there is no checkpoint.
+        ConfigError: If ``--ckpt_path`` is missing or is not a path.
 
     Example:
         >>> as_test_under_laplace(["laplace", "--config", "digits+lenet+adam", "--ckpt_path=last.ckpt"])[3:5]
@@ -44,16 +43,16 @@ def as_test_under_laplace(arguments: Sequence[str]) -> list[str]:
     path = _value(words, "--ckpt_path")
     if path is None:
         raise ConfigError(
-            "laplace approximates the posterior of trained weights, but there is no checkpoint. Pass --ckpt_path with the "
-            "checkpoint of a fit."
+            "laplace needs a trained checkpoint, but there is no checkpoint. Pass --ckpt_path with the checkpoint of a fit."
         )
     if path in KINDS_OF_CHECKPOINT:
         raise ConfigError(
-            f"laplace writes its posterior beside the checkpoint, but {path} is not a file. Pass --ckpt_path with its path."
+            f"laplace saves its posterior next to the checkpoint, but {path} is not a file. Pass --ckpt_path with a path."
         )
-    behind = max((i + 2 if word in _CONFIGS else i + 1 for i, word in enumerate(words) if _is_config(word)), default=1)
-    saved = Path(path).with_name(f"{Path(path).stem}-laplace{Path(path).suffix}")
-    return [*words[:behind], _CALLBACK, f"--trainer.callbacks.save_to={saved}", *words[behind:]]
+    config_ends = [i + 2 if word in _CONFIGS else i + 1 for i, word in enumerate(words) if _is_config(word)]
+    position = max(config_ends, default=1)
+    output = Path(path).with_name(f"{Path(path).stem}-laplace{Path(path).suffix}")
+    return [*words[:position], _CALLBACK, f"--trainer.callbacks.save_to={output}", *words[position:]]
 
 
 def _is_config(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""``lightning-bayes list``: what can follow ``--config``, and the presets of the callbacks, a line each."""
+"""``lightning-bayes list``: print one kind of config, or the presets of the callbacks, one per line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Entry = tuple[str, str]  # name, description
 
 
 def configs() -> Iterator[Entry]:
-    """Recipes: configs that are whole."""
+    """Recipes, which are complete configs."""
     return _described(recipes())
 
 
@@ -33,18 +33,19 @@ def models() -> Iterator[Entry]:
 
 
 def methods() -> Iterator[Entry]:
-    """Methods, and what may be added to evaluate them."""
+    """Methods, and the parts that add to their evaluation."""
     yield from _described(parts("methods"))
     yield from _described(parts("evaluation"))
 
 
 def presets() -> Iterator[Entry]:
-    """Published settings, ``CALLBACK.from_preset(NAME)``."""
+    """Published settings, for ``CALLBACK.from_preset(NAME)``."""
     from lightning_bayes import callbacks
 
     for name in sorted(callbacks.__all__):
-        found: Callable[[], dict[str, object]] | None = getattr(getattr(callbacks, name), "presets", None)
-        yield from ((preset, f"{name}.from_preset({preset!r})") for preset in (found() if found else ()))
+        callback = getattr(callbacks, name)
+        if hasattr(callback, "presets"):
+            yield from ((preset, f"{name}.from_preset({preset!r})") for preset in callback.presets())
 
 
 KINDS: Final[dict[str, Callable[[], Iterator[Entry]]]] = {
@@ -57,13 +58,15 @@ KINDS: Final[dict[str, Callable[[], Iterator[Entry]]]] = {
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the command.
-
-    Args:
-        arguments: The command line after ``lightning-bayes list``.
-    """
-    parser = argparse.ArgumentParser("lightning-bayes list", description=__doc__, allow_abbrev=False)
-    parser.add_argument("kind", choices=KINDS, help="configs are whole; DATA+MODEL+METHOD is one more")
+    """Run the command with the arguments that follow ``lightning-bayes list``."""
+    parser = argparse.ArgumentParser(
+        "lightning-bayes list", description="Print all names of one kind, one per line.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "kind",
+        choices=KINDS,
+        help="recipes, or parts for --config DATA+MODEL+METHOD",
+    )
     kind = parser.parse_args(arguments).kind
     entries = list(KINDS[kind]())
     width = max(len(name) for name, _ in entries)
@@ -72,7 +75,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _described(files: dict[str, Path]) -> Iterator[Entry]:
-    """Names with the comments that the files begin with."""
+    """Names of files, described by the comment in their first line."""
     for name, path in files.items():
-        first = path.read_text("utf-8").partition("\n")[0]
-        yield name, first.removeprefix("#").strip() if first.startswith("#") else ""
+        first_line = path.read_text("utf-8").partition("\n")[0]
+        yield name, first_line.removeprefix("#").strip() if first_line.startswith("#") else ""

@@ -9,18 +9,11 @@ from typing import Final
 from rich.table import Table
 
 _SINGLE_SHIFT: Final = re.compile(r"shift(_mean)?/(?!all/)[^/]+/\d+/")
-WAYS: Final = ("Value", "Mean", "Scaled")  # as predicted; at the posterior mean; with the fitted temperature
+WAYS: Final = ("Value", "Mean", "Scaled")  # under the posterior; at its mean; with the fitted temperature
 
 
 def metric_table(metrics: Mapping[str, float]) -> Table:
-    """One row per metric, one column per way to predict.
-
-    Args:
-        metrics: Values by the keys of a test.
-
-    Returns:
-        The table.
-    """
+    """A table with one row per metric and one column per kind of prediction in `WAYS` that has a value."""
     rows = by_way(metrics)
     columns = [way for way in WAYS if any(way in values for values in rows.values())]
     table = Table("Metric", *columns)
@@ -30,15 +23,16 @@ def metric_table(metrics: Mapping[str, float]) -> Table:
 
 
 def by_way(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Collect the values of each metric under the ways to predict.
+    """Group the values of each metric by the kind of prediction.
 
-    Of the many values under shift only the means over its kinds stay; loggers have them all.
+    Metrics of single corruptions are left out, because they are many; the loggers have them. Their means over the kinds of
+    corruption stay.
 
     Args:
-        metrics: Values by the keys of a test.
+        metrics: Values by metric key.
 
     Returns:
-        For each key, without ``_mean`` and ``post/``, its values by a name of `WAYS`.
+        For each key without ``_mean`` and ``post/``, its values by the names in `WAYS`.
 
     Example:
         >>> by_way({"test/cls/Acc": 0.9, "test_mean/cls/Acc": 0.8, "test/post/cls/Acc": 0.7, "shift/fog/1/cls/Acc": 0.6})

@@ -1,6 +1,6 @@
-"""``lightning-bayes predict --output FILE --reject_below P``: where predictions go, in which format, and which are rejected.
+"""``lightning-bayes predict --output FILE --reject_below P``: where to write predictions, and which to reject.
 
-The two options stand for a `PredictionWriter`, which joins the callbacks of the run.
+The two options become arguments of a `PredictionWriter`, which is added to the callbacks of the run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _OPTIONS: Final = ("--output", "--reject_below")
 
 
 def with_prediction_writer(arguments: Sequence[str]) -> list[str]:
-    """Translate the options of ``predict``.
+    """Translate ``--output`` and ``--reject_below`` of ``predict`` into a `PredictionWriter`.
 
     Args:
         arguments: The arguments of the command line.
 
     Returns:
-        Those of LightningCLI, with the writer at the end; any other command as it is.
+        Arguments of LightningCLI with the writer at the end; commands other than ``predict`` are returned unchanged.
 
     Raises:
         ConfigError: If an option has no value.
@@ -34,17 +34,19 @@ def with_prediction_writer(arguments: Sequence[str]) -> list[str]:
     if list(arguments[:1]) != ["predict"]:
         return list(arguments)
     words: list[str] = []
-    found: dict[str, str] = {}
-    each = iter(arguments)
-    for word in each:
+    options: dict[str, str] = {}
+    remaining = iter(arguments)
+    for word in remaining:
         option, equals, value = word.partition("=")
         if option not in _OPTIONS:
             words.append(word)
-        elif equals or (value := next(each, "")):
-            found[option] = value
-        else:
-            raise ConfigError(f"{option} has no value. Pass a file after --output, a probability after --reject_below.")
-    return [*words, *_writer(found)] if found else words
+            continue
+        if not equals:
+            value = next(remaining, "")
+            if not value:
+                raise ConfigError(f"{option} has no value. Pass --output=FILE or --reject_below=PROBABILITY.")
+        options[option] = value
+    return [*words, *_writer(options)] if options else words
 
 
 def _writer(options: dict[str, str]) -> Iterator[str]:

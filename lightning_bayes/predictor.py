@@ -1,10 +1,10 @@
-"""Serving a posterior file: images or arrays in, probabilities with their uncertainty out.
+"""Serve a posterior file: images or arrays in, probabilities and their uncertainty out.
 
     predict = Predictor.load("posterior.safetensors")
     predict("cat.jpg").labels, predict(array).entropy
 
-A prediction is rejected where its largest probability lies below a threshold (Chow 1970, the optimal rule for calibrated
-probabilities): it goes to a person, or to a better model.
+A predictor can reject predictions whose largest probability is below a threshold (Chow 1970, the optimal rule for calibrated
+probabilities), so that a person or a better model can decide.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from lightning_bayes.predictive import (
     summarise,
 )
 
-if TYPE_CHECKING:  # the zoo loads torchvision, which a posterior of tables does not need
+if TYPE_CHECKING:  # the zoo imports torchvision, which tabular models do not need
     from lightning_bayes.zoo import SavedPosterior
 
 
 class ClassPrediction(NamedTuple):
     """The prediction of a classifier."""
 
-    probs: Tensor  # averaged over weight samples: [B, C]; [B, …] of independent Bernoullis
+    probs: Tensor  # averaged over weight samples: [B, C]; [B, …] for independent Bernoullis
     entropy: Tensor  # total uncertainty in nats, [B]
     mutual_information: Tensor  # epistemic part in nats, [B]
     classes: Tensor  # index of the largest probability, [B]
-    labels: tuple[str, ...]  # names of `classes`; empty if the file names none
+    labels: tuple[str, ...]  # names of `classes`; empty if the file has no class names
     reject: Tensor | None  # [B], bool; None without a threshold
 
 
@@ -52,20 +52,20 @@ class ValuePrediction(NamedTuple):
     """The prediction of a regression network."""
 
     mean: Tensor  # over weight samples, [B, …]
-    std: Tensor  # over weight samples, so without the noise of the targets, [B, …]
+    std: Tensor  # over weight samples, without the observation noise, [B, …]
 
 
 @final
 class Predictor:
-    """Predicts with a saved posterior, under the same weight samples in every call.
+    """Predicts with a saved posterior, using the same weight samples in every call.
 
     Args:
-        saved: A posterior file's contents, from `lightning_bayes.zoo.load`.
+        saved: The contents of a posterior file, from `lightning_bayes.zoo.load`.
         samples: S, the number of weight samples, at least 1.
         seed: Seed of the weight samples.
-        reject_below: Predictions whose largest probability is smaller are marked in ``reject``; None marks none. A
+        reject_below: Reject predictions whose largest probability is smaller; None rejects none. A
             `lightning_bayes.predictive.Rejector` finds a threshold with a guarantee.
-        device: Device of the computation and its results.
+        device: Device of the computation and the results.
 
     Attributes:
         saved: The posterior, its model, its transform and its class names.
@@ -103,7 +103,7 @@ class Predictor:
         self._posterior = posterior = saved.posterior.to(device)
         linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
         self._draws = seen_through(PosteriorSamples(posterior, samples, seed), linearized, saved.link)
-        self._example = next(iter(posterior.mean.values()))  # of the weights' device and type
+        self._example = next(iter(posterior.mean.values()))  # has the device and dtype of the weights
 
     @classmethod
     def load(
@@ -117,10 +117,10 @@ class Predictor:
         """Read a posterior file.
 
         Args:
-            path: A file of `lightning_bayes.zoo.save_posterior`, or its name; see `lightning_bayes.zoo.load`.
-            model: A network for it; needed if the file does not say how to build one.
-            allow: Packages whose code may build the network of the file.
-            **options: Arguments of the class.
+            path: A file written by `lightning_bayes.zoo.save_posterior`, or its name; see `lightning_bayes.zoo.load`.
+            model: The network; required if the file does not describe how to build it.
+            allow: Packages whose code may build the network.
+            **options: Arguments of `Predictor`.
 
         Returns:
             The predictor.
@@ -130,11 +130,11 @@ class Predictor:
         return cls(load(path, model=model, allow=allow), **options)
 
     def export(self, path: str | os.PathLike[str], inputs: Tensor | None = None) -> Exported:
-        """Write this predictor as one network, whose input is the model's; see `lightning_bayes.export`.
+        """Export this predictor as one network that takes the model's input; see `lightning_bayes.export`.
 
         Args:
-            path: The file, ``.pt2`` or ``.onnx``.
-            inputs: An example of the model's input, one batch; by default an image of the file's transform.
+            path: The output file, ``.pt2`` or ``.onnx``.
+            inputs: An example batch of the model's input; by default images of the size that the file's transform produces.
 
         Returns:
             The file and the names of its outputs.
@@ -142,15 +142,20 @@ class Predictor:
         Raises:
             HyperparameterError: If there is neither an example nor a transform.
         """
-        transform, saved = self.saved.transform, self.saved
-        if inputs is None and transform is None:
-            raise HyperparameterError("The posterior file holds no transform: pass an example of the model's inputs.")
-        if inputs is None and transform is not None:
+        saved, transform = self.saved, self.saved.transform
+        if inputs is None:
+            if transform is None:
+                raise HyperparameterError("The posterior file has no transform: pass an example of the model's inputs.")
             inputs = torch.zeros(2, len(transform.mean), transform.image_size, transform.image_size)
-        example = self._placed(inputs)
-        scaled = {"temperature": saved.temperature}
         return export(
-            self._model, self._posterior, path, example, self.samples, link=saved.link, seed=self.seed, **scaled
+            self._model,
+            self._posterior,
+            path,
+            self._to_model(inputs),
+            self.samples,
+            link=saved.link,
+            seed=self.seed,
+            temperature=saved.temperature,
         )
 
     @torch.no_grad()
@@ -158,29 +163,29 @@ class Predictor:
         """Predict.
 
         Args:
-            inputs: See `prepare`.
+            inputs: Images or model inputs, see `prepare`.
 
         Returns:
-            One row for each example.
+            One row per example.
         """
         batch = self.prepare(inputs)
         with evaluation_mode(self._model):
             outputs = self._draws.outputs(self._model, lambda: self._model(batch))
-        found = summarise(outputs / self.saved.temperature, self.saved.link)
-        if isinstance(found, Moments):
-            return ValuePrediction(found.mean, found.variance.sqrt())
-        return self._classified(found)
+        prediction = summarise(outputs / self.saved.temperature, self.saved.link)
+        if isinstance(prediction, Moments):
+            return ValuePrediction(prediction.mean, prediction.variance.sqrt())
+        return self._classify(prediction)
 
     def prepare(self, inputs: Any) -> Any:
-        """The model's input.
+        """Convert images to a batch of the model's input.
 
         Args:
-            inputs: An image or several: paths, PIL images, bytes as NumPy gives them (``[H, W]``, ``[H, W, C]`` or
-                ``[B, H, W, C]``), or bytes as torchvision gives them (``[C, H, W]`` or ``[B, C, H, W]``). They pass through
-                the transform in the file. Anything else, such as floats ``[B, …]``, is the model's input as it is.
+            inputs: One image or a list of images, to which the transform of the file is applied: paths, PIL images, uint8
+                arrays of NumPy (``[H, W]``, ``[H, W, C]`` or ``[B, H, W, C]``), or uint8 tensors (``[C, H, W]`` or
+                ``[B, C, H, W]``). Anything else, such as floats ``[B, …]``, is passed to the model without a transform.
 
         Returns:
-            One batch, on the device of the weights; floats have their precision.
+            One batch on the device of the weights; floats are cast to the dtype of the weights.
 
         Raises:
             ShapeError: If a list is empty or its images differ in shape after the transform.
@@ -188,46 +193,48 @@ class Predictor:
         if isinstance(inputs, (list, tuple)):
             if not inputs:
                 raise ShapeError("There is nothing to predict: the list of inputs is empty. Pass at least one.")
-            return torch.cat([self._one(each) for each in inputs])
-        return self._one(inputs)
+            return torch.cat([self._prepare_one(image) for image in inputs])
+        return self._prepare_one(inputs)
 
-    def _one(self, image: Any) -> Any:
+    def _prepare_one(self, image: Any) -> Any:
         if isinstance(image, (str, os.PathLike)):
             from lightning_bayes.zoo.data.images import read_image
 
             image = read_image(Path(image))
         if isinstance(image, np.ndarray):
             image = torch.from_numpy(np.ascontiguousarray(_channels_first(image)))
-        is_picture = hasattr(image, "getbands")  # of PIL
-        if is_picture or (isinstance(image, Tensor) and image.dtype == torch.uint8):
-            image = self._transformed(image)
+        is_pil_image = hasattr(image, "getbands")
+        if is_pil_image or (isinstance(image, Tensor) and image.dtype == torch.uint8):
+            image = self._transform(image)
             image = image if image.ndim > 3 else image.unsqueeze(0)
-        return self._placed(image)
+        return self._to_model(image)
 
-    def _transformed(self, image: Any) -> Tensor:
+    def _transform(self, image: Any) -> Tensor:
         transform = self.saved.transform
         if transform is None:
             raise HyperparameterError(
-                "The posterior file holds no transform, so an image cannot become the model's input. Pass floats that are "
-                "that input, or save the file again with save_posterior(..., transform=zoo.ImageTransform(...))."
+                "The posterior file has no transform, so images cannot be converted to the model's input. Pass floats in "
+                "that format, or save the file again with save_posterior(..., transform=zoo.ImageTransform(...))."
             )
         return transform(image)
 
-    def _placed(self, value: Any) -> Any:
+    def _to_model(self, value: Any) -> Any:
+        """Move a tensor to the device and dtype of the weights."""
         return as_input(value, self._example) if isinstance(value, Tensor) else value
 
-    def _classified(self, found: Prediction) -> ClassPrediction:
-        is_binary = self.saved.link == "sigmoid"
-        largest = found.probs.maximum(1 - found.probs) if is_binary else found.probs.amax(1)
-        classes = (found.probs > 0.5).long() if is_binary else found.probs.argmax(1)
-        names = self.saved.class_names
+    def _classify(self, prediction: Prediction) -> ClassPrediction:
+        probs, names = prediction.probs, self.saved.class_names
+        if self.saved.link == "sigmoid":
+            largest, classes = probs.maximum(1 - probs), (probs > 0.5).long()
+        else:
+            largest, classes = probs.amax(1), probs.argmax(1)
         labels = tuple(names[index] for index in classes.tolist()) if names and classes.ndim == 1 else ()
         reject = largest < self.reject_below if self.reject_below is not None else None
-        return ClassPrediction(found.probs, found.entropy, found.mutual_information, classes, labels, reject)
+        return ClassPrediction(probs, prediction.entropy, prediction.mutual_information, classes, labels, reject)
 
 
 def _channels_first(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Bytes ``[H, W]`` or ``[…, H, W, C]`` as ``[…, C, H, W]``; anything but bytes stays."""
+    """Move the channels of uint8 ``[H, W]`` or ``[…, H, W, C]`` to ``[…, C, H, W]``; other dtypes are unchanged."""
     if pixels.dtype != np.uint8:
         return pixels
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, -3)

@@ -1,4 +1,4 @@
-"""The names of `lightning_bayes`."""
+"""The public names of `lightning_bayes`."""
 
 from lightning_bayes.callbacks import (
     BatchNormRecalibration,

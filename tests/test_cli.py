@@ -119,18 +119,19 @@ def test_last_is_the_checkpoint_of_the_newest_run(fitted, monkeypatch):
 
 def test_the_best_checkpoint_is_not_known_afterwards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=r"Only the fit itself knows its best checkpoint. Pass --ckpt_path=last"):
+    with pytest.raises(SystemExit, match=r"--ckpt_path=best is known only while the fit runs. Pass --ckpt_path=last"):
         command("test", "--config", "digits_mlp_vogn", *QUIET, "--ckpt_path=best")
 
 
 def test_laplace_needs_a_file_to_write_beside():
-    with pytest.raises(ConfigError, match="beside the checkpoint, but last is not a file"):
+    with pytest.raises(ConfigError, match="next to the checkpoint, but last is not a file"):
         as_test_under_laplace(["laplace", "--config=digits+lenet+adam", "--ckpt_path=last"])
 
 
 def test_no_last_checkpoint_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=r"^lightning-bayes: ConfigError: No run in runs/digits_mlp_vogn has a last"):
+    message = r"^lightning-bayes: ConfigError: No run in runs/digits_mlp_vogn has a file checkpoints/last\.ckpt"
+    with pytest.raises(SystemExit, match=message):
         command("test", "--config", "digits_mlp_vogn", *QUIET, "--ckpt_path=last")
     assert not Path("runs/digits_mlp_vogn/version_0").exists()
 
@@ -297,7 +298,8 @@ def test_a_run_that_is_stopped_has_the_last_finished_epoch(monkeypatch):
 
 
 def test_evaluation_without_a_checkpoint_is_remarked_on():
-    with pytest.warns(UserWarning, match="test uses the weights that BayesClassifier was built with. Pass --ckpt_path"):
+    message = "test uses the weights that BayesClassifier was constructed with. Pass --ckpt_path"
+    with pytest.warns(UserWarning, match=message):
         command("test", "--config", "digits_lenet_adam", *QUIET, "--trainer.limit_test_batches=1")
 
 
@@ -379,7 +381,7 @@ def test_only_the_values_of_config_options_are_replaced():
 def test_an_unknown_config_is_refused_with_the_nearest_ones(arguments, capsys):
     status, said = refused(capsys, "fit", *arguments)
     assert status == 2
-    assert said.err.startswith("lightning-bayes: There is no config digits_lenet_vgn, neither as a file below ")
+    assert said.err.startswith("lightning-bayes: There is no config digits_lenet_vgn: no file in ")
     assert "Did you mean digits+lenet+vogn or " in said.err
     assert said.err.count("\n") == 1
 
@@ -447,7 +449,7 @@ def test_debug_prints_the_whole_message(capsys):
 
 
 def test_a_checkpoint_that_is_not_there_is_named():
-    with pytest.raises(SystemExit, match=r"^lightning-bayes: ConfigError: There is no checkpoint nowhere.ckpt below "):
+    with pytest.raises(SystemExit, match=r"^lightning-bayes: ConfigError: Checkpoint nowhere.ckpt does not exist "):
         command("test", "--config", "digits_mlp_vogn", *QUIET, "--trainer.logger=false", "--ckpt_path=nowhere.ckpt")
 
 

@@ -247,10 +247,10 @@ def test_a_name_is_given_to_one_object(stranger):
     ("name", "message"),
     [
         ("digits+lennet+vogn", r"There is no part 'lennet'\. Did you mean lenet or .*lightning-bayes list configs"),
-        ("digits+mnist+vogn", r"digits\+mnist\+vogn has two parts of one kind \(data, data, methods\)"),
-        ("lenet+vogn", r"lenet\+vogn needs a value for image_size, in_channels, num_classes\. Name a data set"),
+        ("digits+mnist+vogn", r"digits\+mnist\+vogn has two parts of the same kind \(data, data, methods\)"),
+        ("lenet+vogn", r"lenet\+vogn needs a value for image_size, in_channels, num_classes\. Choose a data set"),
         ("svhn+lenet+vadagrad", r"needs a value for steps\. .*\+FILE\.yaml with `values: \{steps: \.\.\.\}`"),
-        ("digits_lenet_vgn", r"There is no config digits_lenet_vgn, neither as a file below .* nor here"),
+        ("digits_lenet_vgn", r"There is no config digits_lenet_vgn: no file in .* and no packaged config"),
     ],
 )
 def test_a_composition_that_cannot_be_is_refused(name, message):

@@ -1,1 +1,1 @@
-"""The working tree beside an old commit: equal trajectories, and equal time for a step."""
+"""Compare the working tree with an old commit: equal trajectories, and the time of a step."""

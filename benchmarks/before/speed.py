@@ -1,6 +1,6 @@
-"""The time of a step in two trees: two processes, each with the package of one tree, take turns block by block.
+"""Time of a step in two trees: two processes, each with the package of one tree, take turns block by block.
 
-A busy machine slows both, so the ratio is taken within a round; the order changes from round to round.
+A busy machine slows both, so ratios are computed within a round; the order changes from round to round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from benchmarks.trees import environment, probe_command
 
 METHODS = ("VOGN", "NoisyKFAC")
-BLOCKS = {"lenet5": 20, "resnet18": 10}  # steps; a multiple of the 10 between two measurements of Noisy K-FAC
+BLOCKS = {"lenet5": 20, "resnet18": 10}  # steps; multiples of 10, the interval of measurements of Noisy K-FAC
 WARM_UP = 1  # blocks
 
 
@@ -24,7 +24,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         method: The optimizer.
-        model: The zoo's name of the model.
+        model: Name of the model in the zoo.
         before: Median seconds per step in the old tree.
         after: The same in the new tree.
         ratio: Median over rounds of the new time over the old one.
@@ -54,7 +54,7 @@ class Worker:
 
         Args:
             method: The optimizer.
-            model: The zoo's name of the model.
+            model: Name of the model in the zoo.
             steps: Length of the block.
 
         Returns:
@@ -74,37 +74,16 @@ class Worker:
 
 @contextmanager
 def worker(root: Path, clock: str, threads: int) -> Iterator[Worker]:
-    """Run a worker, and end it.
-
-    Args:
-        root: The root of the tree whose package it imports.
-        clock: ``"wall"``, or ``"cpu"`` for the processor time of its process.
-        threads: Threads of torch.
-
-    Yields:
-        The worker.
-    """
+    """Start a worker in a tree, with a clock and torch's threads; the end of the context ends it."""
     command = probe_command("before/speed_probe", clock, str(threads))
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=root, env=environment(root), stdin=pipe, stdout=pipe, text=True) as process:
         yield Worker(process)
-        process.communicate()  # closes its input, at which it ends
+        process.communicate()  # closes its input, which ends it
 
 
 def compare(before: Path, after: Path, models: list[str], rounds: int, clock: str, threads: int) -> list[Comparison]:
-    """Time every method on every model in both trees.
-
-    Args:
-        before: The root of the old tree.
-        after: The root of the new tree.
-        models: The zoo's names.
-        rounds: Number of blocks in each tree after the warm-up.
-        clock: ``"wall"`` or ``"cpu"``.
-        threads: Threads of torch.
-
-    Returns:
-        One comparison for each method and model.
-    """
+    """Time every method on every model in both trees, with `rounds` blocks per tree after the warm-up."""
     with ExitStack() as stack:
         workers = [stack.enter_context(worker(root, clock, threads)) for root in (before, after)]
         return [_compare(workers, method, model, rounds) for model in models for method in METHODS]
@@ -120,11 +99,11 @@ def _compare(workers: list[Worker], method: str, model: str, rounds: int) -> Com
 
 
 def summarise(method: str, model: str, before: list[float], after: list[float]) -> Comparison:
-    """Reduce the times of all rounds.
+    """Summarise the times of all rounds.
 
     Args:
         method: The optimizer.
-        model: The zoo's name of the model.
+        model: Name of the model in the zoo.
         before: Seconds per step in the old tree by round, at least two.
         after: The same in the new tree.
 

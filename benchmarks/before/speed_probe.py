@@ -1,8 +1,8 @@
 """Run inside a tree: a worker that times blocks of optimizer steps on demand.
 
-``python -c`` runs the text of this file with the tree as its working directory, so it imports nothing of the repository but
-the package, and of that only public names. The worker reads one line for each block, ``METHOD MODEL STEPS``, and answers
-with the seconds per step, measured by the clock that its first argument names.
+The text of this file runs by ``python -c`` with the tree as working directory, so it imports nothing of the repository but
+the package, and only its public names. The worker reads one line per block, ``METHOD MODEL STEPS``, and prints the seconds
+per step, measured with the clock that its first argument names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {"lenet5": {"in_channels": 3, "image_size": 
 
 @cache
 def training_step(method: str, model_name: str) -> Callable[[], None]:
-    """Build a model with its optimizer, as the callback without arguments sets it up, and return its training step."""
+    """Build a model and its optimizer, as the callback sets it up by default, and return the training step."""
     torch.manual_seed(0)
     model = import_module("lightning_bayes.zoo").create_model(model_name, num_classes=10, **MODELS[model_name])
     images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))

@@ -1,4 +1,4 @@
-"""Trajectories of every optimizer and callback in two trees, compared number by number."""
+"""Compare the trajectories of every optimizer and callback in two trees."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         name: Method, network and arguments.
-        difference: The largest difference of any weight in any step; infinite if one of the trees cannot run it.
-        remark: The errors of the trees, or nothing.
+        difference: Largest difference of any weight in any step; infinite if a tree cannot run it.
+        remark: The errors of the trees, if any.
     """
 
     name: str
@@ -35,14 +35,7 @@ class Comparison(NamedTuple):
 
 
 def record(root: Path) -> Recorded:
-    """Record the trajectories of a tree.
-
-    Args:
-        root: The root of the tree.
-
-    Returns:
-        Weights of every step by the name of the trajectory, or the error that a method raised.
-    """
+    """Record the trajectories of a tree: by name, the weights of every step, or the error of the method."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trajectories.pt")
         run_probe("before/trajectory_probe", root, str(path))
@@ -51,16 +44,8 @@ def record(root: Path) -> Recorded:
 
 
 def compare(before: Recorded, after: Recorded) -> list[Comparison]:
-    """Compare the trajectories of two trees.
-
-    Args:
-        before: Those of the old tree.
-        after: Those of the new tree.
-
-    Returns:
-        One comparison for each trajectory that either tree has.
-    """
-    missing = "not there"
+    """Compare the trajectories of two trees; one comparison per trajectory of either tree."""
+    missing = "missing"
     return [_compare(name, before.get(name, missing), after.get(name, missing)) for name in {**before, **after}]
 
 

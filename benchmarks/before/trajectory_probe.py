@@ -1,7 +1,7 @@
-"""Run inside a tree: train small networks for 50 steps by every optimizer and callback, and save the weights of each step.
+"""Run inside a tree: train small networks for 50 steps with every optimizer and callback, and save the weights of each step.
 
-``python -c`` runs the text of this file with the tree as its working directory, so it imports nothing of the repository but
-the package, and of that only public names. All arithmetic is in float64, where other roundings stay far below 1e-6.
+The text of this file runs by ``python -c`` with the tree as working directory, so it imports nothing of the repository but
+the package, and only its public names. All arithmetic is in float64, where rounding differences stay far below 1e-6.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BASES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def network(kind: str, name: str) -> nn.Sequential:
-    """Make a network: ``"mlp"``, or ``"conv"`` with BatchNorm where the method knows it."""
+    """Build a network: ``"mlp"``, or ``"conv"`` with BatchNorm if the method supports it."""
     torch.manual_seed(0)
     if kind == "mlp":
         return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
@@ -60,7 +60,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def steps_of(name: str, kind: str, **arguments: Any) -> Tensor:
-    """Take 50 steps, of one or two passes each, and append one sample of the posterior."""
+    """The weights of 50 steps with one or two passes each, and a sample of the posterior."""
     model = network(kind, name)
     inputs, labels = data(kind)
     optimizer = getattr(import_module("lightning_bayes.optim"), name)(model, num_data=NUM_DATA, **arguments)
@@ -80,7 +80,7 @@ def steps_of(name: str, kind: str, **arguments: Any) -> Tensor:
 
 
 def steps_of_fit(name: str, base: str, **arguments: Any) -> Tensor:
-    """Fit with a callback for 13 epochs of four batches."""
+    """The weights of a fit with a callback, for 13 epochs of four batches."""
     model = network("conv", name)
     path: list[Tensor] = []
 
@@ -108,7 +108,7 @@ def steps_of_fit(name: str, base: str, **arguments: Any) -> Tensor:
 
 
 def cases() -> dict[str, Callable[[], Tensor]]:
-    """Every trajectory by its name."""
+    """All trajectories by name."""
 
     def plain(name: str, kind: str = "mlp", **arguments: Any) -> Callable[[], Tensor]:
         return lambda: steps_of(name, kind, **arguments)
@@ -116,33 +116,33 @@ def cases() -> dict[str, Callable[[], Tensor]]:
     def fit(name: str, base: str, **arguments: Any) -> Callable[[], Tensor]:
         return lambda: steps_of_fit(name, base, **arguments)
 
-    found: dict[str, Callable[[], Tensor]] = {}
+    trajectories: dict[str, Callable[[], Tensor]] = {}
     for name in OPTIMIZERS:
-        needed: dict[str, Any] = {"FullVON": {"prior_precision": 100.0}}.get(name, {})
+        required: dict[str, Any] = {"FullVON": {"prior_precision": 100.0}}.get(name, {})
         if name == "NNGFull":
-            needed = {"likelihood": import_module("lightning_bayes.curvature").Softmax()}
+            required = {"likelihood": import_module("lightning_bayes.curvature").Softmax()}
         tempered = {"kl_weight": 1.0 if name == "VadaGrad" else 0.5, "prior_precision": 2.0, "seed": 3}
-        found[f"{name}, MLP"] = plain(name, **needed)
-        found[f"{name}, MLP, tempered"] = plain(name, **{"lr": 0.01, **tempered, **needed})
+        trajectories[f"{name}, MLP"] = plain(name, **required)
+        trajectories[f"{name}, MLP, tempered"] = plain(name, **{"lr": 0.01, **tempered, **required})
         if name not in SMALL:
-            found[f"{name}, convolution"] = plain(name, "conv", lr=0.01)
+            trajectories[f"{name}, convolution"] = plain(name, "conv", lr=0.01)
     damped = {"lr": 0.02, "damping": 0.1, "damping_in_noise": True, "relative_noise": 0.3}
     prior = {"prior_mean": "initial", "kl_warmup_steps": 10, "weight_decay": 0.01, "data_augmentation_factor": 2.0}
     for name in ("VOGN", "Vadam", "KFAC", "NoisyKFAC"):
-        found[f"{name}, MLP, damping and prior"] = plain(name, **damped, **prior)
-        found[f"{name}, MLP, trust region"] = plain(name, lr=0.02, step_rule="trust_region")
+        trajectories[f"{name}, MLP, damping and prior"] = plain(name, **damped, **prior)
+        trajectories[f"{name}, MLP, trust region"] = plain(name, lr=0.02, step_rule="trust_region")
     clipped = {"lr": 0.02, "kl_clip": 1e-3, "stats_interval": 2, "inverse_interval": 4}
     for name in ("KFAC", "NoisyKFAC"):
-        found[f"{name}, convolution, KL clip"] = plain(name, "conv", **clipped)
+        trajectories[f"{name}, convolution, KL clip"] = plain(name, "conv", **clipped)
     for name in sorted(f"{optimizer}Callback" for optimizer in OPTIMIZERS if optimizer not in SMALL):
         if hasattr(import_module("lightning_bayes"), name):
-            found |= {f"{name}(), {base}": fit(name, base) for base in ("adam", "sgd")}
-            found[f"{name}(lr=0.01), adamw"] = fit(name, "adamw", lr=0.01)
-    return found
+            trajectories |= {f"{name}(), {base}": fit(name, base) for base in ("adam", "sgd")}
+            trajectories[f"{name}(lr=0.01), adamw"] = fit(name, "adamw", lr=0.01)
+    return trajectories
 
 
 def attempt(case: Callable[[], Tensor]) -> Tensor | str:
-    """Run a case; an error is part of the result."""
+    """Run a case; an error becomes its result."""
     try:
         return case()
     except Exception as error:

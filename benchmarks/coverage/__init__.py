@@ -1,1 +1,1 @@
-"""Which models of torchvision, timm and transformers are measured right."""
+"""Coverage of the models of torchvision, timm and transformers."""

@@ -1,4 +1,4 @@
-"""Which models are measured right, refused or wrong, in evaluation and in training mode; one row each, resumable.
+"""Judge which models are measured correctly, refused or measured wrongly, in evaluation and training mode; resumable.
 
 python -m benchmarks.coverage --json rows.json [--families timm] [--only resnet vit] [--engine backpack] [--limit 60]
 python -m benchmarks.coverage --json rows.json --table
@@ -12,6 +12,7 @@ import signal
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from benchmarks.coverage.families import CONVOLUTIONAL, FAMILIES, Build
 from benchmarks.coverage.judge import judge
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 
 MODES = ("evaluation", "training")
 WORDS = ("right", "refused", "wrong", "damaged", "crashed", "skipped")
@@ -30,23 +31,23 @@ def row_of(family: str, name: str, build: Build, engine: Any, limit: int) -> dic
     row: dict[str, Any] = {"family": family, "model": name, "engine": engine}
     try:
         case = _within(limit, build)
-    except Exception as error:  # what cannot be built here is no model of ours
+    except Exception as error:  # a model that cannot be built is not judged
         return row | {mode: {"word": "skipped", "reason": str(error)[:200]} for mode in MODES}
     for mode in MODES:
         try:
-            found = _within(limit, lambda mode=mode: judge(case, engine, training=mode == "training"))
-            row[mode] = {"word": found.word, "reason": found.reason}
+            verdict = _within(limit, lambda mode=mode: judge(case, engine, training=mode == "training"))
+            row[mode] = {"word": verdict.word, "reason": verdict.reason}
         except TimeoutError:
             row[mode] = {"word": "skipped", "reason": f"more than {limit} s"}
     return row
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Counts by family and mode, those of timm's convolutional networks, and the reasons of all that is not right."""
+    """Format the counts by family and mode, also for timm's convolutional networks, and the reasons of all failures."""
     lines = [f"| family | mode | {' | '.join(WORDS)} |", f"|---|---|{'---:|' * len(WORDS)}"]
     groups = {family: [row for row in rows if row["family"] == family] for family in FAMILIES}
     groups["timm, convolutional"] = [row for row in groups["timm"] if row["model"] in CONVOLUTIONAL]
-    for name, mode in ((name, mode) for name, own in groups.items() if own for mode in MODES):
+    for name, mode in product((name for name, members in groups.items() if members), MODES):
         counts = Counter(row[mode]["word"] for row in groups[name])
         lines.append(f"| {name} | {mode} | {' | '.join(str(counts[word]) for word in WORDS)} |")
     reasons = [
@@ -71,27 +72,27 @@ def _stop(*_: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Judge what the file has no row of yet, and print the table."""
+    """Judge the models without a row in the file, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="rows; those that are there are kept")
+    parser.add_argument("--json", type=Path, required=True, help="file of rows; existing rows are kept")
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--engine", choices=["fused", "backpack"], default="fused")
-    parser.add_argument("--limit", type=int, default=60, help="seconds of processor time for one measurement")
-    parser.add_argument("--table", action="store_true", help="print the table of the file, and judge nothing")
+    parser.add_argument("--limit", type=int, default=60, help="seconds of processor time per measurement")
+    parser.add_argument("--table", action="store_true", help="only print the table of the file")
     options = parser.parse_args(arguments)
     rows = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
-    known = {(row["family"], row["model"], row["engine"]) for row in rows}
+    done = {(row["family"], row["model"], row["engine"]) for row in rows}
     signal.signal(signal.SIGPROF, _stop)
     warnings.filterwarnings("ignore")
     torch.set_default_dtype(torch.float32)
     for family in [] if options.table else options.families:
         for name, build in FAMILIES[family]():
-            if (family, name, options.engine) in known or not any(part in name for part in options.only):
+            if (family, name, options.engine) in done or not any(part in name for part in options.only):
                 continue
             rows.append(row_of(family, name, build, options.engine, options.limit))
             print(family, name, *(f"{mode}: {rows[-1][mode]['word']}" for mode in MODES), flush=True)
-            options.json.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
+            save_json(options.json, {"rows": rows})
     print(table([row for row in rows if row["engine"] == options.engine]))
 
 

@@ -1,4 +1,4 @@
-"""The models: built from configurations, nothing is downloaded."""
+"""The models, built from configurations without downloads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from benchmarks.coverage.shortened import shorten
 
 Build: TypeAlias = Callable[[], Case]
 CLASSES, EXAMPLES = 3, 4
-MOST_PARAMETERS = 150_000_000  # of a model before it is shortened
-SIZES = (64, 96, 160, 224, 256, 288, 384)  # of images; some networks need large ones
+MAX_PARAMETERS = 150_000_000  # before a model is shortened
+SIZES = (64, 96, 160, 224, 256, 288, 384)  # image sizes; some networks need large images
 
-# timm's files of convolutional networks: no attention over positions, no mixing of tokens by dense layers.
+# timm's files of convolutional networks, without attention over positions or token mixing by dense layers.
 _CONVOLUTIONAL = """
 byobnet convmixer convnext cspnet cspnext densenet dla dpn efficientnet fasternet focalnet ghostnet hardcorenas hgnet hrnet
 inception_next inception_resnet_v2 inception_v3 inception_v4 lcnetv2 mambaout mobilenetv3 nasnet nfnet pnasnet rdnet regnet
@@ -60,7 +60,7 @@ _SEQ2SEQ = {
     "dropout": 0.0,
     "eos_token_id": 2,
 }
-# Model type → what its configuration changes.
+# Model type → changes of its configuration.
 TRANSFORMERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bert", "roberta", "electra", "camembert", "xlm-roberta", "mpnet", "layoutlm", "ernie"), _SMALL),
     **dict.fromkeys(("megatron-bert", "roformer", "nystromformer", "data2vec-text", "modernbert", "convbert"), _SMALL),
@@ -110,7 +110,7 @@ def _image_case(build: Callable[[], nn.Module]) -> Case:
     if shorten(model):
         try:
             return _classified(model.double(), _size_for(model))
-        except RuntimeError:  # a model that counts its blocks
+        except RuntimeError:  # the model depends on its number of blocks
             model = _without_dropout(build())
     return _classified(model.double(), _size_for(model))
 
@@ -123,19 +123,19 @@ def _size_for(model: nn.Module) -> int:
                 model.train()(torch.randn(2, 3, size, size, dtype=torch.float64))
                 model.eval()(torch.randn(2, 3, size, size, dtype=torch.float64))
             return size
-        except Exception as error:  # whatever a model says of a size
+        except Exception as error:  # models raise different errors for a wrong size
             problem = error
     raise RuntimeError(f"no size of {SIZES} fits: {problem}")
 
 
 def torchvision_models() -> Iterator[tuple[str, Build]]:
-    """Every classifier."""
+    """Every classifier of torchvision."""
     for name in torchvision.models.list_models(module=torchvision.models):
         yield name, partial(_image_case, partial(_torchvision_model, name))
 
 
 def _torchvision_model(name: str) -> nn.Module:
-    """The model; the widest RegNet in an eighth of its width, and VGG's head with 64 units in place of 4,096."""
+    """The model; the widest RegNet has an eighth of its width, and VGG's head has 64 units instead of 4,096."""
     if name == "regnet_y_128gf":
         return _narrow_regnet()
     model = torchvision.models.get_model(name, weights=None, num_classes=CLASSES)
@@ -153,7 +153,7 @@ def _narrow_regnet() -> nn.Module:
 
 
 def timm_models() -> Iterator[tuple[str, Build]]:
-    """The smallest model of each file."""
+    """The smallest model of each file of timm."""
     import timm
 
     from benchmarks.timm_sweep import smallest
@@ -165,14 +165,14 @@ def timm_models() -> Iterator[tuple[str, Build]]:
 def _timm_case(file: str, smallest: Callable[[str, int], str | None]) -> Case:
     import timm
 
-    name = smallest(file, MOST_PARAMETERS)
+    name = smallest(file, MAX_PARAMETERS)
     if name is None:
         raise RuntimeError("too large")
     return _image_case(partial(timm.create_model, name, num_classes=CLASSES))
 
 
 def transformers_models() -> Iterator[tuple[str, Build]]:
-    """Sequence classifiers, with as many positions as examples and with more."""
+    """Sequence classifiers, with as many positions as examples and with more positions."""
     for kind, changes in TRANSFORMERS.items():
         for positions in (EXAMPLES, EXAMPLES + 2):
             yield f"{kind}, {positions} positions", partial(_text_case, kind, changes, positions)
@@ -189,13 +189,13 @@ def _text_case(kind: str, changes: dict[str, Any], positions: int) -> Case:
         for param in model.parameters():
             param.add_(torch.randn_like(param), alpha=0.1)
     x = torch.randint(3, 50, (EXAMPLES, positions))
-    x[:, -1] = 2  # the end of a sequence
+    x[:, -1] = 2  # end-of-sequence token
     batch = [x, torch.arange(EXAMPLES) % CLASSES]
 
     def loss(batch: Sequence[Tensor]) -> Tensor:
         return F.cross_entropy(model(input_ids=batch[0]).logits, batch[1])
 
-    loss(batch)  # a configuration that does not fit is not a verdict on a model
+    loss(batch)  # fails here for an invalid configuration, before a verdict on the model
     return Case(model, batch, loss)
 
 

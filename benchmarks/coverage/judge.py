@@ -1,7 +1,7 @@
-"""One model: measured right, refused with a reason, wrong, damaged, or a crash that explains nothing.
+"""Judge one model: measured correctly, refused with a reason, measured wrongly, damaged, or crashed.
 
-In evaluation mode the truth is a loop of autograd calls, one example each, in float64. In training mode, where BatchNorm
-leaves examples no gradient of their own, the measured gradient has to equal autograd's.
+In evaluation mode the truth is a loop of autograd calls, one per example, in float64. In training mode, where BatchNorm
+mixes the examples, the measured gradient must equal autograd's.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a model.
+    """The outcome for a model.
 
     Attributes:
-        word: ``right``, ``refused``, ``wrong``, ``damaged``, ``crashed``; ``skipped`` where a pass never repeats.
-        reason: Why, empty for ``right``.
+        word: ``right``, ``refused``, ``wrong``, ``damaged``, ``crashed``; ``skipped`` if passes are not reproducible.
+        reason: The reason; empty for ``right``.
     """
 
     word: str
@@ -55,29 +55,29 @@ def judge(case: Case, engine: EngineName = "fused", *, training: bool = False) -
 
     Args:
         case: The model and its batch.
-        engine: What measures.
-        training: Whether in training mode.
+        engine: The engine.
+        training: Whether to use training mode.
 
     Returns:
         The verdict.
 
     Raises:
-        TimeoutError: As whoever sets a limit does.
+        TimeoutError: If the caller's time limit expires.
     """
     model = case.model.train(training)
     before = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
     try:
-        found = measure(model, lambda: case.loss(case.batch), engine=engine)
+        measurement = measure(model, lambda: case.loss(case.batch), engine=engine)
     except BayesError as error:
         return _unless_damaged(model, before, Verdict("refused", _short(error)))
     except TimeoutError:
         raise
-    except Exception as error:  # a crash is what is counted
+    except Exception as error:  # crashes are counted
         return Verdict("crashed", _short(error))
     gradient, square = _of_batch(case), None if training else _of_loop(case)
     if training and _errors(_of_batch(case), gradient):
         return _unless_damaged(model, before, Verdict("skipped", "draws random numbers in training mode"))
-    errors = _errors(found.grad, gradient) + ([] if square is None else _errors(found.curvature, square))
+    errors = _errors(measurement.grad, gradient) + ([] if square is None else _errors(measurement.curvature, square))
     word = Verdict("wrong", "; ".join(errors[:3])) if errors else Verdict("right")
     return _unless_damaged(model, before, word)
 
@@ -97,27 +97,28 @@ def _of_batch(case: Case) -> dict[str, Tensor]:
 
 
 def _of_loop(case: Case) -> dict[str, Tensor]:
-    """The mean square of the examples' gradients."""
-    # Each example is twice in its batch: PyTorch computes a wrong gradient for BatchNorm in evaluation mode with a batch of
+    """The mean squared gradient over examples."""
+    # Each batch repeats its example: PyTorch computes a wrong gradient for BatchNorm in evaluation mode with a batch of
     # one whose output gradient is transposed in memory, such as after `flatten(2).transpose(1, 2)`.
     named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
     squares: dict[str, Tensor] = {}
     size = len(case.batch[0])
     for i in range(size):
         one = [tensor[[i, i]] for tensor in case.batch]
-        for name, g in zip(
-            named, torch.autograd.grad(case.loss(one), list(named.values()), allow_unused=True), strict=True
-        ):
+        grads = torch.autograd.grad(case.loss(one), list(named.values()), allow_unused=True)
+        for name, g in zip(named, grads, strict=True):
             if g is not None:
                 squares[name] = squares.get(name, torch.zeros_like(g)) + g.square() / size
     return squares
 
 
-def _errors(found: dict[str, Tensor], truth: dict[str, Tensor]) -> list[str]:
+def _errors(measured: dict[str, Tensor], truth: dict[str, Tensor]) -> list[str]:
     largest = max((float(t.norm()) for t in truth.values()), default=0.0)
-    missing = [name for name, t in truth.items() if name not in found and float(t.norm()) > TOLERANCE**2 * largest]
-    pairs = ((name, float((found[name] - t).norm()), float(t.norm())) for name, t in truth.items() if name in found)
-    # A gradient may be zero except for rounding, such as that of a key's bias.
+    missing = [name for name, t in truth.items() if name not in measured and float(t.norm()) > TOLERANCE**2 * largest]
+    pairs = (
+        (name, float((measured[name] - t).norm()), float(t.norm())) for name, t in truth.items() if name in measured
+    )
+    # A gradient can be zero up to rounding, such as that of a key's bias.
     off = [f"{name}: {error / norm:.0e}" for name, error, norm in pairs if error > TOLERANCE * norm + 1e-14 * largest]
     return [f"{name} is missing" for name in missing] + off
 

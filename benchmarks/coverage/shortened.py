@@ -1,4 +1,4 @@
-"""Deep models, shortened: of equal blocks in a row two stay, which hold the same layers as all of them."""
+"""Shorten deep models: keep two of successive equal blocks, which contain the same layers as all of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ from itertools import groupby
 
 from torch import nn
 
-KEPT = 2  # blocks that alternate, as Swin's shifted windows do, both stay
+KEPT = 2  # keeps both kinds of alternating blocks, such as Swin's shifted windows
 
 
 def shorten(model: nn.Module) -> int:
-    """Remove the third and later of equal blocks that follow each other.
-
-    Args:
-        model: A model, changed in place; its forward may fail afterwards if it counts its blocks.
-
-    Returns:
-        The number of blocks removed.
-    """
+    """Remove all but the first two of successive equal blocks, in place; returns the number of removed blocks."""
     return sum(
         _shorten_one(module) for module in list(model.modules()) if isinstance(module, (nn.Sequential, nn.ModuleList))
     )
@@ -25,11 +18,13 @@ def shorten(model: nn.Module) -> int:
 
 def _shorten_one(blocks: nn.Sequential | nn.ModuleList) -> int:
     runs = [list(run) for _, run in groupby(blocks._modules.items(), key=lambda named: repr(named[1]))]
-    kept = [named for run in runs for named in (run[:KEPT] if _has_parameters(run[0][1]) else run)]
-    removed = len(blocks) - len(kept)
+    remaining = [named for run in runs for named in (run[:KEPT] if _has_parameters(run[0][1]) else run)]
+    removed = len(blocks) - len(remaining)
     if removed:
-        names = [name for name, _ in kept] if isinstance(blocks, nn.Sequential) else map(str, range(len(kept)))
-        blocks._modules = dict(zip(names, (block for _, block in kept), strict=True))
+        names = (
+            [name for name, _ in remaining] if isinstance(blocks, nn.Sequential) else map(str, range(len(remaining)))
+        )
+        blocks._modules = dict(zip(names, (block for _, block in remaining), strict=True))
     return removed
 
 

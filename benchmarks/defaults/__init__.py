@@ -1,1 +1,1 @@
-"""Whether the callbacks train well without arguments, on other people's problems."""
+"""Whether the callbacks train well with default arguments on standard problems."""

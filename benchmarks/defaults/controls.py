@@ -1,7 +1,7 @@
-"""Controls that lack the cause: noise without a curvature, and a curvature whose places are shuffled.
+"""Controls: noise without a curvature, and a curvature that is shuffled within each tensor.
 
-`FlatNoise` measures nothing, so that all of a tensor's weights have the noise κr. `Permuted` is VOGN with each tensor's
-squared gradients permuted, always in the same way: the noise keeps its distribution and loses its places.
+`FlatNoise` measures nothing, so all weights of a tensor have the noise κr. `Permuted` is VOGN with the squared gradients of
+each tensor permuted by a fixed permutation: the noise keeps its distribution but not its location.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NoCurvature(CurvatureEstimator):
 
 @final
 class PermutedSquares(CurvatureEstimator):
-    """ĥ = mean_i g_i² at the places of other weights of the same tensor."""
+    """ĥ = mean_i g_i², permuted within each tensor."""
 
     quantity = "squared_gradients"
 
@@ -40,18 +40,18 @@ class PermutedSquares(CurvatureEstimator):
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read the squares and permute them; see `CurvatureEstimator`."""
-        found = self._squares.read(finished, params, scores)
-        return {key: value.flatten()[permutation(value.numel())].view_as(value) for key, value in found.items()}
+        squares = self._squares.read(finished, params, scores)
+        return {param: h.flatten()[permutation(h.numel())].view_as(h) for param, h in squares.items()}
 
 
 def permutation(size: int) -> Tensor:
-    """One permutation of `size` elements, the same at each call."""
+    """A fixed permutation of `size` elements."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(size))
 
 
 @final
 class FlatNoise(MeanFieldOptimizer):
-    """The user's step under noise of the same size in all of a tensor's weights."""
+    """The user's step under noise with the same scale for all weights of a tensor."""
 
     noisy = averages_curvature = True
     estimator = NoCurvature()
@@ -60,7 +60,7 @@ class FlatNoise(MeanFieldOptimizer):
 
 @final
 class Permuted(MeanFieldOptimizer):
-    """VOGN with a curvature at the wrong places."""
+    """VOGN with a permuted curvature."""
 
     noisy = averages_curvature = True
     estimator = PermutedSquares()
@@ -76,6 +76,6 @@ class FlatNoiseCallback(VariationalCallback):
 
 @final
 class PermutedCallback(VariationalCallback):
-    """The default with a curvature at the wrong places."""
+    """The default with a permuted curvature."""
 
     optimizer_class = Permuted

@@ -1,17 +1,18 @@
-"""The methods that a run may use: callbacks without arguments, controls, and both with another noise or interval.
+"""The methods of a run: callbacks with default arguments, controls, and variants with another noise or interval.
 
-`POSTHOC` makes a posterior of what the user's optimizer has trained; ``ensemble`` trains five networks.
+The methods in `POSTHOC` add a posterior to a network that the user's optimizer has trained; ``ensemble`` trains five
+networks.
 
-- ``vogn``: the callback as it is
-- ``vogn@0.1``: with the noise scale κ = 0.1
-- ``vogn@0:0.1``: with a κ that grows linearly from nearly 0 to 0.1 over the fit
-- ``vogn@0.3~1``: with κ = 0.3 and the flatness ε = 1
-- ``vogn/1``: with ``curvature_interval=1``
-- ``noisy_kfac/20``: with ``stats_interval=20``, ten times as many updates between inversions, and a β₂ of the same memory
-  in updates as 0.95 at an interval of 10
-- ``vogn@0.1/1``: with both
-- ``vogn+scale``: trained on nine tenths, and evaluated at the width that `PosteriorScale` has chosen on the last tenth
-- ``vogn+mean``: the same training, evaluated at the posterior's mean
+- ``vogn``: the callback with default arguments
+- ``vogn@0.1``: noise scale κ = 0.1
+- ``vogn@0:0.1``: κ grows linearly from nearly 0 to 0.1 over the fit
+- ``vogn@0.3~1``: κ = 0.3 and flatness ε = 1
+- ``vogn/1``: ``curvature_interval=1``
+- ``noisy_kfac/20``: ``stats_interval=20``, ten times as many updates between inversions, and the β₂ whose memory, in
+  updates, is that of 0.95 at an interval of 10
+- ``vogn@0.1/1``: both
+- ``vogn+scale``: trained on nine tenths of the data, evaluated at the width that `PosteriorScale` fits on the last tenth
+- ``vogn+mean``: the same training, evaluated at the posterior mean
 """
 
 from __future__ import annotations
@@ -38,18 +39,20 @@ from lightning_bayes.optim import LinearSchedule
 
 CALLBACKS: dict[str, Callable[..., VariationalCallback] | None] = {
     "user": None,  # the user's optimizer alone
-    "ogn": OGNCallback,  # the step without the noise
+    "ogn": OGNCallback,  # the same step without noise
     "vogn": VOGNCallback,
-    "natural": partial(VOGNCallback, step="natural"),  # as long as the user's step
+    "natural": partial(VOGNCallback, step="natural"),  # the natural direction with the length of the user's step
     "vadam": VadamCallback,
     "ivon": IVONCallback,
     "noisy_adam": NoisyAdamCallback,
     "noisy_kfac": NoisyKFACCallback,
-    "flat": FlatNoiseCallback,  # no curvature
-    "permuted": PermutedCallback,  # the curvature at other weights of the tensor
+    "flat": FlatNoiseCallback,  # noise without a curvature
+    "permuted": PermutedCallback,  # curvature permuted within each tensor
 }
 POSTHOC: dict[str, Callable[..., PosthocCallback]] = {
-    "laplace": partial(LaplaceCallback, linearized=True),  # the last layer; samples, which have a mutual information
+    "laplace": partial(
+        LaplaceCallback, linearized=True
+    ),  # last layer; linearised samples, which have a mutual information
     "laplace_all": partial(LaplaceCallback, subset="all", linearized=True),
     "swag": SWAGCallback,
 }
@@ -59,11 +62,11 @@ _METHOD = re.compile(
     r"(?P<name>[a-z_]+)(@(?P<grows>0:)?(?P<noise>[0-9.]+))?(~(?P<flatness>[0-9.]+))?(/(?P<interval>[0-9]+))?"
 )
 SCALED, AT_MEAN = "+scale", "+mean"
-_LEAST_NOISE = 1e-4  # where a growing κ begins
+_FIRST_NOISE = 1e-4  # start of a growing κ
 
 
 def width_of(method: str) -> tuple[str, str | None]:
-    """A method that trains, and at what width it is evaluated: `SCALED`, `AT_MEAN` or None."""
+    """Split a method into the training method and its evaluation: `SCALED`, `AT_MEAN` or None."""
     for suffix in (SCALED, AT_MEAN):
         if method.endswith(suffix):
             return method.removesuffix(suffix), suffix
@@ -74,15 +77,15 @@ def make_callback(method: str, seed: int, updates: int) -> VariationalCallback |
     """The callback of a method.
 
     Args:
-        method: A key of `CALLBACKS`, with a noise scale, a flatness and an interval where wanted, see above.
-        seed: Of the noise.
-        updates: Of the whole fit.
+        method: A key of `CALLBACKS` with optional suffixes, see above, a key of `POSTHOC`, or `ENSEMBLE`.
+        seed: Seed of the noise.
+        updates: Number of updates of the fit.
 
     Returns:
-        The callback; None for the user's optimizer alone, and for an ensemble of such runs.
+        The callback; None for the user's optimizer alone and for the ensemble.
 
     Raises:
-        ValueError: If no method is spelled like that.
+        ValueError: If the name is not a method.
     """
     if method in POSTHOC:
         return POSTHOC[method](seed=seed)
@@ -91,13 +94,13 @@ def make_callback(method: str, seed: int, updates: int) -> VariationalCallback |
     parts = _METHOD.fullmatch(width_of(method)[0])
     if parts is None or parts["name"] not in CALLBACKS:
         raise ValueError(
-            f"{method!r} is none of {', '.join(CALLBACKS)}, with @κ, @0:κ, ~ε and /T behind it where wanted, "
-            f"{', '.join(POSTHOC)} and {ENSEMBLE}, or ends in {SCALED} or {AT_MEAN}."
+            f"{method!r} is not a method. Methods are {', '.join(CALLBACKS)}, with optional suffixes @κ, @0:κ, ~ε, /T, "
+            f"{SCALED} and {AT_MEAN}; {', '.join(POSTHOC)}; and {ENSEMBLE}."
         )
     kind, settings = CALLBACKS[parts["name"]], dict[str, Any]()
     if parts["noise"]:
         noise = float(parts["noise"])
-        settings["relative_noise"] = LinearSchedule(_LEAST_NOISE, noise, updates) if parts["grows"] else noise
+        settings["relative_noise"] = LinearSchedule(_FIRST_NOISE, noise, updates) if parts["grows"] else noise
     if parts["flatness"]:
         settings["noise_flatness"] = float(parts["flatness"])
     if parts["interval"]:

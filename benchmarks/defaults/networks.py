@@ -1,4 +1,4 @@
-"""Networks with BatchNorm that a processor trains in minutes."""
+"""Networks with BatchNorm that train in minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Block(nn.Module):
 
 
 def small_resnet(data: Any) -> nn.Module:
-    """Eight layers: 16, 32 and 64 filters in one block each (He et al. 2016, section 4.2, with n = 1)."""
+    """ResNet with eight layers: one block each of 16, 32 and 64 filters (He et al. 2016, section 4.2, with n = 1)."""
     stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
     blocks = (_Block(16, 16, 1), _Block(16, 32, 2), _Block(32, 64, 2))
     return nn.Sequential(stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))

@@ -1,12 +1,13 @@
-"""Eleven problems of other people: small and large, with and without BatchNorm, classes and numbers; and five for controls.
+"""Eleven standard problems: small and large data, with and without BatchNorm, classification and regression.
 
-The others are small MLPs, which show where noise goes, a short run of a BatchNorm CNN, and CIFAR-10 with all of its images.
-Images out of distribution have the transform of those in distribution: letters (notMNIST) beside digits, clothing
-(FashionMNIST) beside MNIST and handwritten digits (MNIST) beside clothing. All are resized by averaging.
+Five more serve as controls: small MLPs, which show where the noise goes, a short run of a BatchNorm CNN, and CIFAR-10 with
+all of its images. Out-of-distribution images get the transform of the training images: letters (notMNIST) for digits,
+clothing (FashionMNIST) for MNIST, and handwritten digits (MNIST) for clothing. All are resized by average pooling.
 
-`--root` holds torchvision's folders (``MNIST``, ``FashionMNIST``, ``cifar-10-batches-py``), the UCI sets with the standard
-splits in ``uci`` (see `lightning_bayes.zoo.data.uci`), LIBSVM's in ``logreg`` (see `benchmarks.papers.logistic.data`), and
-the test images of ``notMNIST`` in MNIST's format; without the last, nothing is out of distribution beside digits.
+`--root` contains torchvision's folders (``MNIST``, ``FashionMNIST``, ``cifar-10-batches-py``), the UCI sets with the
+standard splits in ``uci`` (see `lightning_bayes.zoo.data.uci`), LIBSVM's sets in ``logreg`` (see
+`benchmarks.papers.logistic.data`), and the test images of ``notMNIST`` in MNIST's format. Without notMNIST, the digits have
+no out-of-distribution images.
 """
 
 from __future__ import annotations
@@ -35,31 +36,31 @@ from lightning_bayes.zoo import (
 from lightning_bayes.zoo.data.ood import ood_set
 from lightning_bayes.zoo.data.uci import Standardiser, read_uci
 
-TEST_IMAGES = 5000  # of the test sets of ten thousand
+TEST_IMAGES = 5000  # of the ten thousand in each test set
 
 
 class Data(NamedTuple):
-    """Training and test set; regression is standardised with the training set."""
+    """Training and test set; regression data are standardised with the training set."""
 
     train_x: Tensor
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
-    ood_x: Tensor | None = None  # images out of distribution
+    ood_x: Tensor | None = None  # out-of-distribution images
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What to learn, with what network, for how long."""
+    """A data set with the network and the training schedule."""
 
-    load: Callable[[Path, int], Data]  # root, seed (the split, where there are several)
+    load: Callable[[Path, int], Data]  # from root and seed, which selects the split if there are several
     network: Callable[[Data], nn.Module]
     batch: int
     epochs: int
     is_regression: bool = False
 
     def chance(self, data: Data) -> float:
-        """Error of a prediction that does not look at the inputs."""
+        """Error of the best constant prediction."""
         if self.is_regression:
             return float((data.test_y - data.train_y.mean()).square().mean().sqrt())
         return 1 - float(data.test_y.bincount().max() / len(data.test_y))
@@ -73,8 +74,8 @@ def _digits(per_class: int | None) -> Callable[[Path, int], Data]:
         if per_class is not None:
             x, y = _first_of_each_class(x, y, per_class)
         letters = _letters(root)
-        outside = None if letters is None else (_pooled(letters, module.image_size) - module.mean) / module.std
-        return Data(x, y, *module.test_set.tensors, outside)
+        ood_x = None if letters is None else (_pooled(letters, module.image_size) - module.mean) / module.std
+        return Data(x, y, *module.test_set.tensors, ood_x)
 
     return load
 
@@ -98,7 +99,7 @@ def _first_of_each_class(x: Tensor, y: Tensor, count: int) -> tuple[Tensor, Tens
 
 
 def _images(
-    module_class: Any, train_size: int | None, outside: str | None = None, size: int | None = None
+    module_class: Any, train_size: int | None, ood: str | None = None, size: int | None = None
 ) -> Callable[[Path, int], Data]:
     def load(root: Path, seed: int) -> Data:
         module = module_class(root=str(root), val_size=0, train_size=train_size)
@@ -106,8 +107,9 @@ def _images(
         module.setup("test")
         train_x, train_y = _tensors(module.train_set)
         test_x, test_y = _tensors(module.test_set, TEST_IMAGES)
-        others = [] if outside is None else [ood_set(outside, str(root), module.transform)]
-        images = [train_x, test_x, *(_tensors(other, TEST_IMAGES)[0] for other in others)]
+        images = [train_x, test_x]
+        if ood is not None:
+            images.append(_tensors(ood_set(ood, str(root), module.transform), TEST_IMAGES)[0])
         train_x, test_x, *ood_x = images if size is None else [_pooled(x, size) for x in images]
         return Data(train_x, train_y, test_x, test_y, *ood_x)
 

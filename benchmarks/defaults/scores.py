@@ -21,15 +21,7 @@ LEVELS = torch.arange(1, 20) / 20
 
 
 def classification_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Scores of logits.
-
-    Args:
-        outputs: ``[S, N, classes]``.
-        targets: ``[N]``.
-
-    Returns:
-        ``error``, ``nll`` and ``calibration``.
-    """
+    """Error, NLL and calibration of logits ``[S, N, classes]`` for targets ``[N]``."""
     probs = outputs.double().softmax(-1).mean(0)
     probs = probs / probs.sum(-1, keepdim=True)
     return {
@@ -40,35 +32,27 @@ def classification_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def ood_scores(outputs: Tensor, ood: Tensor) -> dict[str, float]:
-    """AUROC of inputs out of distribution, the positive class.
+    """AUROC of out-of-distribution detection; OOD is the positive class.
 
     Args:
-        outputs: Logits in distribution, ``[S, N, classes]``.
-        ood: Logits out of distribution, ``[S, M, classes]``.
+        outputs: Logits of in-distribution inputs, ``[S, N, classes]``.
+        ood: Logits of out-of-distribution inputs, ``[S, M, classes]``.
 
     Returns:
-        ``entropy_auroc`` and ``mi_auroc``, by the entropy of the mean prediction and by mutual information; the latter is .5
+        ``entropy_auroc`` and ``mi_auroc``, by the entropy of the mean prediction and by mutual information. The latter is .5
         for a point estimate.
     """
     probs = [logits.double().softmax(-1) for logits in (outputs, ood)]
     is_ood = torch.cat([torch.zeros(outputs.shape[1]), torch.ones(ood.shape[1])]).bool()
     scores = {
-        "entropy_auroc": torch.cat([entropy(each.mean(0)) for each in probs]),
-        "mi_auroc": torch.cat([mutual_information(each) for each in probs]),
+        "entropy_auroc": torch.cat([entropy(p.mean(0)) for p in probs]),
+        "mi_auroc": torch.cat([mutual_information(p) for p in probs]),
     }
     return {name: float(ood_auroc(score, is_ood)) for name, score in scores.items()}
 
 
 def regression_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Scores of means and log standard deviations.
-
-    Args:
-        outputs: ``[S, N, 2]``.
-        targets: ``[N]``.
-
-    Returns:
-        ``error``, ``nll`` and ``calibration``.
-    """
+    """Error, NLL and calibration of means and log standard deviations ``[S, N, 2]`` for targets ``[N]``."""
     mean, log_std = outputs.double().unbind(-1)
     density, targets = Normal(mean, log_std.exp()), targets.double()
     log_mean = torch.logsumexp(density.log_prob(targets), 0) - math.log(len(outputs))

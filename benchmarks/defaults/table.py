@@ -1,4 +1,4 @@
-"""The table of the defaults: means over seeds, and the promises that are broken."""
+"""Tables of results: means over seeds, and broken promises."""
 
 from __future__ import annotations
 
@@ -20,27 +20,19 @@ Key = tuple[str, str, str]  # problem, the user's optimizer, method
 
 
 class Row(NamedTuple):
-    """One method on one problem; `broken` lists promises, and is None where there is nothing to compare.
-
-    `is_told` says whether any is broken with unpaired standard errors too, see `benchmarks.defaults.verdict`.
-    """
+    """One method on one problem."""
 
     key: Key
     seeds: int
     means: tuple[float, ...]  # of `SCORES` and `OOD`
-    broken: list[str] | None
-    is_told: bool
+    broken: (
+        list[str] | None
+    )  # broken promises, see `benchmarks.defaults.verdict`; None without runs of the user's optimizer
+    is_broken_unpaired: bool  # whether a promise is also broken with unpaired standard errors
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """Means over seeds, in the order of problems, optimizers and methods.
-
-    Args:
-        records: One for each run.
-
-    Returns:
-        A row for each problem, optimizer and method.
-    """
+    """One row with means over seeds per problem, optimizer and method, from one record per run."""
     groups = _by_key(records)
     in_order = sorted(groups.items(), key=lambda item: _order(item[0]))
     return [_row(key, by_seed, groups.get((*key[:2], "user"), {})) for key, by_seed in in_order]
@@ -67,8 +59,8 @@ def _broken(method: dict[int, Record], user: dict[int, Record], name: str, is_pa
     if name == "user" or not seeds:
         return None
     problem = PROBLEMS[user[seeds[0]]["problem"]]
-    mine, theirs = [method[seed] for seed in seeds], [user[seed] for seed in seeds]
-    return failures(mine, theirs, problem.is_regression, mine[0]["chance"], is_paired)
+    runs, user_runs = [method[seed] for seed in seeds], [user[seed] for seed in seeds]
+    return failures(runs, user_runs, problem.is_regression, runs[0]["chance"], is_paired)
 
 
 def _order(key: Key) -> tuple[int, int, int, str]:
@@ -78,38 +70,21 @@ def _order(key: Key) -> tuple[int, int, int, str]:
 
 
 def table(records: Sequence[Record], markdown: bool = False) -> str:
-    """Write the rows, and on how many problems each method keeps every promise.
-
-    Args:
-        records: One for each run.
-        markdown: Whether the rows shall be a Markdown table.
-
-    Returns:
-        The text.
-    """
-    found = rows(records)
+    """Format all rows, then the number of problems on which each method keeps every promise."""
+    all_rows = rows(records)
     lines: list[tuple[str, ...]] = [
         ("problem", "optimizer", "method", "seeds", "error", "NLL", "calibration", "H", "MI", "broken")
     ]
     if markdown:
         lines.append(("---",) * 10)
-    lines += [(*row.key, str(row.seeds), *map(_number, row.means), _words(row.broken)) for row in found]
+    lines += [(*row.key, str(row.seeds), *map(_number, row.means), _words(row.broken)) for row in all_rows]
     plain = "{:16}{:16}{:15}{:>6}{:>10}{:>10}{:>13}{:>10}{:>10}  {}"
     shape = "| " + " | ".join(["{}"] * 10) + " |" if markdown else plain
-    return "\n".join([*(shape.format(*line) for line in lines), "", *kept(found)])
+    return "\n".join([*(shape.format(*line) for line in lines), "", *kept(all_rows)])
 
 
 def differences(records: Sequence[Record], other: str, markdown: bool = False) -> str:
-    """Write mean and standard error of each method's paired difference from another one.
-
-    Args:
-        records: One for each run.
-        other: The other method.
-        markdown: Whether the rows shall be a Markdown table.
-
-    Returns:
-        The text.
-    """
+    """Format mean and standard error of each method's paired difference from another method."""
     groups = _by_key(records)
     lines = [("problem", "optimizer", "method", "seeds", "error", "NLL", "calibration", "H", "MI")]
     if markdown:
@@ -118,17 +93,17 @@ def differences(records: Sequence[Record], other: str, markdown: bool = False) -
         base = groups.get((*key[:2], other), {})
         seeds = sorted(by_seed.keys() & base.keys())
         if key[2] != other and seeds:
-            mine, theirs = ([runs[seed] for seed in seeds] for runs in (by_seed, base))
-            cells = (_difference(mine, theirs, name) for name in (*SCORES, *OOD))
+            of_method, of_other = ([runs[seed] for seed in seeds] for runs in (by_seed, base))
+            cells = (_difference(of_method, of_other, name) for name in (*SCORES, *OOD))
             lines.append((*key, str(len(seeds)), *cells))
     shape = "| " + " | ".join(["{}"] * 9) + " |" if markdown else "{:16}{:16}{:15}{:>6}" + "{:>19}" * 5
     return "\n".join(shape.format(*line) for line in lines)
 
 
-def _difference(mine: Sequence[Record], theirs: Sequence[Record], name: str) -> str:
-    if any(name not in run for run in (*mine, *theirs)):
+def _difference(runs: Sequence[Record], others: Sequence[Record], name: str) -> str:
+    if any(name not in run for run in (*runs, *others)):
         return "–"
-    return "{:+.4f} ± {:.4f}".format(*paired(mine, theirs, name))
+    return "{:+.4f} ± {:.4f}".format(*paired(runs, others, name))
 
 
 def _number(value: float) -> str:
@@ -139,21 +114,14 @@ def _words(broken: list[str] | None) -> str:
     return "–" if broken is None else ", ".join(broken) or "none"
 
 
-def kept(found: Sequence[Row]) -> list[str]:
-    """Say how many problems each method keeps every promise on.
-
-    Args:
-        found: From `rows`.
-
-    Returns:
-        A line for each of the user's optimizers and each method.
-    """
+def kept(all_rows: Sequence[Row]) -> list[str]:
+    """One line per optimizer and method with the number of problems on which it keeps every promise."""
     verdicts: dict[tuple[str, str], list[Row]] = {}
-    for row in found:
+    for row in all_rows:
         if row.broken is not None:
             verdicts.setdefault(row.key[1:], []).append(row)
     return [
-        f"- beside {optimizer}, {method} keeps every promise on {sum(not row.broken for row in all_rows)} of "
-        f"{len(all_rows)} problems ({sum(not row.is_told for row in all_rows)} with unpaired standard errors)"
-        for (optimizer, method), all_rows in sorted(verdicts.items(), key=lambda item: _order(("digits", *item[0])))
+        f"- beside {optimizer}, {method} keeps every promise on {sum(not row.broken for row in group)} of "
+        f"{len(group)} problems ({sum(not row.is_broken_unpaired for row in group)} with unpaired standard errors)"
+        for (optimizer, method), group in sorted(verdicts.items(), key=lambda item: _order(("digits", *item[0])))
     ]

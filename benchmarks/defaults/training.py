@@ -1,4 +1,4 @@
-"""One run: a module that knows nothing of Bayes, its own optimizer, and a callback without arguments beside it."""
+"""One run: an ordinary LightningModule with its own optimizer, and a callback with default arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_bayes.predictive import PosteriorSamples, Samples, seen_through
 EVAL_SAMPLES = 20
 Configure = Callable[[nn.Module, int, int], Any]
 
-# What a user's configure_optimizers returns; the others arguments are the number of epochs and of updates in each.
+# What a user's configure_optimizers returns, from the module, the number of epochs and the updates per epoch.
 OPTIMIZERS: dict[str, Configure] = {
     "adam": lambda module, epochs, length: torch.optim.Adam(module.parameters(), lr=1e-3),
     "adamw-cosine": lambda module, epochs, length: _cosine(torch.optim.AdamW(module.parameters(), lr=2e-3), epochs),
@@ -43,7 +43,7 @@ def _cosine(optimizer: torch.optim.Optimizer, epochs: int) -> dict[str, Any]:
 
 
 class LearnedNoise(nn.Module):
-    """Appends one learned log standard deviation to means, ``[batch, 1]`` to ``[batch, 2]``."""
+    """Appends a learned log standard deviation to the mean, ``[batch, 1]`` to ``[batch, 2]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,14 +55,14 @@ class LearnedNoise(nn.Module):
 
 
 class UserModule(LightningModule):
-    """Cross-entropy, or a Gaussian with a learned noise: outputs are logits, or mean and log standard deviation."""
+    """A user's module: a classifier, or a Gaussian regression with a learned noise."""
 
     def __init__(self, problem: Problem, data: Data, optimizer: str) -> None:
         super().__init__()
         net = problem.network(data)
         self.net = nn.Sequential(net, LearnedNoise()) if problem.is_regression else net
         self.problem, self.optimizer = problem, optimizer
-        self.updates = -(-len(data.train_x) // problem.batch)  # of an epoch
+        self.updates = -(-len(data.train_x) // problem.batch)  # per epoch
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[batch, classes]``, or mean and log standard deviation ``[batch, 2]``."""
@@ -82,7 +82,7 @@ class UserModule(LightningModule):
         self.log("val/loss", self.training_step(batch, batch_idx))
 
     def configure_optimizers(self) -> Any:
-        """The user's choice."""
+        """The user's optimizer."""
         return OPTIMIZERS[self.optimizer](self, self.problem.epochs, self.updates)
 
 
@@ -90,21 +90,21 @@ class Outputs(NamedTuple):
     """Outputs under each weight sample, ``[S, N, …]``."""
 
     test: Tensor
-    ood: Tensor | None  # of images out of distribution
+    ood: Tensor | None  # of out-of-distribution images
 
 
 def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -> tuple[Outputs, float]:
     """Train once and predict the test set.
 
     Args:
-        problem: What to train on.
+        problem: The problem.
         data: Its data.
         optimizer: Key of `OPTIMIZERS`.
-        method: See `make_callback`, or `PEER`.
-        seed: Of weights, order of batches and noise.
+        method: A method as in `make_callback`, or `PEER`.
+        seed: Seed of the initial weights, the batch order and the noise.
 
     Returns:
-        Outputs for the test set and for what is out of distribution; and the seconds of training.
+        Outputs for the test set and the out-of-distribution images, and the training time in seconds.
     """
     start = time.perf_counter()
     if method == ENSEMBLE:
@@ -116,7 +116,7 @@ def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str,
 
 
 def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -> Callable[[Tensor], Tensor]:
-    """Train once; returns what predicts."""
+    """Train once and return the function that predicts."""
     seed_everything(seed, verbose=False)
     module = UserModule(problem, data, optimizer)
     _, width = width_of(method)
@@ -128,12 +128,14 @@ def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -
     if method == PEER:
         return _fit_peer(module, loader)
     callback = make_callback(method, seed, problem.epochs * module.updates)
-    chosen = PosteriorScale() if width == SCALED else None
+    posterior_scale = PosteriorScale() if width == SCALED else None
     validation = None if held_out is None else DataLoader(held_out, batch_size=1000)
     with quiet():
-        quiet_trainer([callback, chosen], problem.epochs).fit(module, loader, validation)
+        quiet_trainer([callback, posterior_scale], problem.epochs).fit(module, loader, validation)
     module.eval()
-    scale = 0.0 if width == AT_MEAN else None if chosen is None else chosen.scale
+    scale = None if posterior_scale is None else posterior_scale.scale
+    if width == AT_MEAN:
+        scale = 0.0
     return lambda x: _outputs(module, callback, x, scale)
 
 
@@ -153,7 +155,7 @@ def _outputs(
 
 
 def _samples(callback: VariationalCallback | PosthocCallback | None, scale: float | None) -> Samples | None:
-    """The weight samples of a finished fit, at another width if given; None for the network as it is."""
+    """The weight samples of a finished fit, scaled if requested; None for a point estimate."""
     if isinstance(callback, PosthocCallback):
         assert callback.posterior is not None
         return seen_through(PosteriorSamples(callback.posterior, EVAL_SAMPLES), callback.linearized, "softmax")
@@ -164,7 +166,7 @@ def _samples(callback: VariationalCallback | PosthocCallback | None, scale: floa
 
 
 def _fit_peer(module: UserModule, loader: DataLoader[Any]) -> Callable[[Tensor], Tensor]:
-    """Train with the package ivon-opt as its page says: lr 0.1 and everything else at its default."""
+    """Train with the package ivon-opt as its documentation recommends: lr 0.1, all else at the defaults."""
     import ivon
 
     optimizer = ivon.IVON(module.parameters(), lr=0.1, ess=len(loader.dataset))  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
-"""The promises about a callback without arguments, for each problem and user's optimizer.
+"""The promises of a callback with default arguments, for each problem and user's optimizer.
 
-no run diverges or stays at chance
-accuracy: at most one point lower;  RMSE: at most 5 % higher          mean over seeds
-NLL and calibration error: not higher by more than two standard errors of the difference
+    no run diverges or stays at chance
+    accuracy: at most one point lower;  RMSE: at most 5 % higher          mean over seeds
+    NLL and calibration error: not higher by more than two standard errors of the difference
 
-Seeds are paired: they fix split, starting weights and order of batches. That makes the standard error small, and a
-difference of a thousandth of a nat that all seeds share a broken promise. Unpaired, it is that of two means of independent
-runs, which asks whether a reader of two tables could tell them apart.
+Runs are paired by seed, which fixes the split, the initial weights and the batch order. Pairing makes the standard error
+small: a difference of a thousandth of a nat that all seeds share breaks a promise. The unpaired standard error is that of
+two means of independent runs; it asks whether a reader of two separate tables could tell the methods apart.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Run = Mapping[str, float]  # scores of one seed
 def failures(
     method: Sequence[Run], user: Sequence[Run], is_regression: bool, chance: float, is_paired: bool = True
 ) -> list[str]:
-    """Which promises are broken, in words.
+    """The broken promises, one word each.
 
     Args:
         method: Scores of the callback, one mapping per seed.
         user: Scores of the user's optimizer alone, seeds in the same order.
-        is_regression: Whether errors are RMSE.
-        chance: Error of knowing nothing.
-        is_paired: Whether standard errors are those of paired differences.
+        is_regression: Whether the error is an RMSE.
+        chance: Error of the best constant prediction.
+        is_paired: Whether to use the standard error of paired differences.
 
     Returns:
-        A word per broken promise.
+        Names of the broken promises.
     """
     broken = []
     if any(not math.isfinite(run["nll"]) or run["error"] >= 0.95 * chance for run in method):

@@ -1,16 +1,15 @@
-"""Noisy K-FAC by both engines: error and negative log-likelihood on digits (LeNet) and a UCI set (MLP), seed by seed.
+"""Noisy K-FAC with both engines: error and NLL on digits (LeNet) and a UCI set (MLP), paired by seed.
 
     python -m benchmarks.engines --root DATA [--sets digits energy] [--steps default natural] [--seeds 3] [--epochs 20]
         [--sources fused "backpack kfac" "backpack kflr"] [--json FILE]
 
-DATA is the folder of `benchmarks.defaults`; digits come with scikit-learn. A seed fixes the split, the starting weights, the
-order of batches and the noise, so seeds are paired. A difference counts where it exceeds two standard errors over seeds.
+DATA is the folder of `benchmarks.defaults`; the digits come with scikit-learn. A seed fixes the split, the initial weights,
+the batch order and the noise, so runs are paired. A difference is significant if it exceeds two standard errors over seeds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.defaults.problems import PROBLEMS, Data, Problem
 from benchmarks.defaults.scores import classification_scores, regression_scores
 from benchmarks.defaults.verdict import paired
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import NoisyKFACCallback
 from lightning_bayes.curvature import Gaussian, Likelihood, Softmax
@@ -42,11 +41,11 @@ STEPS: Mapping[str, Mapping[str, Any]] = {
     "natural": {"lr": 0.05, "kl_clip": 1e-3, "relative_noise": 0.3},
 }
 EVAL_SAMPLES = 20
-ROUNDING = 1e-6  # where both engines have the same factors, differences are those of single precision
+ROUNDING = 1e-6  # differences between equal factors in single precision
 
 
 class Learner(LightningModule):
-    """Cross entropy or mean squared error, which BackPACK knows, by Adam."""
+    """A module with Adam and cross-entropy or mean squared error, which BackPACK supports."""
 
     def __init__(self, problem: Problem, data: Data) -> None:
         super().__init__()
@@ -76,11 +75,11 @@ def run(name: str, data: Data, source: str, step: str, seed: int, epochs: int) -
         data: Its data.
         source: Key of `SOURCES`.
         step: Key of `STEPS`.
-        seed: Of weights, order of batches and noise.
-        epochs: How often every example is seen.
+        seed: Seed of weights, batch order and noise.
+        epochs: Number of epochs.
 
     Returns:
-        ``error``, ``nll``, ``calibration`` and ``seconds`` of training.
+        ``error``, ``nll``, ``calibration`` and training ``seconds``.
     """
     problem = PROBLEMS[name]
     seed_everything(seed, verbose=False)
@@ -102,30 +101,23 @@ def _scores(module: Learner, callback: NoisyKFACCallback, data: Data) -> dict[st
     if not module.is_regression:
         return classification_scores(outputs, data.test_y)
     residuals = samples.outputs(module, lambda: module(data.train_x))[..., 0] - data.train_y
-    log_std = residuals.square().mean().sqrt().log().expand_as(outputs)  # the noise that the training set shows
+    log_std = residuals.square().mean().sqrt().log().expand_as(outputs)  # noise estimated on the training set
     return regression_scores(torch.cat([outputs, log_std], -1), data.test_y)
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Scores of our factors and the paired differences of BackPACK's.
-
-    Args:
-        results: One row per set, step and source, with the scores of every seed.
-
-    Returns:
-        Markdown.
-    """
+    """Format the scores with this package's factors, and the paired differences with BackPACK's, as Markdown."""
     lines = ["| set | step | factors | error | NLL | Δ error ± s.e. | Δ NLL ± s.e. | within 2 s.e. |", "|" + "---|" * 8]
     for row in results:
         base = next(r for r in results if (r["set"], r["step"], r["source"]) == (row["set"], row["step"], "fused"))
-        found = [paired(row["runs"], base["runs"], name) for name in ("error", "nll")]
+        differences = [paired(row["runs"], base["runs"], name) for name in ("error", "nll")]
         means = [sum(run[name] for run in row["runs"]) / len(row["runs"]) for name in ("error", "nll")]
         cells = [f"{mean:.4f}" for mean in means]
         if row is base:
             cells += ["", "", ""]
         else:
-            cells += [f"{mean:+.4f} ± {error:.4f}" for mean, error in found]
-            cells += [", ".join("yes" if abs(mean) <= 2 * error + ROUNDING else "no" for mean, error in found)]
+            cells += [f"{mean:+.4f} ± {error:.4f}" for mean, error in differences]
+            cells += [", ".join("yes" if abs(mean) <= 2 * error + ROUNDING else "no" for mean, error in differences)]
         lines.append("| " + " | ".join([row["set"], row["step"], row["source"], *cells]) + " |")
     return "\n".join(lines)
 
@@ -145,7 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Run, print the table, and keep the scores of every seed."""
+    """Run, print the table, and save the scores of every seed."""
     arguments = make_parser().parse_args()
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     results: list[dict[str, Any]] = []
@@ -156,9 +148,7 @@ def main() -> None:
                 runs = [run(name, data[seed], source, step, seed, arguments.epochs) for seed in seeds]
                 results.append({"set": name, "step": step, "source": source, "runs": runs})
                 print(name, step, source, [{k: round(v, 4) for k, v in one.items()} for one in runs], flush=True)
-                if arguments.json is not None:
-                    kept = {"seeds": list(seeds), "epochs": arguments.epochs, **provenance(), "results": results}
-                    arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
+                save_json(arguments.json, {"seeds": list(seeds), "epochs": arguments.epochs, "results": results})
     print(table(results))
 
 

@@ -1,1 +1,1 @@
-"""Fine-tuning with uncertainty: a network trained on digits, adapted to clothes and to letters with 1000 images."""
+"""Fine-tuning with uncertainty: a network trained on digits, adapted to clothing and to letters with 1000 images."""

@@ -1,8 +1,8 @@
-"""Digits to train on, and few clothes and letters to adapt to; all images are 28 × 28 and normalised like the digits.
+"""Digits for pretraining, and a few clothing or letter images for adaptation, 28 × 28 and normalised like the digits.
 
-`--root` holds torchvision's folders ``MNIST`` and ``FashionMNIST``, and ``notMNIST`` with the files of
-https://github.com/davidflanagan/notMNIST-to-MNIST: 10 000 letters A to J in many fonts, 1000 of each, which are a part of
-Bulatov's notMNIST_small. That file is split at random, always in the same way, into a pool and test images.
+`--root` contains torchvision's folders ``MNIST`` and ``FashionMNIST``, and ``notMNIST`` with the files of
+https://github.com/davidflanagan/notMNIST-to-MNIST: 10 000 letters A to J in many fonts, 1000 of each, from Bulatov's
+notMNIST_small. A fixed random split divides that file into a pool and test images.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo import FashionMNISTDataModule, MNISTDataModule
 from lightning_bayes.zoo.data.splits import few_shots, split_indices
 
-SHOTS: Final = 100  # of each of ten classes
-HELD_OUT: Final = 2000  # images of a test set
+SHOTS: Final = 100  # images for each of ten classes
+HELD_OUT: Final = 2000  # images in a test set
 VALIDATION: Final = 2000
 _LETTERS: Final = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -34,12 +34,12 @@ class Images(NamedTuple):
     y: Tensor
 
     def at(self, indices: list[int]) -> Images:
-        """Some of them."""
+        """The images at some indices."""
         return Images(self.x[indices], self.y[indices])
 
 
 class Target(NamedTuple):
-    """What to adapt to: few images for training, and others to be measured on."""
+    """The data of an adaptation: a few training images, and test images."""
 
     train: Images
     test: Images
@@ -56,12 +56,12 @@ def target(name: str, root: Path, seed: int, validate: bool = False, shots: int 
     Args:
         name: Key of `TARGETS`.
         root: Folder of the sets.
-        seed: Of the choice of training images; the test images are always the same.
-        validate: Whether to measure on further images of the training pool in the place of the test images.
-        shots: Training images of each class.
+        seed: Seed of the selection of training images; the test images are fixed.
+        validate: Whether to evaluate on further images of the training pool instead of the test images.
+        shots: Training images per class.
 
     Returns:
-        Training and test images; none is in both.
+        Disjoint training and test images.
     """
     pool, test = TARGETS[name](root)
     order = torch.randperm(len(pool.y), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -73,18 +73,10 @@ def target(name: str, root: Path, seed: int, validate: bool = False, shots: int 
 
 
 def unfamiliar(name: str, root: Path) -> dict[str, Tensor]:
-    """Sets out of distribution for a target: the other target, and the digits that the network started from.
-
-    Args:
-        name: Key of `TARGETS`.
-        root: Folder of the sets.
-
-    Returns:
-        Test images by name of the score, ``[N, 1, 28, 28]``.
-    """
+    """Out-of-distribution test images by score ``[N, 1, 28, 28]``: the other target, and the digits of the pretraining."""
     (other,) = (read for key, read in TARGETS.items() if key != name)
-    known = _normalised(*MNISTDataModule.read(str(root), train=False))
-    return {"ood_auroc": other(root)[1].x, "digits_auroc": known.x[:HELD_OUT]}
+    digit_images = _normalised(*MNISTDataModule.read(str(root), train=False))
+    return {"ood_auroc": other(root)[1].x, "digits_auroc": digit_images.x[:HELD_OUT]}
 
 
 def _clothes(root: Path) -> tuple[Images, Images]:
@@ -107,18 +99,20 @@ def _read_idx(path: Path) -> Tensor:
     packed = path.with_name(f"{path.name}.gz")
     if not packed.exists() and not path.exists():
         raise DatasetError(
-            f"notMNIST is not below {path.parent.absolute()}: neither {packed.name} nor {path.name} is there. Put the files "
-            "of https://github.com/davidflanagan/notMNIST-to-MNIST there, or pass --targets FashionMNIST."
+            f"notMNIST is not below {path.parent.absolute()}: {packed.name} and {path.name} are missing. Download the "
+            "files of https://github.com/davidflanagan/notMNIST-to-MNIST, or pass --targets FashionMNIST."
         )
-    found = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
-    dimensions = found[3] if len(found) > 3 else 0  # two zeros, 8 for bytes, the number of dimensions, then the sizes
+    content = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
+    dimensions = (
+        content[3] if len(content) > 3 else 0
+    )  # two zeros, 8 for bytes, the number of dimensions, then the sizes
     start = 4 + 4 * dimensions
-    sizes = struct.unpack(f">{dimensions}I", found[4:start]) if len(found) >= start else ()
-    if found[:3] != b"\0\0\x08" or len(found) != start + int(np.prod(sizes)):
-        raise DataError(f"{path} is not a complete IDX file of bytes. Fetch it again.")
-    return torch.from_numpy(np.frombuffer(found, np.uint8, offset=start).reshape(sizes).copy())
+    sizes = struct.unpack(f">{dimensions}I", content[4:start]) if len(content) >= start else ()
+    if content[:3] != b"\0\0\x08" or len(content) != start + int(np.prod(sizes)):
+        raise DataError(f"{path} is not a complete IDX file of bytes. Download it again.")
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(sizes).copy())
 
 
 def _normalised(images: Tensor, labels: Tensor) -> Images:
-    (mean,), (std,) = MNISTDataModule.mean, MNISTDataModule.std  # what the pretrained weights have seen
+    (mean,), (std,) = MNISTDataModule.mean, MNISTDataModule.std  # the normalisation of the pretraining
     return Images((images.float() / 255 - mean) / std, labels.long())

@@ -1,4 +1,4 @@
-"""The methods compared: each takes pretrained weights and few images, and gives a function that predicts."""
+"""The methods: each adapts pretrained weights to a few images and returns a function that predicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD: Final = r"^model\.fc3\."  # the last layer of LeNet-5 in a task
 
 
 def adam(weights: Weights, images: Images, seed: int, epochs: int) -> Predict:
-    """The point estimate."""
+    """Adam, the point estimate."""
     task = finetune(weights, images, seed, epochs, None)
     return _in_parts(lambda x: task(x).softmax(-1))
 
@@ -39,11 +39,11 @@ def variational(
     epochs: int,
     **arguments: Any,
 ) -> Predict:
-    """A callback of this package beside the same Adam."""
-    chosen = callback(seed=seed, **arguments)
-    task = finetune(weights, images, seed, epochs, chosen)
-    assert chosen.optimizer is not None
-    posterior = chosen.optimizer.posterior()
+    """The same Adam with a callback of this package."""
+    variational_callback = callback(seed=seed, **arguments)
+    task = finetune(weights, images, seed, epochs, variational_callback)
+    assert variational_callback.optimizer is not None
+    posterior = variational_callback.optimizer.posterior()
     return _in_parts(lambda x: mc_predict(task, posterior, x, EVAL_SAMPLES).probs)
 
 
@@ -64,11 +64,11 @@ def posthoc(weights: Weights, images: Images, seed: int, epochs: int, **argument
     """Adam, then Laplace of this package with its defaults: Kronecker factors, probit, prior by evidence."""
     task = finetune(weights, images, seed, epochs, None)
     loader = DataLoader(TensorDataset(*images), batch_size=100)
-    found = lightning_bayes.laplace(task, loader, require_trained=False, **arguments)
-    return _in_parts(lambda x: mc_predict(task, found.posterior, x, linearized="closed_form").probs)
+    approximation = lightning_bayes.laplace(task, loader, require_trained=False, **arguments)
+    return _in_parts(lambda x: mc_predict(task, approximation.posterior, x, linearized="closed_form").probs)
 
 
-# Asked for, the prior also acts on the mean; by default its precision counts in the posterior's width alone.
+# An explicit prior also acts on the mean; the default one only on the width of the posterior.
 _vogn: Final = partial(variational, VOGNCallback, prior_precision=PRIOR_PRECISION)
 
 METHODS: Final[dict[str, tuple[str, Method]]] = {

@@ -1,4 +1,4 @@
-"""Scores of predictions on the target's test images, and of telling them from other sets by predictive entropy."""
+"""Scores of predictions on the target's test images, and OOD detection by predictive entropy."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from lightning_bayes.predictive import entropy
 
 
 def scores(predict: Predict, test: Images, others: Mapping[str, Tensor]) -> dict[str, float]:
-    """Measure.
+    """Score a prediction function.
 
     Args:
-        predict: From images to probabilities.
-        test: Images of the target.
-        others: Images out of distribution, by name of the score.
+        predict: Function from images to probabilities.
+        test: Test images of the target.
+        others: Out-of-distribution images by name of the score.
 
     Returns:
-        ``accuracy``, ``nll`` in nats, ``ece`` of 15 bins, and an AUROC per set out of distribution.
+        ``accuracy``, ``nll`` in nats, ``ece`` with 15 bins, and an AUROC per out-of-distribution set.
     """
     probs = _probs(predict, test.x)
-    found = {
+    values = {
         "accuracy": (probs.argmax(-1) == test.y).double().mean(),
         "nll": nll_per_example(probs, test.y).mean(),
         "ece": expected_calibration_error(probs, test.y),
     }
-    familiar = entropy(probs)
+    test_entropy = entropy(probs)
     for name, images in others.items():
-        strange = entropy(_probs(predict, images))
-        is_ood = torch.cat([torch.zeros_like(familiar), torch.ones_like(strange)])
-        found[name] = ood_auroc(torch.cat([familiar, strange]), is_ood)
-    return {name: float(value) for name, value in found.items()}
+        ood_entropy = entropy(_probs(predict, images))
+        is_ood = torch.cat([torch.zeros_like(test_entropy), torch.ones_like(ood_entropy)])
+        values[name] = ood_auroc(torch.cat([test_entropy, ood_entropy]), is_ood)
+    return {name: float(value) for name, value in values.items()}
 
 
 def _probs(predict: Predict, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""LeNet-5, trained on digits and fine-tuned by the trainer as a user would do it."""
+"""Train LeNet-5 on digits, and fine-tune it with the trainer as a user would."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ Weights = dict[str, Tensor]
 
 
 def pretrain(images: Images, seed: int, epochs: int) -> Weights:
-    """Train on digits with Adam.
-
-    Args:
-        images: The digits.
-        seed: Of initial weights and batches.
-        epochs: How often every image is seen.
-
-    Returns:
-        The weights.
-    """
+    """Train on digits with Adam, and return the weights."""
     seed_everything(seed, verbose=False)
     task = _task(None)
     _fit(task, images, batch_size=64, epochs=epochs)
@@ -37,11 +28,11 @@ def finetune(weights: Weights, images: Images, seed: int, epochs: int, callback:
     """Adapt pretrained weights to new classes, with a new head and Adam's default learning rate.
 
     Args:
-        weights: From `pretrain`.
+        weights: Weights from `pretrain`.
         images: The new images.
-        seed: Of the new head and of batches.
-        epochs: How often every image is seen.
-        callback: One of this package's; None for Adam alone.
+        seed: Seed of the new head and of the batch order.
+        epochs: Number of epochs.
+        callback: A callback of this package; None for Adam alone.
 
     Returns:
         The trained task, in evaluation mode.

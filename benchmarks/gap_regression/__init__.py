@@ -1,1 +1,1 @@
-"""One-dimensional regression with a gap in the data: what each posterior says where there is none."""
+"""One-dimensional regression with a gap in the data: the uncertainty of each posterior in the gap."""

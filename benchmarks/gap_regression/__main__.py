@@ -1,11 +1,11 @@
-"""The picture that everyone knows: bands of four posteriors over data with a gap.
+"""The classic picture: predictive bands of four posteriors over data with a gap.
 
     python -m benchmarks.gap_regression [--plot FILE.png] [--json FILE] [--from FILE]
 
-A network of 50 tanh units is trained on 80 points in two clusters; 40 more serve `PosteriorScale`. Printed are, for every
-method, the epistemic standard deviation of f on the data and in the middle half of the gap, and their ratio. NUTS (numpyro,
-extra `bench`) samples the posterior of the same network, noise and prior; its two numbers in brackets are those of the two
-halves of its chains. ``--from`` prints and draws kept results.
+A network of 50 tanh units trains on 80 points in two clusters; 40 more points are for `PosteriorScale`. For every method the
+program prints the epistemic standard deviation of f on the data and in the middle half of the gap, and their ratio. NUTS
+(numpyro, extra `bench`) samples the posterior of the same network, noise and prior; the ratios of the two halves of its
+chains are printed too. ``--from`` prints and draws saved results.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ REFERENCE = "NUTS"
 
 
 def table(bands: Mapping[str, Band]) -> str:
-    """Spreads of all methods, in Markdown.
+    """Format a Markdown table of the spreads of all methods.
 
     Args:
-        bands: By title.
+        bands: Bands by title.
 
     Returns:
-        A table.
+        The table.
 
     Example:
         >>> print(table({"flat": Band([0.0] * 193, [0.1] * 193)}).splitlines()[-1])
@@ -53,12 +53,12 @@ def measure(epochs: int, seed: int, chains: int, steps: int) -> tuple[dict[str, 
 
     Args:
         epochs: Passes over the training data.
-        seed: Of data, network and shuffling.
-        chains: Of NUTS; 0 leaves it out.
-        steps: Of each chain, to adapt and again to keep.
+        seed: Seed of data, network and batch order.
+        chains: Number of chains of NUTS; 0 skips it.
+        steps: Warm-up steps per chain, and samples per chain.
 
     Returns:
-        Bands by title, and those of two halves of the reference's chains.
+        Bands by title, and the bands of two halves of the reference's chains.
     """
     points, validation = draw_points(NUM_TRAIN, seed), draw_points(NUM_VALIDATION, seed + 1000)
     bands: dict[str, Band] = {}
@@ -73,36 +73,36 @@ def measure(epochs: int, seed: int, chains: int, steps: int) -> tuple[dict[str, 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print and draw."""
+    """Measure, print, draw and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--chains", type=int, default=4, help="of NUTS; 0 leaves it out")
-    parser.add_argument("--steps", type=int, default=200, help="of each chain, to adapt and again to keep")
+    parser.add_argument("--chains", type=int, default=4, help="chains of NUTS; 0 skips it")
+    parser.add_argument("--steps", type=int, default=200, help="warm-up steps per chain, and samples per chain")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--from", dest="kept", type=Path, help="kept results")
+    parser.add_argument("--from", dest="saved", type=Path, help="saved results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if options.kept:
-        kept = json.loads(options.kept.read_text("utf-8"))
+    if options.saved:
+        saved = json.loads(options.saved.read_text("utf-8"))
     else:
         bands, halves = measure(options.epochs, options.seed, options.chains, options.steps)
-        kept = {**provenance(), **{key: getattr(options, key) for key in ("epochs", "seed", "chains", "steps")}}
-        kept |= {"bands": {title: band._asdict() for title, band in bands.items()}}
-        kept |= {"halves": [band._asdict() for band in halves]}
-    bands = {title: Band(**band) for title, band in kept["bands"].items()}
+        saved = {**provenance(), **{key: getattr(options, key) for key in ("epochs", "seed", "chains", "steps")}}
+        saved |= {"bands": {title: band._asdict() for title, band in bands.items()}}
+        saved |= {"halves": [band._asdict() for band in halves]}
+    bands = {title: Band(**band) for title, band in saved["bands"].items()}
     print(table(bands))
     for title, band in bands.items():
         if band.scale is not None:
             print(f"{title}: c = {band.scale:.3g}")
-    halves = [Band(**band) for band in kept["halves"]]
+    halves = [Band(**band) for band in saved["halves"]]
     ratios = [half.spread(in_gap(grid())) / half.spread(on_data(grid())) for half in halves]
     print(f"ratio of each half of the chains: {', '.join(f'{ratio:.1f}' for ratio in ratios)}" if ratios else "no NUTS")
     if options.plot:
-        draw(bands, draw_points(NUM_TRAIN, kept["seed"]), options.plot)
+        draw(bands, draw_points(NUM_TRAIN, saved["seed"]), options.plot)
     if options.json:
-        options.json.write_text(json.dumps(kept) + "\n", "utf-8")
+        options.json.write_text(json.dumps(saved) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two clusters of points on a curve, and nothing between them.
+"""Two clusters of points on a curve with a gap between them.
 
 y = sin(4 x) + 0.3 x + ε        ε ~ N(0, 0.1²)        x in [-1, -0.4] and [0.4, 1]
 """
@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 NOISE_STD = 0.1
 GAP = (-0.4, 0.4)
-EDGE = 1.0  # data lie within ±1
+EDGE = 1.0  # data are within ±1
 SHOWN = 1.6  # predictions are shown within ±1.6
 
 
@@ -24,12 +24,12 @@ class Points(NamedTuple):
 
 
 class Band(NamedTuple):
-    """What a method says at the inputs of the figure.
+    """The prediction of a method at the inputs of the figure.
 
     Attributes:
-        mean: Of f under the posterior.
-        std: Of f under the posterior: the epistemic standard deviation, without the noise.
-        scale: The width that `PosteriorScale` chose; None without it.
+        mean: Posterior mean of f.
+        std: Posterior standard deviation of f (epistemic), without the noise.
+        scale: The scale chosen by `PosteriorScale`; None without it.
     """
 
     mean: list[float]
@@ -37,25 +37,17 @@ class Band(NamedTuple):
     scale: float | None = None
 
     def spread(self, where: Tensor) -> float:
-        """The epistemic standard deviation averaged over some of the inputs."""
+        """The epistemic standard deviation, averaged over the inputs in a mask."""
         return float(torch.tensor(self.std)[where.flatten()].mean())
 
 
 def curve(inputs: Tensor) -> Tensor:
-    """The mean of y; the same shape."""
+    """The mean of y."""
     return torch.sin(4 * inputs) + 0.3 * inputs
 
 
 def draw_points(count: int, seed: int) -> Points:
-    """Draw data.
-
-    Args:
-        count: N, half in each cluster.
-        seed: Of the inputs and of the noise.
-
-    Returns:
-        The points.
-    """
+    """Draw N points, half in each cluster."""
     generator = Generator().manual_seed(seed)
     width = EDGE - GAP[1]
     left = -EDGE + width * torch.rand(count // 2, 1, generator=generator)
@@ -70,10 +62,10 @@ def grid() -> Tensor:
 
 
 def on_data(inputs: Tensor) -> Tensor:
-    """Which inputs lie in a cluster; the same shape."""
+    """Mask of the inputs in the clusters."""
     return (inputs.abs() >= GAP[1]) & (inputs.abs() <= EDGE)
 
 
 def in_gap(inputs: Tensor) -> Tensor:
-    """Which inputs lie in the middle half of the gap; the same shape."""
+    """Mask of the inputs in the middle half of the gap."""
     return inputs.abs() <= GAP[1] / 2

@@ -1,4 +1,4 @@
-"""The bands of all methods, one panel each, on the same data."""
+"""The bands of all methods on the same data, one panel each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ LIMITS = (-3.2, 3.2)
 
 
 def draw(bands: Mapping[str, Band], points: Points, path: Path) -> None:
-    """Draw and save.
-
-    Args:
-        bands: By title.
-        points: The training data.
-        path: Where to; the suffix says the format.
-    """
+    """Draw the bands by title with the training data, and save the figure; the suffix of `path` selects the format."""
     columns = 2
     rows = -(-len(bands) // columns)
     figure = Figure(figsize=(4.6 * columns, 2.9 * rows), dpi=DPI, layout="constrained")

@@ -1,4 +1,4 @@
-"""The posteriors that are trained through Lightning, each with the lines that a user writes."""
+"""The posteriors trained with Lightning, each with the code that a user writes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HIDDEN, PRIOR_PRECISION, BATCH, SAMPLES = 50, 1.0, 20, 200
 
 
 class Method(NamedTuple):
-    """A way to a posterior.
+    """A method with its callbacks.
 
     Attributes:
-        title: Over its panel.
-        lines: What a user writes, without the intervals and `eval_samples` that the figure takes.
-        build: The callbacks.
+        title: Title of the panel.
+        lines: The user's code, without the intervals and `eval_samples` of the figure.
+        build: Function that builds the callbacks.
         lr: Learning rate of the user's Adam.
     """
 
@@ -68,15 +68,15 @@ METHODS = (
 
 
 def train(method: Method, points: Points, validation: Points, inputs: Tensor, epochs: int, seed: int) -> Band:
-    """Train, and predict.
+    """Train a method and predict.
 
     Args:
         method: The method.
         points: Training data.
         validation: Validation data.
-        inputs: Where to predict, ``[m, 1]``.
+        inputs: Inputs of the predictions, ``[m, 1]``.
         epochs: Passes over the training data.
-        seed: Of the network and of the shuffling.
+        seed: Seed of the network and of the batch order.
 
     Returns:
         Mean and epistemic standard deviation at the inputs.
@@ -91,7 +91,7 @@ def train(method: Method, points: Points, validation: Points, inputs: Tensor, ep
         for part, shuffle in ((points, True), (validation, False))
     ]
     trainer.fit(module, *loaders)
-    found = trainer.predict(module, DataLoader(TensorDataset(inputs), batch_size=512)) or []
-    mean, variance = (torch.cat([batch[key] for batch in found]).flatten() for key in ("mean", "variance"))
+    predictions = trainer.predict(module, DataLoader(TensorDataset(inputs), batch_size=512)) or []
+    mean, variance = (torch.cat([batch[key] for batch in predictions]).flatten() for key in ("mean", "variance"))
     scales = [callback.scale for callback in callbacks if isinstance(callback, PosteriorScale)]
     return Band(mean.tolist(), variance.sqrt().tolist(), scales[0] if scales else None)

@@ -1,4 +1,4 @@
-"""The reference: NUTS (numpyro, extra `bench`) for the same network, noise and prior.
+"""The reference: NUTS (numpyro, extra `bench`) with the same network, noise and prior.
 
 w ~ N(0, 1/δ)    y ~ N(f(x, w), σ²)        f: one hidden layer of tanh units
 """
@@ -21,14 +21,14 @@ def nuts(
 
     Args:
         points: The data.
-        inputs: Where to predict, ``[m, 1]``.
-        hidden: Units of the hidden layer.
+        inputs: Inputs of the predictions, ``[m, 1]``.
+        hidden: Number of hidden units.
         prior_precision: δ.
         chains: Number of chains, from random starts.
-        steps: Steps of each chain that adapt, and again as many that are kept.
+        steps: Warm-up steps per chain, and samples per chain.
 
     Returns:
-        The band over all chains, and that of each half of them: their difference is Monte-Carlo error.
+        The band of all chains, and the bands of two halves of the chains, whose difference is Monte-Carlo error.
     """
     import jax
     import jax.numpy as jnp
@@ -55,12 +55,12 @@ def nuts(
         progress_bar=False,
     )
     sampler.run(jax.random.PRNGKey(0), points.inputs.numpy(), points.targets.numpy())
-    drawn = sampler.get_samples(group_by_chain=True)
+    samples = sampler.get_samples(group_by_chain=True)
     predict = jax.vmap(jax.vmap(lambda weights: network(weights, inputs.numpy())[:, 0]))
-    outputs = torch.tensor(np.asarray(predict({name: drawn[name] for name in ("in", "in_bias", "out", "out_bias")})))
+    outputs = torch.tensor(np.asarray(predict({name: samples[name] for name in ("in", "in_bias", "out", "out_bias")})))
     return _band(outputs), [_band(half) for half in outputs.tensor_split(2)]
 
 
 def _band(outputs: Tensor) -> Band:
-    drawn = outputs.flatten(0, 1).double()
-    return Band(drawn.mean(0).tolist(), drawn.std(0).tolist())
+    draws = outputs.flatten(0, 1).double()
+    return Band(draws.mean(0).tolist(), draws.std(0).tolist())

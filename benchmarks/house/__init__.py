@@ -1,1 +1,1 @@
-"""The shape of the source code in numbers: sizes, constructors, inheritance, private symbols and the path of one batch."""
+"""Metrics of the source code: sizes, constructors, inheritance, private symbols and the call path of one batch."""

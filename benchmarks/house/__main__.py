@@ -1,11 +1,11 @@
-"""Print the shape of the source code, for the working tree or beside an old commit: ``python -m benchmarks.house``.
+"""Print metrics of the source code for the working tree, optionally compared with an old commit.
 
     python -m benchmarks.house                      # the working tree
-    python -m benchmarks.house --before f07f3a5     # an old commit beside it
+    python -m benchmarks.house --before f07f3a5     # compared with an old commit
     python -m benchmarks.house --details            # the places behind every number
 
-Each module says how it counts: ``sources`` (lengths), ``constructors``, ``class_probe`` (inheritance), ``private_symbols``,
-``prior_strength`` (copies of δ̃), and ``batch_path`` with ``batch_probe`` (one batch of VOGN).
+Each module documents how it counts: ``sources`` (lengths), ``constructors``, ``class_probe`` (inheritance),
+``private_symbols``, ``prior_strength`` (copies of δ̃), and ``batch_path`` with ``batch_probe`` (one batch of VOGN).
 """
 
 from __future__ import annotations
@@ -18,13 +18,9 @@ from benchmarks.trees import ROOT, short_name, worktree
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure and print.
-
-    Args:
-        arguments: The command line; by default that of the process.
-    """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description="The shape of the source code.")
-    parser.add_argument("--before", metavar="REV", help="a commit to put beside the working tree")
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description="Metrics of the source code.")
+    parser.add_argument("--before", metavar="REV", help="a commit to compare with the working tree")
     parser.add_argument("--details", action="store_true", help="list the places behind every number")
     options = parser.parse_args(arguments)
     columns: dict[str, list[Row]] = {}

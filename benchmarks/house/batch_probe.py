@@ -1,8 +1,8 @@
-"""Run inside a tree: train LeNet with VOGN and print the functions that one batch passes, as JSON.
+"""Run inside a tree: train LeNet with VOGN and print the functions that one batch calls, as JSON.
 
-``python -c`` runs the text of this file with the tree as its working directory, so it imports nothing of the repository
-but the package. It traces one call of ``LightningModule.optimizer_step`` after three batches of warm-up: from the closure
-to the end of the optimizer's step.
+The text of this file runs by ``python -c`` with the tree as working directory, so it imports nothing of the repository but
+the package. It traces one call of ``LightningModule.optimizer_step`` after three warm-up batches, from the closure to the
+end of the optimizer's step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKAGES = tuple(name + os.sep for name in ("lightning_bayes", "callbacks", "zo
 
 
 class CallRecorder:
-    """Records which functions of a tree are called, and from which other function of it.
+    """Records the functions of a tree that are called, and the calling file in the tree.
 
     Args:
         root: The root of the tree.
@@ -38,19 +38,13 @@ class CallRecorder:
         self.calls: set[tuple[str, str, int, str]] = set()  # file, function, first line, calling file
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Record a call; ``sys.setprofile`` calls this.
-
-        Args:
-            frame: The frame that is entered or left.
-            event: What happens to it.
-            argument: Unused.
-        """
+        """Record a call; the arguments are those of ``sys.setprofile``."""
         if event == "call" and (file := self._file(frame.f_code)):
             code = frame.f_code
             self.calls.add((file, getattr(code, "co_qualname", code.co_name), code.co_firstlineno, self._caller(frame)))
 
     def _caller(self, frame: FrameType) -> str:
-        """The file of the nearest function of the tree that is on the stack, or nothing."""
+        """The file of the nearest function on the stack that is part of the tree; empty if there is none."""
         outer = frame.f_back
         while outer is not None:
             if file := self._file(outer.f_code):
@@ -64,16 +58,12 @@ class CallRecorder:
         file = os.path.realpath(code.co_filename)
         if not file.startswith(self._prefix):
             return ""
-        inside = file[len(self._prefix) :]  # not the environment, which may lie in the tree as well
+        inside = file[len(self._prefix) :]  # excludes an environment inside the tree
         return inside if inside.startswith(_PACKAGES) else ""
 
 
 class TracedLeNet(LightningModule):
-    """LeNet on images of 8 × 8, which traces one of its updates.
-
-    Args:
-        recorder: What sees the calls.
-    """
+    """LeNet on 8 × 8 images; traces one of its updates with `recorder`."""
 
     def __init__(self, recorder: CallRecorder) -> None:
         super().__init__()
@@ -94,7 +84,7 @@ class TracedLeNet(LightningModule):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Update once, traced if it is the batch's turn."""
+        """Update once, with the recorder if this is the traced batch."""
         sys.setprofile(self._recorder if batch_idx == TRACED_BATCH else None)
         try:
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
@@ -103,14 +93,7 @@ class TracedLeNet(LightningModule):
 
 
 def traced_calls(root: str) -> list[tuple[str, str, int, str]]:
-    """Train for a few batches and return what one of them called.
-
-    Args:
-        root: The root of the tree whose package is imported.
-
-    Returns:
-        File, function, first line and calling file of each distinct call.
-    """
+    """Train for a few batches and return the distinct calls of one: file, function, first line and calling file."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(32 * (TRACED_BATCH + 1), 1, 8, 8, generator=generator)
     labels = torch.randint(0, 10, (len(images),), generator=generator)

@@ -1,7 +1,7 @@
-"""Run inside a tree: import the package and print its classes' inheritance as JSON.
+"""Run inside a tree: import the package and print the inheritance of its classes as JSON.
 
-``python -c`` runs the text of this file with the tree as its working directory, so it imports nothing of the repository
-but the package.
+The text of this file runs by ``python -c`` with the tree as working directory, so it imports nothing of the repository but
+the package.
 """
 
 from __future__ import annotations
@@ -21,19 +21,12 @@ def own_classes() -> set[type]:
     package = importlib.import_module(PACKAGE)
     names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{PACKAGE}.")]
     modules = [importlib.import_module(name) for name in names if not name.endswith("__main__")]
-    found = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
-    return {cls for cls in found if cls.__module__.startswith(PACKAGE)}
+    classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    return {cls for cls in classes if cls.__module__.startswith(PACKAGE)}
 
 
 def inheritance(classes: set[type]) -> dict[str, Any]:
-    """Count classes and levels, and name the concrete classes that others inherit from.
-
-    Args:
-        classes: The classes to look at; others end a chain.
-
-    Returns:
-        Number of classes, levels of the deepest chain with the classes at its end, and concrete parents.
-    """
+    """Count classes and levels of inheritance, and list the ends of the longest chains and the concrete parents."""
 
     def levels(cls: type) -> int:
         return 1 + max((levels(base) for base in cls.__bases__ if base in classes), default=0)

@@ -1,4 +1,4 @@
-"""The arguments that constructors take, explicit ones and those of an unpacked TypedDict."""
+"""Arguments of constructors: explicit ones, and fields of an unpacked TypedDict."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from benchmarks.house.sources import SourceFile
 
 
 class Constructor(NamedTuple):
-    """An ``__init__`` as it is written.
+    """The arguments of an ``__init__``.
 
     Attributes:
         name: The class.
-        own: Number of arguments besides ``self``. ``*args`` and ``**kwargs`` are one each, ``**x: Unpack[...]`` is none.
-        unpacked: Number of fields that ``**fields: Unpack[...]`` brings.
+        own: Number of arguments without ``self``. ``*args`` and ``**kwargs`` count as one each, ``**x: Unpack[...]`` as
+        none. unpacked: Number of fields that ``**fields: Unpack[...]`` adds.
     """
 
     name: str
@@ -23,18 +23,9 @@ class Constructor(NamedTuple):
 
 
 def constructors(files: list[SourceFile]) -> list[Constructor]:
-    """Read every ``__init__`` that is written out.
-
-    Constructors that dataclasses and named tuples generate are not counted: they are records with one line per field.
-
-    Args:
-        files: The source files.
-
-    Returns:
-        The constructors, the one with most arguments first.
-    """
+    """Every explicit ``__init__``, not those of dataclasses and named tuples; the one with the most arguments first."""
     classes = {node.name: node for file in files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)}
-    found = [
+    explicit = [
         _constructor(node.name, method, classes)
         for file in files
         for node in ast.walk(file.tree)
@@ -42,7 +33,7 @@ def constructors(files: list[SourceFile]) -> list[Constructor]:
         for method in node.body
         if isinstance(method, ast.FunctionDef) and method.name == "__init__"
     ]
-    return sorted(found, key=lambda each: (-each.own, -each.unpacked, each.name))
+    return sorted(explicit, key=lambda constructor: (-constructor.own, -constructor.unpacked, constructor.name))
 
 
 def _constructor(name: str, method: ast.FunctionDef, classes: dict[str, ast.ClassDef]) -> Constructor:
@@ -58,7 +49,7 @@ def _constructor(name: str, method: ast.FunctionDef, classes: dict[str, ast.Clas
 
 
 def _unpacked_record(annotation: ast.expr | None) -> str | None:
-    """Return the class in ``Unpack[Class]``, also where the annotation is a string."""
+    """The class in ``Unpack[Class]``; the annotation can be a string."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         annotation = ast.parse(annotation.value, mode="eval").body
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value).rpartition(".")[2] == "Unpack":
@@ -70,8 +61,8 @@ def _fields(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:
     if name not in classes:
         return set()
     node = classes[name]
-    own = {
+    fields = {
         item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
     }
     bases = (ast.unparse(base).rpartition(".")[2] for base in node.bases)
-    return own.union(*(_fields(base, classes) for base in bases))
+    return fields.union(*(_fields(base, classes) for base in bases))

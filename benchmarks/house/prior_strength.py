@@ -1,10 +1,10 @@
-"""Places that compute δ̃ = τδ/Ñ, the prior's strength for one example.
+"""Places that compute δ̃ = τδ/Ñ, the prior's strength per example.
 
-A place counts if a product or quotient has the prior precision above the fraction line, the number of examples below it, and
-the KL weight above it, in any order and nesting: ``kl_weight * delta / num_data``, ``delta / (num_data / kl_weight)``,
+A place is a product or quotient with the prior precision and the KL weight in the numerator and the number of examples in
+the denominator, in any order and nesting: ``kl_weight * delta / num_data``, ``delta / (num_data / kl_weight)``,
 ``delta / scale``. Attributes and keys count like names, with any prefix or suffix (``self.kl_weight_now``,
-``group["num_data"]``). A local name that is assigned once in the same function stands for its expression; a use of a local δ̃
-is no further place.
+``group["num_data"]``). A local name that is assigned once in a function is replaced by its expression; a use of a local δ̃
+does not count again.
 """
 
 from __future__ import annotations
@@ -23,42 +23,35 @@ _MAX_DEPTH = 10
 
 
 class Factors(NamedTuple):
-    """The names above and below the fraction line of a product."""
+    """The names in the numerator and the denominator of a product."""
 
     above: frozenset[str]
     below: frozenset[str]
 
 
 def prior_strengths(files: list[SourceFile]) -> list[str]:
-    """Find every expression that computes δ̃.
-
-    Args:
-        files: The source files.
-
-    Returns:
-        One line per place: file, line number and expression.
-    """
+    """Every expression that computes δ̃, as a line with file, line number and expression."""
     return [place for file in files for place in _places(file)]
 
 
 def _places(file: SourceFile) -> list[str]:
     scopes: list[ast.AST] = [file.tree]
     scopes += [node for node in ast.walk(file.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    found: dict[int, str] = {}
+    places: dict[int, str] = {}
     for scope in scopes:
         assigned = _single_assignments(scope)
         for node in _outermost_products(scope):
             if _is_strength(_factors(node, assigned, 0)):
-                found[node.lineno] = f"{file.name}:{node.lineno}: {ast.unparse(node)}"
-    return list(found.values())
+                places[node.lineno] = f"{file.name}:{node.lineno}: {ast.unparse(node)}"
+    return list(places.values())
 
 
 def _is_strength(factors: Factors) -> bool:
     return _has(factors.above, KL_WEIGHT) and _has(factors.above, PRIOR_PRECISION) and _has(factors.below, NUM_DATA)
 
 
-def _has(names: frozenset[str], wanted: tuple[str, ...]) -> bool:
-    return any(f"_{name}_" in f"_{found.strip('_')}_" for found in names for name in wanted)
+def _has(names: frozenset[str], words: tuple[str, ...]) -> bool:
+    return any(f"_{word}_" in f"_{name.strip('_')}_" for name in names for word in words)
 
 
 def _is_product(node: ast.AST) -> bool:
@@ -91,7 +84,7 @@ def _single_assignments(scope: ast.AST) -> dict[str, ast.expr]:
             for name, expression in pairs:
                 if isinstance(name, ast.Name):
                     values.setdefault(name.id, []).append(expression)
-    return {name: found[0] for name, found in values.items() if len(found) == 1}
+    return {name: expressions[0] for name, expressions in values.items() if len(expressions) == 1}
 
 
 def _factors(node: ast.expr, assigned: dict[str, ast.expr], depth: int) -> Factors:
@@ -112,7 +105,7 @@ def _factors(node: ast.expr, assigned: dict[str, ast.expr], depth: int) -> Facto
 
 
 def _name(node: ast.expr) -> str:
-    """The word that a factor is known by: a name, an attribute, a key, or what a call is given."""
+    """The name of a factor: a variable, an attribute, a key, or the first argument of a call."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -1,8 +1,8 @@
-"""Uses of names that Lightning, torch and BackPACK keep private.
+"""Uses of private names of Lightning, torch and BackPACK.
 
-A name that starts with one underscore counts as foreign where nothing in the package defines it: as an attribute
-(``node._saved_dim``), as a string (``getattr(node, "_saved_dim")``), or imported from another library. Excepted are the
-``torch._foreach_*`` functions, which have no public name, and Python's own, such as ``NamedTuple._replace``.
+A name with one leading underscore is foreign if the package does not define it. It can be used as an attribute
+(``node._saved_dim``), as a string (``getattr(node, "_saved_dim")``), or in an import. The ``torch._foreach_*`` functions,
+which have no public name, and Python's own names, such as ``NamedTuple._replace``, are excluded.
 """
 
 from __future__ import annotations
@@ -37,33 +37,26 @@ class PrivateUse(NamedTuple):
 
 
 def private_uses(files: list[SourceFile]) -> list[PrivateUse]:
-    """Find every use of a private name that the package does not define.
-
-    Args:
-        files: The source files of the whole package.
-
-    Returns:
-        The uses by file and line.
-    """
-    own = {name for file in files for name in _defined(file.tree)}
-    own |= {f"{name}Backward" for name in own}  # autograd's name for the graph node of an own Function
-    found = {
+    """Every use of a private name that the files of the package do not define, by file and line."""
+    defined = {name for file in files for name in _defined(file.tree)}
+    defined |= {f"{name}Backward" for name in defined}  # autograd's name for the graph node of a Function
+    uses = {
         PrivateUse(name, file.name, line)
         for file in files
         for name, line in _mentioned(file.tree)
-        if name not in own and name not in _PYTHONS and not name.startswith("_foreach_")
+        if name not in defined and name not in _PYTHONS and not name.startswith("_foreach_")
     }
-    return sorted(found, key=lambda use: (use.file, use.line, use.name))
+    return sorted(uses, key=lambda use: (use.file, use.line, use.name))
 
 
 def is_table(file_name: str) -> bool:
-    """Say whether a file is a guarded table of private symbols.
+    """Whether a file is a guarded table of private symbols.
 
     Args:
         file_name: The file's path from the root of the tree.
 
     Returns:
-        True for files called ``private_*.py`` or ``*_private.py``.
+        True for ``private_*.py`` and ``*_private.py``.
 
     Example:
         >>> is_table("callbacks/private_lightning.py"), is_table("callbacks/seam.py")
@@ -107,7 +100,7 @@ def _mentioned(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _text_arguments(node: ast.AST) -> list[ast.expr]:
-    """Parts of f-strings, and arguments of ``name.endswith("_imagenet")`` and the like, which name no attribute."""
+    """Strings that name no attribute: parts of f-strings, and arguments of methods such as ``str.endswith``."""
     if isinstance(node, ast.JoinedStr):
         return node.values
     called = node.func if isinstance(node, ast.Call) else None

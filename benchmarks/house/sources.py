@@ -31,7 +31,7 @@ class SourceFile:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines, with docstrings, comments and blank lines."""
+        """All lines, including docstrings, comments and blank lines."""
         return self.text.splitlines()
 
 
@@ -47,14 +47,7 @@ class Lengths(NamedTuple):
 
 
 def source_files(root: Path) -> list[SourceFile]:
-    """List every Python file that the wheel installs, each once.
-
-    Args:
-        root: The root of a tree of this repository, at any commit.
-
-    Returns:
-        The files, sorted by path.
-    """
+    """Every Python file that the wheel of the tree at `root` installs, sorted by path."""
     package = root / PACKAGE
     own = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] not in MAPPED]
     mapped = [path for name in MAPPED for path in (root / name).rglob("*.py")]
@@ -62,29 +55,15 @@ def source_files(root: Path) -> list[SourceFile]:
 
 
 def file_lengths(files: list[SourceFile]) -> Lengths:
-    """Summarise the number of lines of each file.
-
-    Args:
-        files: The source files.
-
-    Returns:
-        Median, 95th percentile and maximum of lines, with docstrings, comments and blank lines.
-    """
+    """Lengths of files in lines, including docstrings, comments and blank lines."""
     return lengths([len(file.lines) for file in files])
 
 
 def function_lengths(files: list[SourceFile]) -> Lengths:
-    """Summarise the number of lines of each function.
-
-    Args:
-        files: The source files.
-
-    Returns:
-        Median, 95th percentile and maximum of lines from ``def`` to the end, with docstring, comments and blank lines.
-    """
+    """Lengths of functions in lines from ``def`` to the end, including docstrings, comments and blank lines."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for file in files for node in ast.walk(file.tree) if isinstance(node, kinds)]
-    return lengths([(node.end_lineno or node.lineno) - node.lineno + 1 for node in found])
+    functions = [node for file in files for node in ast.walk(file.tree) if isinstance(node, kinds)]
+    return lengths([(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions])
 
 
 def lengths(sizes: list[int]) -> Lengths:
@@ -94,7 +73,7 @@ def lengths(sizes: list[int]) -> Lengths:
         sizes: Lengths, at least one.
 
     Returns:
-        Median, 95th percentile (the smallest length that 95 % do not exceed) and maximum.
+        Median, 95th percentile (the smallest length that at least 95 % do not exceed) and maximum.
 
     Example:
         >>> lengths([1, 2, 3, 4])

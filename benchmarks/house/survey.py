@@ -1,4 +1,4 @@
-"""Everything that is measured of one tree, as the rows of a table."""
+"""All metrics of one tree, as rows of a table."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from benchmarks.house.sources import SourceFile, file_lengths, function_lengths,
 from benchmarks.trees import run_probe
 
 _ERRORS = "lightning_bayes.errors."
-_HOOKS = ("lightning_bayes.optim.hyperparameters.Hyperparameters",)  # algorithms add their fields
+_HOOKS = ("lightning_bayes.optim.hyperparameters.Hyperparameters",)  # algorithms extend it with their fields
 
 
 class Row(NamedTuple):
     """One line of the table.
 
     Attributes:
-        label: What is counted.
-        goal: What it should be, or nothing.
-        value: What it is.
-        details: The places that make up the value.
+        label: The metric.
+        goal: Its target; empty if none.
+        value: Its value.
+        details: The places behind the value.
     """
 
     label: str
@@ -33,14 +33,7 @@ class Row(NamedTuple):
 
 
 def survey(root: Path) -> list[Row]:
-    """Measure a tree.
-
-    Args:
-        root: The root of the tree.
-
-    Returns:
-        The rows of the table, in the same order for every tree.
-    """
+    """Measure the tree at `root`; the order of the rows is the same for every tree."""
     files = source_files(root)
     return [*_sizes(files), *_classes(files, root), *_symbols(files), *_prior(files), *_batch(root)]
 
@@ -65,11 +58,11 @@ def _classes(files: list[SourceFile], root: Path) -> list[Row]:
     subclassed = [name for name in inherited["subclassed"] if not name.startswith((_ERRORS, *_HOOKS))]
     return [
         Row("arguments of the largest constructor", "≤ 12", f"{largest.own}{fields} ({largest.name})", [
-            f"{each.name}: {each.own} + {each.unpacked} unpacked" for each in ordered[:8]
+            f"{c.name}: {c.own} + {c.unpacked} unpacked" for c in ordered[:8]
         ]),
         Row("classes", "", str(inherited["classes"]), []),
-        Row("own levels of inheritance", "≤ 3", str(inherited["levels"]), inherited["deepest"]),
-        Row("concrete classes that are subclassed, but errors and documented hooks", "0", str(len(subclassed)), subclassed),
+        Row("levels of inheritance", "≤ 3", str(inherited["levels"]), inherited["deepest"]),
+        Row("concrete classes with subclasses, except errors and documented hooks", "0", str(len(subclassed)), subclassed),
     ]  # fmt: skip
 
 
@@ -80,7 +73,7 @@ def _symbols(files: list[SourceFile]) -> list[Row]:
         Row("private symbols of other libraries", "", str(len({use.name for use in uses})), sorted({
             use.name for use in uses
         })),
-        Row("their uses outside of tables", "0", str(len(outside)), [
+        Row("uses of them outside of tables", "0", str(len(outside)), [
             f"{use.file}:{use.line}: {use.name}" for use in outside
         ]),
     ]  # fmt: skip
@@ -96,7 +89,7 @@ def _batch(root: Path) -> list[Row]:
     public = [stop for stop in stops if stop.is_public]
     return [
         Row("one VOGN batch: public functions / files", "≤ 18 / ≤ 9", _count(public), _listed(public)),
-        Row("one VOGN batch: with private ones", "", _count(stops), _listed(stops)),
+        Row("one VOGN batch: with private functions", "", _count(stops), _listed(stops)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The printed table: one column for each tree."""
+"""The printed table, one column per tree."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from benchmarks.house.survey import Row
 
 
 def as_table(columns: dict[str, list[Row]]) -> str:
-    """Put the surveys of trees side by side, in Markdown.
+    """Format the surveys of trees side by side in Markdown.
 
     Args:
-        columns: The rows of each tree, by the column's title; all trees have the same rows.
+        columns: The rows of each tree by column title; all trees have the same rows.
 
     Returns:
         The table.
@@ -31,15 +31,8 @@ def as_table(columns: dict[str, list[Row]]) -> str:
 
 
 def as_details(rows: list[Row]) -> str:
-    """List the places behind every number.
-
-    Args:
-        rows: The rows of one tree.
-
-    Returns:
-        The text.
-    """
-    blocks = ["\n".join([f"\n{row.label}: {row.value}", *(f"  {each}" for each in row.details)]) for row in rows]
+    """Format the places behind every number."""
+    blocks = ["\n".join([f"\n{row.label}: {row.value}", *(f"  {detail}" for detail in row.details)]) for row in rows]
     return "\n".join(block for block, row in zip(blocks, rows, strict=True) if row.details)
 
 

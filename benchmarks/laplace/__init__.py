@@ -1,1 +1,1 @@
-"""Laplace of this package beside laplace-torch (Daxberger et al. 2021): the same numbers, time and memory."""
+"""Laplace of this package compared with laplace-torch (Daxberger et al. 2021): agreement, time and memory."""

@@ -1,8 +1,8 @@
-"""Laplace of this package beside laplace-torch: agreement, then time and memory.
+"""Laplace of this package compared with laplace-torch: agreement, then time and memory.
 
     python -m benchmarks.laplace [--only agreement cost] [--json benchmarks/results/laplace.json] [--table]
 
-laplace-torch comes with ``pip install -e '.[bench]'``. Each cost is measured in a process of its own with one thread.
+``pip install -e '.[bench]'`` installs laplace-torch. Each cost is measured in a separate process with one thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.laplace.agreement import agreements
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 
 PACKAGES: Final = ("lightning-bayes", "CurvlinopsGGN", "BackPackGGN")
 # network, subset, structure, batch, examples
@@ -33,18 +33,18 @@ Record = dict[str, Any]
 
 
 def cost(setting: tuple[Any, ...], package: str) -> Record:
-    """Measure once."""
+    """Measure the cost of one setting."""
     network, subset, structure, batch, examples = setting
     words = [network, package, subset, structure, str(batch), str(examples)]
     command = [sys.executable, "-m", "benchmarks.laplace.cost", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
-    found = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": "the process was killed"}
-    return {"setting": list(setting), "package": package, **found}
+    outcome = json.loads(lines[-1]) if done.returncode == 0 and lines else {"error": "the process was killed"}
+    return {"setting": list(setting), "package": package, **outcome}
 
 
 def table(records: dict[str, list[Record]]) -> str:
-    """Markdown: relative differences, then costs."""
+    """Format two Markdown tables: relative differences, then costs."""
     lines = ["| network | subset | structure | laplace-torch by | precision | evidence | probit |", "|---" * 7 + "|"]
     for line in records["agreement"]:
         values = [f"{line[key]:.0e}" for key in ("precision", "evidence", "probit")] if "probit" in line else None
@@ -71,25 +71,24 @@ def table(records: dict[str, list[Record]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is asked for, keep it, print the tables."""
+    """Run the requested measurements, save them, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=["agreement", "cost"], default=["agreement", "cost"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args(arguments)
-    known = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    records = {key: known.get(key, []) for key in ("agreement", "cost")}
+    saved = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    records = {key: saved.get(key, []) for key in ("agreement", "cost")}
     if not options.table:
         _measure(options.only, records)
-        if options.json:
-            options.json.write_text(json.dumps({**provenance(), **records}, indent=1) + "\n")
+        save_json(options.json, records)
     print(table(records))
 
 
 def _measure(kinds: list[str], records: dict[str, list[Record]]) -> None:
     has_peer = find_spec("laplace") is not None
     if not has_peer:
-        print("laplace-torch is left out: it is not installed. pip install -e '.[bench]' brings it.")
+        print("laplace-torch is not installed and is left out; pip install -e '.[bench]' installs it.")
     if "agreement" in kinds and has_peer:
         from laplace.curvature import BackPackGGN, CurvlinopsGGN
 

@@ -1,4 +1,4 @@
-"""The same network and data by both packages: posterior precision, log marginal likelihood, probit predictive."""
+"""Agreement of both packages on a network: posterior precision, log marginal likelihood, probit predictive."""
 
 from __future__ import annotations
 
@@ -28,13 +28,10 @@ EXAMPLES: Final = 60
 
 
 def agreements(backends: list[type[Any]]) -> Iterator[dict[str, Any]]:
-    """Compare every structure and subset, in double precision.
-
-    Args:
-        backends: Of laplace-torch.
+    """Compare every structure and subset in double precision, with the given backends of laplace-torch.
 
     Yields:
-        A line of the table: relative differences, or why laplace-torch cannot run.
+        A line of the table: relative differences, or the reason why laplace-torch cannot run.
     """
     for name, build in NETWORKS.items():
         torch.manual_seed(0)
@@ -65,19 +62,21 @@ def _compared(net: nn.Module, x: Tensor, y: Tensor, subset: str, structure: Any,
             )
             peer.fit(loader)
             precision, evidence, probs = _dense_peer(peer), float(peer.log_marginal_likelihood()), peer(x)
-        except Exception as error:  # any failure of the peer is a line of the table
+        except Exception as error:  # a failure of the peer is a line of the table
             return {"peer": f"{type(error).__name__}: {str(error).splitlines()[0][:60]}"}
-    found = laplace(net, loader, structure=structure, subset=subset, prior_precision=PRIOR, require_trained=False)
-    ours = mc_predict(net, found.posterior, x, linearized="closed_form").probs
+    approximation = laplace(
+        net, loader, structure=structure, subset=subset, prior_precision=PRIOR, require_trained=False
+    )
+    ours = mc_predict(net, approximation.posterior, x, linearized="closed_form").probs
     return {
-        "precision": _difference(_dense(found.posterior), precision),
-        "evidence": abs(found.log_marginal_likelihood / evidence - 1),
+        "precision": _difference(_dense(approximation.posterior), precision),
+        "evidence": abs(approximation.log_marginal_likelihood / evidence - 1),
         "probit": _difference(ours, probs),
     }
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
 
 
 def _dense_peer(peer: Any) -> Tensor:

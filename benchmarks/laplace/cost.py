@@ -1,8 +1,8 @@
-"""Time and peak memory of one approximation, in a process of its own.
+"""Time and peak memory of one approximation; runs as a separate process.
 
     python -m benchmarks.laplace.cost NETWORK PACKAGE SUBSET STRUCTURE BATCH EXAMPLES
 
-Prints one line of JSON. Memory is the high-water mark of the resident set over that of the process with the network and its
+Prints one line of JSON. Memory is the high-water mark of the resident set, relative to the process with the network and its
 data (Linux).
 """
 
@@ -25,11 +25,11 @@ from lightning_bayes import laplace as approximated
 from lightning_bayes.zoo import create_model
 
 OURS: Final = "lightning-bayes"
-LIMIT_GIB: Final = 10.0  # of the address space: a method that needs more fails
+LIMIT_GIB: Final = 10.0  # limit of the address space; a method that needs more fails
 
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    """A network in evaluation mode and the shape of its input: torchvision's ResNet-18 as it is, or LeNet-5."""
+    """A network in evaluation mode and the shape of its input: torchvision's ResNet-18 or LeNet-5."""
     if name == "resnet18":
         from torchvision.models import resnet18
 
@@ -40,10 +40,10 @@ def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
 def approximate(package: str, model: nn.Module, loader: DataLoader[Any], subset: str, structure: Any) -> float:
     """Run one package at a given prior precision; returns its log marginal likelihood."""
     if package == OURS:
-        found = approximated(
+        approximation = approximated(
             model, loader, structure=structure, subset=subset, prior_precision=1.0, require_trained=False
         )
-        return found.log_marginal_likelihood
+        return approximation.log_marginal_likelihood
     import laplace as peer
     from laplace import curvature
 
@@ -54,7 +54,7 @@ def approximate(package: str, model: nn.Module, loader: DataLoader[Any], subset:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure and print."""
+    """Measure and print one line of JSON."""
     name, package, subset, structure, batch, examples = arguments
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
@@ -72,11 +72,11 @@ def main(arguments: list[str]) -> None:
         evidence = approximate(
             package, model, DataLoader(TensorDataset(x, y), batch_size=int(batch)), subset, structure
         )
-        found: dict[str, Any] = {"evidence": evidence}
+        outcome: dict[str, Any] = {"evidence": evidence}
     except Exception as error:  # the failure is the result
-        found = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"}
+        outcome = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"}
     seconds = {"seconds": time.perf_counter() - start[0], "cpu_seconds": time.process_time() - start[1]}
-    print(json.dumps({**found, **seconds, "peak_mib": memory.added_mib()}))
+    print(json.dumps({**outcome, **seconds, "peak_mib": memory.added_mib()}))
 
 
 if __name__ == "__main__":

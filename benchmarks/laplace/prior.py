@@ -1,12 +1,12 @@
-"""The prior of a Laplace approximation by marginal likelihood and by validation NLL, beside a temperature.
+"""The prior of a Laplace approximation chosen by marginal likelihood or by validation NLL, compared with a temperature.
 
     python -m benchmarks.laplace.prior --root DATA [--problems digits fashion-lenet] [--seeds 5] [--first-seed 10]
         [--json FILE]
 
-A network of `benchmarks.defaults` is trained by Adam without a fifth of its training set, which is the validation set.
-*mean* is that network, *temperature* the same with the temperature of the lowest validation NLL: the control, which uses
-the validation set and has no posterior. The others are Kronecker-factored Laplace approximations with the probit
-predictive. JSON is written after each run; what it holds is not run again.
+A network of `benchmarks.defaults` is trained with Adam on four fifths of its training set; the other fifth is the validation
+set. *mean* is that network. *temperature* is the control: the same network with the temperature of the lowest validation
+NLL, which uses the validation set but no posterior. The other methods are Kronecker-factored Laplace approximations with the
+probit predictive. JSON is written after each run; finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, ood_scores
 from benchmarks.defaults.training import UserModule
 from benchmarks.over_seeds import mean_and_error
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import laplace, mc_predict
 from lightning_bayes.predictive import fit_temperature
 
-SHARE: Final = 0.2  # of the training set, for validation
+VALIDATION: Final = 0.2  # fraction of the training set
 COLUMNS: Final = {"error": "error ↓", "nll": "NLL ↓", "calibration": "ECE ↓", "entropy_auroc": "OOD AUROC ↑"}
 Row = dict[str, Any]
 Logits = Callable[[Tensor], Tensor]  # log-probabilities of the predictive, [N, C]
 
 
 def trained(problem: str, seed: int, root: Path) -> tuple[UserModule, TensorDataset, TensorDataset, Any]:
-    """The network, what it was trained on, what it was not, and all data."""
-    chosen, data = PROBLEMS[problem], PROBLEMS[problem].load(root, seed)
+    """The trained network, its training set, the validation set, and all data."""
+    specification, data = PROBLEMS[problem], PROBLEMS[problem].load(root, seed)
     rows = TensorDataset(data.train_x, data.train_y)
-    parts = random_split(rows, [1 - SHARE, SHARE], torch.Generator().manual_seed(seed))
+    parts = random_split(rows, [1 - VALIDATION, VALIDATION], torch.Generator().manual_seed(seed))
     train, validation = (TensorDataset(*rows[part.indices]) for part in parts)
     seed_everything(seed, verbose=False)
-    module = UserModule(chosen, data, "adam")
+    module = UserModule(specification, data, "adam")
     with quiet():
-        quiet_trainer([], chosen.epochs).fit(module, DataLoader(train, chosen.batch, shuffle=True))
+        quiet_trainer([], specification.epochs).fit(module, DataLoader(train, specification.batch, shuffle=True))
     return module.eval(), train, validation, data
 
 
 def predictives(module: UserModule, train: TensorDataset, validation: TensorDataset) -> dict[str, Logits]:
-    """What each method predicts."""
+    """The predictive of each method."""
     with torch.no_grad():
         held_out = module(validation.tensors[0])
     temperature = fit_temperature(held_out[None], validation.tensors[1])
-    found: dict[str, Logits] = {"mean": lambda x: module(x), "temperature": lambda x: module(x) / temperature}
+    methods: dict[str, Logits] = {"mean": lambda x: module(x), "temperature": lambda x: module(x) / temperature}
     for subset in ("last_layer", "all"):
         for prior in ("marglik", "validation"):
             posterior = laplace(
@@ -66,8 +66,8 @@ def predictives(module: UserModule, train: TensorDataset, validation: TensorData
                 prior_precision=prior,
                 validation=DataLoader(validation, 100) if prior == "validation" else None,
             ).posterior
-            found[f"{subset}, {prior}"] = partial(_probit, module, posterior)
-    return found
+            methods[f"{subset}, {prior}"] = partial(_probit, module, posterior)
+    return methods
 
 
 def _probit(module: UserModule, posterior: Any, x: Tensor) -> Tensor:
@@ -79,42 +79,35 @@ def measure(problem: str, seed: int, root: Path) -> list[Row]:
     """Train once and score every method.
 
     Args:
-        problem: Key of `benchmarks.defaults.problems.PROBLEMS`, of classes with images out of distribution.
-        seed: Of split, weights and order.
-        root: See there.
+        problem: Key of `benchmarks.defaults.problems.PROBLEMS`: a classification with out-of-distribution images.
+        seed: Seed of split, weights and batch order.
+        root: Folder of the data.
 
     Returns:
-        A row for each method.
+        One row per method.
     """
     module, train, validation, data = trained(problem, seed, root)
     rows = []
     for method, logits in predictives(module, train, validation).items():
         with torch.no_grad():
-            inside, outside = logits(data.test_x)[None], logits(data.ood_x)[None]
-        scores = {**classification_scores(inside, data.test_y), **ood_scores(inside, outside)}
+            test, ood = logits(data.test_x)[None], logits(data.ood_x)[None]
+        scores = {**classification_scores(test, data.test_y), **ood_scores(test, ood)}
         rows.append({"problem": problem, "seed": seed, "method": method, **scores})
     return rows
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown: means, and paired differences of the NLL to the temperature's, ± standard errors over seeds.
-
-    Args:
-        rows: From `measure`.
-
-    Returns:
-        A line per problem and method.
-    """
+    """Format a Markdown table: means, and paired NLL differences from the temperature, ± standard errors over seeds."""
     lines = [
         f"| problem | method | {' | '.join(COLUMNS.values())} | NLL minus temperature's | seeds |",
         "|---" * 8 + "|",
     ]
     for problem, method in dict.fromkeys((row["problem"], row["method"]) for row in rows):
-        found = [row for row in rows if (row["problem"], row["method"]) == (problem, method)]
+        runs = [row for row in rows if (row["problem"], row["method"]) == (problem, method)]
         control = {r["seed"]: r["nll"] for r in rows if (r["problem"], r["method"]) == (problem, "temperature")}
-        pairs = [row["nll"] - control[row["seed"]] for row in found]
-        cells = [mean_and_error([row[score] for row in found]) for score in COLUMNS]
-        lines.append(f"| {problem} | {method} | {' | '.join(cells)} | {mean_and_error(pairs, '+')} | {len(found)} |")
+        pairs = [row["nll"] - control[row["seed"]] for row in runs]
+        cells = [mean_and_error([row[score] for row in runs]) for score in COLUMNS]
+        lines.append(f"| {problem} | {method} | {' | '.join(cells)} | {mean_and_error(pairs, '+')} | {len(runs)} |")
     return "\n".join(lines)
 
 
@@ -130,15 +123,14 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[Row] = []
     if options.json and options.json.exists():
         rows = json.loads(options.json.read_text("utf-8"))["runs"]
-    known = {(row["problem"], row["seed"]) for row in rows}
+    done = {(row["problem"], row["seed"]) for row in rows}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for problem in options.problems:
-            if (problem, seed) in known:
+            if (problem, seed) in done:
                 continue
             rows += measure(problem, seed, options.root)
             print(f"{problem}, seed {seed}", {row["method"]: round(row["nll"], 4) for row in rows[-6:]}, flush=True)
-            if options.json:
-                options.json.write_text(json.dumps({**provenance(), "runs": rows}, indent=1) + "\n", "utf-8")
+            save_json(options.json, {"runs": rows})
     print(table(rows))
 
 

@@ -1,1 +1,1 @@
-"""Experiments of the methods' papers, run again with this package's updates."""
+"""Experiments of the methods' papers, repeated with this package."""

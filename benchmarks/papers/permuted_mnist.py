@@ -1,18 +1,18 @@
-"""Permuted MNIST: one network learns ten tasks in turn, each with its own order of the pixels, and keeps the earlier ones.
+"""Permuted MNIST: one network learns ten tasks in sequence, each with its own order of the pixels.
 
     python -m benchmarks.papers.permuted_mnist --root DATA [--tasks 10] [--epochs 3] [--seeds 0 1 2]
         [--json FILE] [--figure FILE]
 
-A network of two hidden layers of 100 units and one head, as in Nguyen et al. 2018 (variational continual learning, VCL) and
-Osawa et al. 2019 (VOGN). Methods:
+The network has two hidden layers of 100 units and one head, as in Nguyen et al. 2018 (variational continual learning, VCL)
+and Osawa et al. 2019 (VOGN). Methods:
 
-    posterior    VOGN whose prior is the posterior of the tasks before: a mean and a precision for each weight
-    permuted     the same, but the precisions are put in a random order within each tensor: the control of the curvature
-    scalar       VOGN from the last weights, with the prior of the first task every time
+    posterior    VOGN whose prior is the posterior after the previous task: a mean and a precision per weight
+    permuted     the same with the precisions of each tensor in a random order: the control of the curvature
+    scalar       VOGN from the last weights, with the prior of the first task for every task
     adam         Adam from the last weights, without a prior
 
-After each task the test accuracy of all tasks so far is measured at the posterior mean, and after the last one also under 10
-posterior samples. JSON is written after each run; what it holds is not run again. Settings were chosen on seed 100.
+After each task, the test accuracy on all tasks so far is measured at the posterior mean; after the last task also under 10
+posterior samples. JSON is written after each run; finished runs are skipped. Settings were chosen on seed 100.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchvision.datasets import MNIST
 
 from benchmarks.line_figure import line_figure
 from benchmarks.over_seeds import mean_and_error
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from lightning_bayes import VOGN, MeanField, mc_predict
 from lightning_bayes.metrics.figure_style import BLUE, GREY, VERMILLION
 
@@ -47,7 +47,7 @@ SAMPLES: Final = 10
 
 @dataclass(frozen=True)
 class Settings:
-    """How each task is learned."""
+    """Hyperparameters of a task."""
 
     tasks: int = 10
     epochs: int = 3
@@ -67,12 +67,12 @@ def load(root: Path, train: bool) -> Pair:
 
 
 def permutation(seed: int, task: int) -> Tensor:
-    """The order of the pixels; that of the first task is drawn too."""
+    """The order of the pixels of a task; the first task is permuted too."""
     return torch.randperm(784, generator=torch.Generator().manual_seed(1000 * seed + task))
 
 
 def network(hidden: int) -> nn.Sequential:
-    """Two hidden layers."""
+    """A network with two hidden layers."""
     return nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
@@ -96,7 +96,7 @@ def batches(train: Pair, settings: Settings, seed: int) -> Iterator[Pair]:
 
 
 def fit_adam(model: nn.Module, train: Pair, settings: Settings, seed: int) -> None:
-    """Learn one task without a posterior."""
+    """Train on one task with Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.adam_lr)
     for inputs, labels in batches(train, settings, seed):
         optimizer.zero_grad()
@@ -105,7 +105,7 @@ def fit_adam(model: nn.Module, train: Pair, settings: Settings, seed: int) -> No
 
 
 def fit_vogn(model: nn.Module, train: Pair, settings: Settings, seed: int, prior: MeanField | None) -> MeanField:
-    """Learn one task by VOGN and return the posterior."""
+    """Train on one task with VOGN and return the posterior."""
     optimizer = VOGN(
         model,
         lr=settings.lr,
@@ -120,24 +120,24 @@ def fit_vogn(model: nn.Module, train: Pair, settings: Settings, seed: int, prior
         with optimizer.sampled_params():
             F.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
-    found = optimizer.posterior()
-    assert isinstance(found, MeanField)
-    return found
+    posterior = optimizer.posterior()
+    assert isinstance(posterior, MeanField)
+    return posterior
 
 
 def run(method: str, train: Pair, test: Pair, settings: Settings, seed: int) -> Row:
-    """All tasks in turn.
+    """Learn all tasks in sequence.
 
     Args:
         method: One of `METHODS`.
-        train: Images and labels.
-        test: Images and labels.
-        settings: Of training.
-        seed: Of weights, orders and noise.
+        train: Training images and labels.
+        test: Test images and labels.
+        settings: Hyperparameters.
+        seed: Seed of the initial weights, the orders and the noise.
 
     Returns:
-        ``accuracy``, of each task so far after each task; ``sampled``, of each task at the end under posterior samples; and
-        the time.
+        ``accuracy`` on each task so far, after each task; ``sampled``, the final accuracy on each task under posterior
+        samples; and ``seconds``.
     """
     torch.manual_seed(seed)
     model, posterior, started = network(settings.hidden), None, time.process_time()
@@ -152,41 +152,43 @@ def run(method: str, train: Pair, test: Pair, settings: Settings, seed: int) -> 
                 prior = shuffled(prior, 100 * seed + task)
             posterior = fit_vogn(model, data, settings, 100 * seed + task, prior)
         with torch.no_grad():
-            accuracy.append([share(model(test[0][:, order]), test[1]) for order in orders[: task + 1]])
-    sampled = [share(mc_predict(model, posterior, test[0][:, o], SAMPLES).probs, test[1]) for o in orders if posterior]
+            accuracy.append([accuracy_of(model(test[0][:, order]), test[1]) for order in orders[: task + 1]])
+    sampled = [
+        accuracy_of(mc_predict(model, posterior, test[0][:, o], SAMPLES).probs, test[1]) for o in orders if posterior
+    ]
     return {"accuracy": accuracy, "sampled": sampled, "seconds": time.process_time() - started}
 
 
-def share(scores: Tensor, labels: Tensor) -> float:
-    """Share of right answers."""
+def accuracy_of(scores: Tensor, labels: Tensor) -> float:
+    """Fraction of correct predictions."""
     return float((scores.argmax(1) == labels).float().mean())
 
 
 def table(rows: list[Row]) -> str:
-    """The average over tasks after the last one, with its standard error over seeds, as Markdown."""
+    """A Markdown table of the average accuracy after the last task, with standard errors over seeds."""
     lines = [
         f"| method | accuracy, average of all tasks, at the mean | under {SAMPLES} samples | first task | last task |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for method in METHODS:
-        known = [row for row in rows if row["method"] == method]
-        last = [row["accuracy"][-1] for row in known]
-        sampled = [fmean(row["sampled"]) for row in known if row["sampled"]]
-        columns = ([fmean(each) for each in last], sampled, [each[0] for each in last], [each[-1] for each in last])
-        if known:
+        method_rows = [row for row in rows if row["method"] == method]
+        final = [row["accuracy"][-1] for row in method_rows]
+        sampled = [fmean(row["sampled"]) for row in method_rows if row["sampled"]]
+        columns = ([fmean(tasks) for tasks in final], sampled, [tasks[0] for tasks in final], [t[-1] for t in final])
+        if method_rows:
             lines.append(f"| {method} | {' | '.join(mean_and_error(c) if c else '' for c in columns)} |")
     return "\n".join([*lines, *(f"| {name} | {value} | | | |" for name, value in PUBLISHED.items())])
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """The average over the tasks so far, after each task; a line for each method, bars of one standard error."""
+    """Plot the average accuracy over the tasks so far, one line per method with bars of one standard error."""
     with line_figure(path, (4.8, 3.4)) as axes:
         for method, colour in METHODS.items():
-            known = [[fmean(so_far) for so_far in row["accuracy"]] for row in rows if row["method"] == method]
-            if not known:
+            averages = [[fmean(tasks) for tasks in row["accuracy"]] for row in rows if row["method"] == method]
+            if not averages:
                 continue
-            values = torch.tensor(known)
-            error = values.std(0) / len(known) ** 0.5 if len(known) > 1 else None
+            values = torch.tensor(averages)
+            error = values.std(0) / len(averages) ** 0.5 if len(averages) > 1 else None
             axes.errorbar(
                 range(1, values.shape[1] + 1), values.mean(0), error, color=colour, marker="o", ms=3, label=method
             )
@@ -194,33 +196,32 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run what is missing, print and keep."""
+    """Run the missing methods and seeds, save them, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="folder with MNIST")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--json", type=Path, help="written after each run, and resumed from")
+    parser.add_argument("--json", type=Path, help="written after each run; finished runs are skipped")
     parser.add_argument("--figure", type=Path)
     for name, value in asdict(Settings()).items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
     options = parser.parse_args(arguments)
     settings = Settings(**{name: getattr(options, name) for name in asdict(Settings())})
-    kept: dict[str, Any] = {"settings": asdict(settings), "rows": []}
+    results: dict[str, Any] = {"settings": asdict(settings), "rows": []}
     if options.json and options.json.exists():
-        kept = json.loads(options.json.read_text("utf-8"))
-        if kept["settings"] != asdict(settings):
-            parser.error(f"{options.json} has runs of {kept['settings']}. Take the same settings, or another file.")
+        results = json.loads(options.json.read_text("utf-8"))
+        if results["settings"] != asdict(settings):
+            parser.error(f"{options.json} has runs with {results['settings']}. Use the same settings or another file.")
     train, test = load(options.root, train=True), load(options.root, train=False)
-    done = {(row["method"], row["seed"]) for row in kept["rows"]}
+    done = {(row["method"], row["seed"]) for row in results["rows"]}
     for seed, method in product(options.seeds, options.methods):
         if (method, seed) in done:
             continue
-        kept["rows"].append({"method": method, "seed": seed, **run(method, train, test, settings, seed)})
-        if options.json:
-            options.json.write_text(json.dumps({**provenance(), **kept}, indent=1) + "\n", "utf-8")
+        results["rows"].append({"method": method, "seed": seed, **run(method, train, test, settings, seed)})
+        save_json(options.json, results)
     if options.figure:
-        draw(kept["rows"], options.figure)
-    print(table(kept["rows"]))
+        draw(results["rows"], options.figure)
+    print(table(results["rows"]))
 
 
 if __name__ == "__main__":

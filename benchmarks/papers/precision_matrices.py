@@ -3,15 +3,14 @@
     python -m benchmarks.papers.precision_matrices --root UCI [--epochs 100] [--plot FILE.png] [--json FILE]
 
 A network with two hidden layers of 15 units on Boston housing (split 0), trained with noisy natural gradients and a full,
-block-tridiagonal, matrix-variate or diagonal posterior. A precision P is shown as |P_ij| / √(P_ii P_jj), over the weights
-layer by layer, each matrix row by row. Printed are, for every posterior, the test log-likelihood and how far its P, with all
-entries, is from the full curvature at its own mean, relative to that in Frobenius norm.
+block-tridiagonal, matrix-variate or diagonal posterior. A precision P is drawn as |P_ij| / √(P_ii P_jj), with the weights
+ordered by layer and, within a layer, by row. The program prints the test log-likelihood of every posterior, and the
+Frobenius distance of its full P from the full curvature at its own mean, relative to the norm of that curvature.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -24,7 +23,7 @@ from torch import Generator, Tensor
 
 from benchmarks.papers.uci.data import Batch, Splits, epoch_of, load_splits
 from benchmarks.papers.uci.noise import GammaPrecision
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from lightning_bayes.linalg import KroneckerProduct, cholesky, pi_damped
 from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, damped_inverse
 
@@ -36,12 +35,12 @@ Matrices = list[Tensor]
 
 
 class Pass(NamedTuple):
-    """What one pass through all layers gives.
+    """A forward and backward pass through all layers.
 
     Attributes:
         outputs: f, ``[B]``.
-        inputs: Every layer's input, ending with a 1, ``[B, K]``.
-        deltas: Gradients of f with respect to every layer's pre-activations, ``[B, out]``.
+        inputs: Input of every layer, with a last column of ones, ``[B, K]``.
+        deltas: Gradients of f with respect to the pre-activations of every layer, ``[B, out]``.
     """
 
     outputs: Tensor
@@ -49,32 +48,24 @@ class Pass(NamedTuple):
     deltas: Matrices
 
     def jacobian(self) -> Tensor:
-        """∂f/∂w of every example, ``[B, D]``."""
+        """∂f/∂w per example, ``[B, D]``."""
         parts = zip(self.deltas, self.inputs, strict=True)
         return torch.cat([(delta[:, :, None] * x[:, None]).flatten(1) for delta, x in parts], 1)
 
 
 def run(weights: Matrices, inputs: Tensor) -> Pass:
-    """Forward and backward through a network of ReLUs.
-
-    Args:
-        weights: Matrices ``[out, in + 1]``.
-        inputs: ``[B, in + 1]``.
-
-    Returns:
-        The pass.
-    """
-    seen = [inputs]
+    """Run a ReLU network with weights ``[out, in + 1]`` on inputs ``[B, in + 1]``, forward and backward."""
+    layer_inputs = [inputs]
     for matrix in weights[:-1]:
-        seen.append(torch.nn.functional.pad((seen[-1] @ matrix.mT).relu(), (0, 1), value=1.0))
+        layer_inputs.append(torch.nn.functional.pad((layer_inputs[-1] @ matrix.mT).relu(), (0, 1), value=1.0))
     deltas = [torch.ones(len(inputs), 1)]
-    for matrix, x in zip(weights[:0:-1], seen[:0:-1], strict=True):
+    for matrix, x in zip(weights[:0:-1], layer_inputs[:0:-1], strict=True):
         deltas.append((deltas[-1] @ matrix[:, :-1]) * (x[:, :-1] > 0))
-    return Pass((seen[-1] @ weights[-1].mT)[:, 0], seen, deltas[::-1])
+    return Pass((layer_inputs[-1] @ weights[-1].mT)[:, 0], layer_inputs, deltas[::-1])
 
 
 class Curvature(NamedTuple):
-    """The Fisher of the mean negative log-likelihood in all four structures; every one is averaged in training.
+    """The Fisher of the mean negative log-likelihood, as needed for all four structures.
 
     Attributes:
         dense: ``[D, D]``.
@@ -87,16 +78,15 @@ class Curvature(NamedTuple):
     links: list[KroneckerProduct]
 
 
-def fisher(found: Pass, precision: float) -> Curvature:
-    """The Fisher, exact over labels: τ times the moments of ∂f."""
-    jacobian, count = found.jacobian(), len(found.outputs)
+def fisher(network_pass: Pass, precision: float) -> Curvature:
+    """The Fisher with the exact expectation over labels: τ times the second moments of ∂f."""
+    jacobian, count = network_pass.jacobian(), len(network_pass.outputs)
+    inputs, deltas = network_pass.inputs, network_pass.deltas
 
     def product(i: int, j: int) -> KroneckerProduct:
-        return KroneckerProduct(
-            precision * found.deltas[i].mT @ found.deltas[j] / count, found.inputs[i].mT @ found.inputs[j] / count
-        )
+        return KroneckerProduct(precision * deltas[i].mT @ deltas[j] / count, inputs[i].mT @ inputs[j] / count)
 
-    layers = range(len(found.inputs))
+    layers = range(len(inputs))
     return Curvature(
         precision * jacobian.mT @ jacobian / count,
         [product(i, i) for i in layers],
@@ -105,7 +95,7 @@ def fisher(found: Pass, precision: float) -> Curvature:
 
 
 def identities(shapes: list[tuple[int, int]]) -> Curvature:
-    """Where training starts, as in the authors' code: noise of standard deviation 1/√N, and nothing between layers."""
+    """The initial curvature of the authors' code: noise of standard deviation 1/√N, no correlation between layers."""
     blocks = [KroneckerProduct(torch.eye(rows), torch.eye(side)) for rows, side in shapes]
     links = [KroneckerProduct(torch.zeros(a, c), torch.zeros(b, d)) for (a, b), (c, d) in pairwise(shapes)]
     return Curvature(torch.eye(sum(rows * side for rows, side in shapes)), blocks, links)
@@ -162,9 +152,9 @@ class Trained(NamedTuple):
     """One posterior after training.
 
     Attributes:
-        precision: Of the posterior, ``[D, D]``.
-        curvature_error: ‖P - P_full‖ / ‖P_full‖ with both curvatures averaged at this posterior's samples.
-        log_likelihood: On the test rows, per point and in the data's own units.
+        precision: P, ``[D, D]``.
+        curvature_error: ‖P - P_full‖ / ‖P_full‖, with both curvatures averaged at samples of this posterior.
+        log_likelihood: Test log-likelihood per point, in the units of the data.
     """
 
     precision: Tensor
@@ -177,7 +167,7 @@ class Trainer:
 
     Args:
         splits: One split.
-        structure: From curvature to precision per example.
+        structure: Function from the curvature to the precision per example.
         inverse_interval: T_inv.
     """
 
@@ -197,15 +187,7 @@ class Trainer:
         self._invert()
 
     def train(self, epochs: int, batch: int = 10) -> Trained:
-        """Train with the published settings.
-
-        Args:
-            epochs: Passes over the data; the rate is a tenth in the second half.
-            batch: Rows of a batch.
-
-        Returns:
-            The posterior.
-        """
+        """Train with the published settings; the learning rate falls to a tenth in the second half of the epochs."""
         step = 0
         for epoch in range(epochs):
             lr = LR * (0.1 if epoch >= epochs / 2 else 1.0)
@@ -218,13 +200,13 @@ class Trainer:
         return Trained(precision * self.splits.num_data, error, self._log_likelihood())
 
     def _step(self, rows: Batch, lr: float, step: int) -> None:
-        found = run(self._draw(), rows.inputs[0])
-        residuals = found.outputs - rows.targets[0]
+        network_pass = run(self._draw(), rows.inputs[0])
+        residuals = network_pass.outputs - rows.targets[0]
         tau = float(self.noise.precision())
         self.noise.observe(residuals[None])
-        gradient = tau * (residuals[:, None] * found.jacobian()).mean(0) + self.prior * self.mean
+        gradient = tau * (residuals[:, None] * network_pass.jacobian()).mean(0) + self.prior * self.mean
         self.momentum = self.momentum.lerp(gradient, 1 - BETAS[0])
-        self.curvature = averaged(self.curvature, fisher(found, tau))
+        self.curvature = averaged(self.curvature, fisher(network_pass, tau))
         if step % self.interval == 0:
             self._invert()
         move = torch.cholesky_solve((self.momentum / (1 - BETAS[0] ** step))[:, None], self.factor)[:, 0]
@@ -253,11 +235,11 @@ def normalised(precision: Tensor) -> Tensor:
     return (precision * scale[:, None] * scale).abs()
 
 
-def draw(found: dict[str, Trained], path: Path) -> None:
-    """Four panels on one scale."""
-    figure = Figure(figsize=(3.3 * len(found), 3.6), dpi=150, layout="constrained")
-    panels = figure.subplots(1, len(found), squeeze=False)[0]
-    for axes, (name, trained) in zip(panels, found.items(), strict=True):
+def draw(posteriors: dict[str, Trained], path: Path) -> None:
+    """Draw the precision matrices with one colour scale."""
+    figure = Figure(figsize=(3.3 * len(posteriors), 3.6), dpi=150, layout="constrained")
+    panels = figure.subplots(1, len(posteriors), squeeze=False)[0]
+    for axes, (name, trained) in zip(panels, posteriors.items(), strict=True):
         image = axes.imshow(
             normalised(trained.precision).sqrt().numpy(), cmap="magma", vmin=0, vmax=1, interpolation="none"
         )
@@ -267,7 +249,7 @@ def draw(found: dict[str, Trained], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train the four posteriors, print and draw."""
+    """Train the four posteriors, print and draw them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="folder of the UCI sets")
     parser.add_argument("--epochs", type=int, default=100)
@@ -276,21 +258,19 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     splits = load_splits(options.root, "boston", 1)
-    found: dict[str, Trained] = {}
+    posteriors: dict[str, Trained] = {}
     for name, structure in STRUCTURES.items():
         with torch.no_grad():
-            found[name] = Trainer(splits, structure).train(options.epochs)
-        trained = found[name]
+            trained = posteriors[name] = Trainer(splits, structure).train(options.epochs)
         print(f"{name:18} test log-likelihood {trained.log_likelihood:7.3f}", end="")
         print(f"   distance from the full precision {trained.curvature_error:.3f}", flush=True)
     if options.plot:
-        draw(found, options.plot)
-    if options.json:
-        scores = {
-            name: {"log_likelihood": t.log_likelihood, "distance": t.curvature_error} for name, t in found.items()
-        }
-        kept = {**provenance(), "epochs": options.epochs, "results": scores}
-        options.json.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+        draw(posteriors, options.plot)
+    scores = {
+        name: {"log_likelihood": trained.log_likelihood, "distance": trained.curvature_error}
+        for name, trained in posteriors.items()
+    }
+    save_json(options.json, {"epochs": options.epochs, "results": scores})
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
-"""Wrong labels found by sensitivity, and the test NLL estimated without test data (Nickl et al. 2023), on MNIST.
+"""Label errors found by sensitivity, and the test NLL estimated without test data (Nickl et al. 2023), on MNIST.
 
     python -m benchmarks.papers.sensitivity --root DATA [--rows 3000] [--share 0.1] [--epochs 40] [--seeds 3]
         [--structure kronecker] [--json FILE] [--figure FILE]
 
-A share of the labels is replaced by other classes. Adam trains a network of one hidden layer to the MAP, and the Laplace
-approximation gives its posterior. The examples are ranked by sensitivity, by leave-one-out NLL, by loss and by margin. The
-first ones, as many as labels are wrong, should be those. A second run on clean labels prints, epoch by epoch, the
-leave-one-out NLL of the training set beside its NLL and that of the test set.
+A fraction of the labels is replaced by other classes. Adam trains a network with one hidden layer to the MAP, and the
+Laplace approximation gives its posterior. Examples are ranked by sensitivity, leave-one-out NLL, loss and margin. If n
+labels are wrong, the n highest-ranked examples should be those. A second run with clean labels compares, after each epoch,
+the leave-one-out NLL of the training set with its NLL and with the test NLL.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,19 +20,19 @@ from torch import Tensor, nn
 from torchvision.datasets import MNIST
 
 from benchmarks.line_figure import line_figure
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from lightning_bayes.metrics.figure_style import BLUE, GREY, VERMILLION
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import StructureName, laplace
 from lightning_bayes.predictive import leave_one_out
 
 Pair = tuple[Tensor, Tensor]
-PRIOR_PRECISION = 10.0  # δ, of every weight
+PRIOR_PRECISION = 10.0  # δ, for every weight
 SCORES = ("sensitivity", "leave-one-out NLL", "loss", "margin")
 
 
 def load(root: Path, rows: int, seed: int) -> tuple[Pair, Pair]:
-    """Training rows at random, and all test rows, as vectors of mean 0 and variance 1."""
+    """Random training rows and all test rows, as vectors with mean 0 and variance 1."""
     parts = []
     for train in (True, False):
         stored = MNIST(root, train=train)
@@ -45,7 +43,7 @@ def load(root: Path, rows: int, seed: int) -> tuple[Pair, Pair]:
 
 
 def relabelled(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Labels of which a share is another class, and which ones."""
+    """Replace a fraction `share` of the labels by other classes; returns the labels and the mask of changes."""
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
     changed = labels.clone()
@@ -54,7 +52,7 @@ def relabelled(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]
 
 
 class Run:
-    """A network, its optimizer, and its posterior by the Laplace approximation."""
+    """A network, its optimizer, and its Laplace posterior."""
 
     def __init__(self, train: Pair, seed: int, structure: StructureName, hidden: int = 50, batch: int = 100) -> None:
         torch.manual_seed(seed)
@@ -64,7 +62,7 @@ class Run:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3, weight_decay=decay)
 
     def epoch(self) -> None:
-        """All rows once."""
+        """Train on all rows once."""
         self.model.train()
         for rows in torch.randperm(len(self.train[0])).split(self.batch):  # type: ignore[no-untyped-call]
             self.optimizer.zero_grad()
@@ -73,8 +71,8 @@ class Run:
         self.model.eval()
 
     def posterior(self) -> AbstractPosterior:
-        """Of now."""
-        found = laplace(
+        """The Laplace posterior of the current weights."""
+        approximation = laplace(
             self.model,
             self.batches(),
             structure=self.structure,
@@ -82,7 +80,7 @@ class Run:
             prior_precision=PRIOR_PRECISION,
             require_trained=False,
         )
-        return found.posterior
+        return approximation.posterior
 
     def batches(self) -> list[Pair]:
         """The training rows in order."""
@@ -96,36 +94,24 @@ class Run:
 
 @torch.no_grad()
 def scores(run: Run) -> dict[str, Tensor]:
-    """What ranks the training rows, the most suspicious first."""
+    """Scores of the training rows; a higher score is more suspicious."""
     probs = run.model(run.train[0]).softmax(1)
-    own = probs.gather(1, run.train[1][:, None])[:, 0]
-    others = probs.scatter(1, run.train[1][:, None], 0).max(1).values
-    found = leave_one_out(run.model, run.posterior(), run.batches())
-    values = (found.sensitivity, found.nll, run.losses(run.train), others - own)
+    label_probs = probs.gather(1, run.train[1][:, None])[:, 0]
+    other_probs = probs.scatter(1, run.train[1][:, None], 0).max(1).values
+    estimate = leave_one_out(run.model, run.posterior(), run.batches())
+    values = (estimate.sensitivity, estimate.nll, run.losses(run.train), other_probs - label_probs)
     return dict(zip(SCORES, values, strict=True))
 
 
 def found_share(score: Tensor, wrong: Tensor) -> float:
-    """Share of wrong labels among the first rows, as many as labels are wrong."""
+    """Fraction of wrong labels among the n rows with the highest score, where n labels are wrong."""
     return float(wrong[score.topk(int(wrong.sum())).indices].float().mean())
 
 
 def wrong_labels(
     root: Path, rows: int, share: float, epochs: int, seed: int, structure: StructureName
 ) -> dict[str, float]:
-    """Train on relabelled rows and search.
-
-    Args:
-        root: Folder with ``MNIST``.
-        rows: Training rows.
-        share: Of wrong labels.
-        epochs: Of training.
-        seed: Of everything.
-        structure: Of the posterior.
-
-    Returns:
-        Share found by each score.
-    """
+    """Train with a fraction `share` of wrong labels, and return the fraction that each score finds."""
     train, _ = load(root, rows, seed)
     labels, wrong = relabelled(train[1], share, seed)
     run = Run((train[0], labels), seed, structure)
@@ -140,13 +126,13 @@ def over_training(root: Path, rows: int, epochs: int, seed: int, structure: Stru
     run, lines = Run(train, seed, structure), []
     for epoch in range(1, epochs + 1):
         run.epoch()
-        found = leave_one_out(run.model, run.posterior(), run.batches()).nll
+        left_out = leave_one_out(run.model, run.posterior(), run.batches()).nll
         lines.append(
             {
                 "epoch": epoch,
                 "train": float(run.losses(train).mean()),
-                "leave-one-out": float(found.mean()),
-                "error": float(found.std() / len(found) ** 0.5),
+                "leave-one-out": float(left_out.mean()),
+                "error": float(left_out.std() / len(left_out) ** 0.5),
                 "test": float(run.losses(test).mean()),
             }
         )
@@ -154,11 +140,11 @@ def over_training(root: Path, rows: int, epochs: int, seed: int, structure: Stru
 
 
 def table(shares: list[dict[str, float]], lines: list[dict[str, float]]) -> str:
-    """Both results as Markdown."""
+    """Format both results as Markdown."""
     rows = ["| score | share of wrong labels found, each seed | mean |", "| --- | --- | ---: |"]
     for name in SCORES:
-        each = [share[name] for share in shares]
-        rows.append(f"| {name} | {', '.join(f'{value:.3f}' for value in each)} | {sum(each) / len(each):.3f} |")
+        values = [share[name] for share in shares]
+        rows.append(f"| {name} | {', '.join(f'{value:.3f}' for value in values)} | {sum(values) / len(values):.3f} |")
     rows += ["", "| epoch | train NLL | leave-one-out NLL | test NLL |", "| ---: | ---: | ---: | ---: |"]
     for line in lines:
         estimate = f"{line['leave-one-out']:.4f} ± {line['error']:.4f}"
@@ -167,7 +153,7 @@ def table(shares: list[dict[str, float]], lines: list[dict[str, float]]) -> str:
 
 
 def draw(lines: list[dict[str, float]], path: Path) -> None:
-    """NLL over epochs."""
+    """Plot the NLL over epochs."""
     with line_figure(path, (4.5, 3.2)) as axes:
         epochs = [line["epoch"] for line in lines]
         for name, colour in (("train", GREY), ("leave-one-out", VERMILLION), ("test", BLUE)):
@@ -176,7 +162,7 @@ def draw(lines: list[dict[str, float]], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run both, print and keep."""
+    """Run both experiments, save and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="folder with MNIST")
     parser.add_argument("--rows", type=int, default=3000)
@@ -193,9 +179,7 @@ def main(arguments: list[str] | None = None) -> None:
         for seed in range(options.seeds)
     ]
     lines = over_training(options.root, options.rows, options.epochs, 0, options.structure)
-    if options.json:
-        kept: dict[str, Any] = {**provenance(), "wrong_labels": shares, "over_training": lines}
-        options.json.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    save_json(options.json, {"wrong_labels": shares, "over_training": lines})
     if options.figure:
         draw(lines, options.figure)
     print(table(shares, lines))

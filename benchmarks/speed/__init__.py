@@ -1,1 +1,1 @@
-"""Speed and memory of a full training step, each method beside torch's Adam in one process."""
+"""Time and memory of a full training step, compared with torch's Adam in the same process."""

@@ -1,15 +1,14 @@
-"""What each path of the convolutions' rule buys: a model's measured pass without the path, as ratio to the pass with it.
+"""Benefit of each path in the rule of convolutions: time of a measured pass without the path, relative to all paths.
 
 python -m benchmarks.speed.conv_paths [--models vgg16] [--rounds 15] [--json FILE]
 
-A path is a strategy of `rules.conv.plan`, or a layout of patches. All variants of a model run in turn in one process; ratios
-are taken within a round. A ratio of 1.10 means that the pass takes 10 % longer without the path.
+A path is a strategy of `rules.conv.plan` or a layout of patches. All variants of a model run in turn in one process; ratios
+are computed within a round. A ratio of 1.10 means that the pass takes 10 % longer without the path.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -20,7 +19,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from benchmarks.speed.models import MODELS, Task, make_task
 from benchmarks.speed.rounds import CLOCKS, interleave, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
@@ -42,18 +41,18 @@ def without_strategy(name: str) -> AbstractContextManager[Any]:
 
 
 def without_rows() -> AbstractContextManager[Any]:
-    """Copy whole patches, also where the rows of a kernel could share a copy."""
+    """Copy whole patches, even if the rows of a kernel could share a copy."""
     return _patched("goes_by_rows", lambda layer, positions: False)
 
 
 def without_whole_vectors() -> AbstractContextManager[Any]:
-    """Multiply matrices as they come, also where their rows are not whole vectors."""
+    """Multiply matrices without padding their rows to whole vectors."""
     return _patched("VECTOR", 1)
 
 
 PATHS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ALL: nullcontext,
-    **{each.name: partial(without_strategy, each.name) for each in STRATEGIES if each.name != "patches"},
+    **{s.name: partial(without_strategy, s.name) for s in STRATEGIES if s.name != "patches"},
     "kernel rows": without_rows,
     "whole vectors": without_whole_vectors,
 }
@@ -61,10 +60,10 @@ PATHS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def strategies_of(task: Task) -> dict[str, str]:
     """The strategy of each convolution in the task's model, by the layer's name."""
-    found: dict[str, str] = {}
+    strategies: dict[str, str] = {}
 
     def note(name: str, layer: Conv, args: tuple[Tensor, ...], output: Tensor) -> None:
-        found[name] = plan(conv_shape(layer, args[0], output), output.device).name
+        strategies[name] = plan(conv_shape(layer, args[0], output), output.device).name
 
     layers = [(name, m) for name, m in task.model.named_modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))]
     hooks = [layer.register_forward_hook(partial(note, name)) for name, layer in layers]
@@ -72,7 +71,7 @@ def strategies_of(task: Task) -> dict[str, str]:
         task.model(task.images)
     for hook in hooks:
         hook.remove()
-    return found
+    return strategies
 
 
 def measured_pass(task: Task, path: str) -> Callable[[], None]:
@@ -91,18 +90,7 @@ def measured_pass(task: Task, path: str) -> Callable[[], None]:
 
 
 def measure_paths(network: str, batch: int, rounds: int, clock: str, setting: Setting) -> Iterator[Row]:
-    """Time the paths that `network` uses.
-
-    Args:
-        network: Key of `MODELS`.
-        batch: Number of examples.
-        rounds: Number of rounds.
-        clock: ``"wall"`` or ``"cpu"``.
-        setting: Where the passes run.
-
-    Yields:
-        One row for each path.
-    """
+    """Time the paths that `network` uses, and yield one row per path."""
     task = make_task(MODELS[network], batch, setting)
     used = set(strategies_of(task).values())
     paths = [path for path in PATHS if path in used or path in {ALL, "kernel rows", "whole vectors"}]
@@ -121,7 +109,7 @@ def measure_paths(network: str, batch: int, rounds: int, clock: str, setting: Se
 
 
 def in_words(row: Row) -> str:
-    """One row as a line."""
+    """Format a row as one printed line."""
     first, third = row["quartiles"] or (float("nan"),) * 2
     layers = f"{row['layers']:2d} layers" if row["layers"] else " " * 9
     return (
@@ -145,25 +133,24 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", default=list(NETWORKS), choices=MODELS)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: processor time, on a busy machine")
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: processor time, for a busy machine")
     parser.add_argument("--json", type=Path, help="written after every model")
     add_arguments(parser)
     return parser
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print what each path buys, and write JSON where asked."""
+    """Print the benefit of each path; write JSON if requested."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     setting = read_setting(parser, options)
-    kept = {**provenance(), **setting.describe(), "rounds": options.rounds, "clock": options.clock}
+    header = {**setting.describe(), "rounds": options.rounds, "clock": options.clock}
     rows: list[Row] = []
     for network in options.models:
         for row in measure_paths(network, options.batch, options.rounds, options.clock, setting):
             print(in_words(row), flush=True)
             rows.append(row)
-        if options.json:
-            options.json.write_text(json.dumps({**kept, "results": rows}, indent=1) + "\n")
+        save_json(options.json, {**header, "results": rows})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Methods whose steps are not alike, as K-FAC's: it measures every T_stats updates and inverts every T_inv.
+"""Methods with several kinds of steps, such as K-FAC, which measures every T_stats updates and inverts every T_inv.
 
-Every kind of step is timed in every round, and the mean step of T_inv updates is put together from them:
+Each round times every kind of step. The mean step over T_inv updates is computed from them:
 
     t = plain + (statistics - plain) / T_stats + (inversion - plain) / T_inv
 
-where the step with inversion inverts all layers at once, which in training take turns over the T_inv updates. Each kind has
-a model and an optimizer of its own, because new inverses cost the next sample too. Plain steps share draws, so theirs is the
-mean of ten.
+where the inversion step inverts all layers at once; in training, layers take turns over the T_inv updates. Each kind has a
+separate model and optimizer, because new inverses make the next sample more expensive. Plain steps share draws, so a plain
+step is timed as the mean of ten.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lightning_bayes.optim import KroneckerOptimizer
 from lightning_bayes.optim.runtime.measuring import FIRST
 
 NEVER = 2**40
-SHARED = 10  # updates; antithetic pairs share draws
+SHARED = 10  # updates per timing of a plain step; antithetic pairs share draws
 SEPARATOR = ": "
 
 
@@ -40,20 +40,20 @@ class Intervals(NamedTuple):
 
     @classmethod
     def of(cls, method: str) -> Intervals:
-        """The defaults of the callback of a method, ``"kfac"``, ``"noisy_kfac-natural"``, or another one of Noisy K-FAC."""
+        """The default intervals of the callback of ``"kfac"``, ``"noisy_kfac-natural"`` or another Noisy K-FAC."""
         lr = 1e-3 if method.endswith("-natural") else None
         callback = NoisyKFACCallback(lr=lr) if method.startswith("noisy") else KFACCallback()
         return cls(callback.optimizer_kwargs["stats_interval"], callback.optimizer_kwargs["inverse_interval"])
 
 
 class Cycle(NamedTuple):
-    """The kinds of steps of one method; a call is a plain step, and the first one measures and inverts as well.
+    """The kinds of steps of a method. A call runs a plain step; the first call also measures and inverts.
 
     Attributes:
         plain: Steps without measurement or inversion.
-        statistics: Step with measurement.
-        inversion: Step with the inversion of every layer.
-        sampling: The weight samples of steps alone, which all of the above contain.
+        statistics: A step with a measurement.
+        inversion: A step with the inversion of every layer.
+        sampling: Only the weight sampling that all these steps contain.
     """
 
     plain: MeanOfUpdates
@@ -62,32 +62,32 @@ class Cycle(NamedTuple):
     sampling: MeanOfUpdates
 
     def __call__(self) -> None:
-        """Take a plain step."""
+        """Run a plain step."""
         self.plain.update()
 
 
 def kronecker_cycle(task: Task, make: Callable[[Task], KroneckerOptimizer]) -> Cycle:
-    """The cycle of K-FAC or Noisy K-FAC.
+    """Build the cycle of K-FAC or Noisy K-FAC.
 
     Args:
         task: Model and batch.
-        make: Makes the optimizer of a task; its intervals are set for each kind of step.
+        make: Builds the optimizer of a task. Its intervals are then set for each kind of step.
 
     Returns:
         The cycle.
     """
 
-    def kind(own: Task, stats_interval: int, inverse_interval: int) -> tuple[KroneckerOptimizer, Step]:
-        optimizer = make(own)
+    def kind(kind_task: Task, stats_interval: int, inverse_interval: int) -> tuple[KroneckerOptimizer, Step]:
+        optimizer = make(kind_task)
 
         def run() -> None:
             optimizer.stats_interval, optimizer.inverse_interval = stats_interval, inverse_interval
             for state in optimizer.state.values():
-                state["measurements"] = NEVER + 1  # at the measurements 1, 2, 4, 8, … it would invert too
-            update_once(optimizer, own)
+                state["measurements"] = NEVER + 1  # otherwise it would also invert at measurements 1, 2, 4, 8, …
+            update_once(optimizer, kind_task)
             for group in optimizer.param_groups:
-                group["step"] = max(FIRST, group["step"])  # after which plain passes run the bare model
-            if optimizer.skipped_in_a_row:  # which takes less time
+                group["step"] = max(FIRST, group["step"])  # later plain passes run the bare model
+            if optimizer.skipped_in_a_row:  # a skipped step takes less time
                 raise NonFiniteError("A step was skipped for a non-finite gradient or curvature.")
 
         return optimizer, run
@@ -96,7 +96,7 @@ def kronecker_cycle(task: Task, make: Callable[[Task], KroneckerOptimizer]) -> C
 
     def sample() -> None:
         for group in optimizer.param_groups:
-            group["step"] += 1  # else the next sample is this one
+            group["step"] += 1  # otherwise the next sample would repeat this one
         with torch.no_grad(), optimizer.sampled_params(0):
             pass
 
@@ -110,23 +110,25 @@ def _copy(task: Task) -> Task:
 
 
 def expand(steps: dict[str, Step]) -> dict[str, Step]:
-    """Replace every cycle by its kinds of steps, under names of their own."""
-    found: dict[str, Step] = {}
+    """Replace every cycle by its kinds of steps, named ``METHOD: KIND``."""
+    expanded: dict[str, Step] = {}
     for method, step in steps.items():
-        kinds = step._asdict() if isinstance(step, Cycle) else None
-        found |= {method: step} if kinds is None else {f"{method}{SEPARATOR}{k}": s for k, s in kinds.items()}
-    return found
+        if isinstance(step, Cycle):
+            expanded |= {f"{method}{SEPARATOR}{kind}": kind_step for kind, kind_step in step._asdict().items()}
+        else:
+            expanded[method] = step
+    return expanded
 
 
 def combine(times: Times, methods: list[str]) -> dict[str, dict[str, float]]:
-    """Put the mean steps of cycles together from their kinds.
+    """Compute the mean steps of cycles from the kinds of their steps.
 
     Args:
-        times: Times by the names of `expand`; the mean steps and failures of cycles are added under the method's name.
+        times: Times by the names from `expand`; mean steps and failures of cycles are added under the method's name.
         methods: All methods.
 
     Returns:
-        For every cycle the shares of statistics, inversion and sampling in its mean step, medians over rounds.
+        For every cycle, the fractions of statistics, inversion and sampling in its mean step, medians over rounds.
     """
     shares: dict[str, dict[str, float]] = {}
     for method in methods:
@@ -141,11 +143,11 @@ def combine(times: Times, methods: list[str]) -> dict[str, dict[str, float]]:
 
 def _combine_rounds(times: Times, method: str, names: list[str]) -> dict[str, float]:
     intervals = Intervals.of(method)
-    of_each = [times.seconds[name] for name in names]
+    kinds = [times.seconds[name] for name in names]
     times.seconds[method] = {}
     parts: dict[str, list[float]] = {"statistics": [], "inversion": [], "sampling": []}
-    for r in sorted(set.intersection(*map(set, of_each))):
-        plain, measuring, inverting, sampling = (seconds[r] for seconds in of_each)
+    for r in sorted(set.intersection(*map(set, kinds))):
+        plain, measuring, inverting, sampling = (seconds[r] for seconds in kinds)
         measured = (measuring - plain) / intervals.stats
         inverted = (inverting - plain) / intervals.inverse
         total = plain + measured + inverted

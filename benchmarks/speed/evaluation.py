@@ -1,21 +1,20 @@
-"""What an evaluation under S posterior samples costs in units of S forwards of the bare model.
+"""Cost of an evaluation under S posterior samples, in units of S forward passes of the bare model.
 
     python -m benchmarks.speed.evaluation [--models lenet resnet18] [--batch 128] [--samples 10] [--rounds 5] [--json FILE]
 
-Evaluations and forwards take turns; a ratio is the median over rounds. The first batch draws the samples. Later ones find
-them kept where S samples of the model fit into the memory for them (`predictive.samples.CACHED_ELEMENTS`).
+Evaluations and forward passes alternate; a ratio is the median over rounds. The first batch draws the samples. Later batches
+reuse them if S samples of the model fit into the cache (`predictive.samples.CACHED_ELEMENTS`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from benchmarks.speed.methods import silence_known_warnings
 from benchmarks.speed.models import MODELS, make_task
 from benchmarks.speed.rounds import interleave, stopwatch
@@ -33,23 +32,23 @@ def measure(model: str, batch: int, samples: int, rounds: int, setting: Setting)
 
     Args:
         model: Key of `MODELS`.
-        batch: Examples in a batch.
+        batch: Examples per batch.
         samples: S.
         rounds: Interleaved rounds.
-        setting: Where to run.
+        setting: Device, precision and threads.
 
     Returns:
-        Seconds of S forwards, the ratio of the evaluation to them, and that of the first batch.
+        Seconds of S forward passes, and the ratios of an evaluation and of the first batch to them.
     """
     task = make_task(MODELS[model], batch, setting)
     network = task.model.eval()
     optimizer = VOGN(network, lr=0.0, num_data=NUM_DATA, init_precision=1e4)
-    drawn = PosteriorSamples(optimizer.posterior(), samples)
+    weight_samples = PosteriorSamples(optimizer.posterior(), samples)
 
     def forward() -> torch.Tensor:
         with task.autocast():
-            found: torch.Tensor = network(task.images)
-        return found
+            outputs: torch.Tensor = network(task.images)
+        return outputs
 
     def forwards() -> None:
         for _ in range(samples):
@@ -57,8 +56,8 @@ def measure(model: str, batch: int, samples: int, rounds: int, setting: Setting)
 
     timed = stopwatch(setting.synchronise)
     forwards()
-    first = timed(lambda: drawn.outputs(network, forward))
-    steps = {"forwards": forwards, "evaluation": lambda: (drawn.outputs(network, forward), None)[1]}
+    first = timed(lambda: weight_samples.outputs(network, forward))
+    steps = {"forwards": forwards, "evaluation": lambda: (weight_samples.outputs(network, forward), None)[1]}
     times = interleave(steps, rounds, "forwards", timed)
     seconds = times.median_seconds("forwards")
     ratio = times.median_ratio("evaluation", "forwards")
@@ -73,14 +72,14 @@ def measure(model: str, batch: int, samples: int, rounds: int, setting: Setting)
 
 
 def in_words(row: Row) -> str:
-    """One printed line for a row."""
+    """Format a row as one printed line."""
     head = f"{MODELS[row['model']].title:12} batch {row['batch']:4}  S = {row['samples']}"
     ratios = f"evaluation {row['ratio']:.2f}, first batch {row['first']:.2f}"
     return f"{head}  S forwards {row['seconds'] * 1e3:8.1f} ms  {ratios}"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print one line for each model."""
+    """Print one line per model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["lenet", "resnet18"], choices=MODELS)
     parser.add_argument("--batch", type=int, default=128)
@@ -95,10 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     for model in options.models:
         rows.append(measure(model, options.batch, options.samples, options.rounds, setting))
         print(in_words(rows[-1]), flush=True)
-        if options.json:
-            options.json.write_text(
-                json.dumps({**provenance(), **setting.describe(), "results": rows}, indent=1) + "\n"
-            )
+        save_json(options.json, {**setting.describe(), "results": rows})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Peak memory that a training step adds to the model and its batch, each method in a process of its own.
+"""Peak memory that a training step adds to the model and its batch, measured in a separate process per method.
 
     python -m benchmarks.speed.memory --model resnet18 --batch 32 --method vogn-fused
 
-On the CPU it is the high-water mark of the resident set (``VmHWM`` of ``/proc/self/status``, Linux) over that of the process
-when model and batch are built, so the optimizer's state counts. On a GPU it is what torch's allocator has given out.
+On the CPU it is the high-water mark of the resident set (``VmHWM`` in ``/proc/self/status``, Linux), relative to the process
+with model and batch; the optimizer's state counts. On a GPU it is the peak of torch's allocator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import nn
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
 
 MIB = 2**20
-STEPS = 8  # in the later ones, the optimizer's state and what lives on from step to step lie beside what the pass needs
+STEPS = 8  # enough that the peak includes the optimizer's state and everything that persists between steps
 ROOT = Path(__file__).parents[2]
 STATUS = Path("/proc/self/status")
 
@@ -34,7 +34,7 @@ def parse_kib(text: str, field: str) -> int | None:
         field: Name of the field, such as ``"VmHWM"``.
 
     Returns:
-        Its value in KiB; None if it is not there.
+        Its value in KiB; None if absent.
 
     Example:
         >>> parse_kib("VmPeak:\t  300 kB\nVmHWM:\t  200 kB\n", "VmHWM")
@@ -48,7 +48,7 @@ def parse_kib(text: str, field: str) -> int | None:
 
 
 def available_bytes(device: str) -> int | None:
-    """Memory that is free on `device`; None where the system does not tell."""
+    """Free memory on `device`; None if unknown."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     info = Path("/proc/meminfo")
@@ -57,7 +57,7 @@ def available_bytes(device: str) -> int | None:
 
 
 class PeakMemory:
-    """Peak of what is allocated from its construction on; `added_mib` reads it."""
+    """Measures the peak memory since its construction; `added_mib` reads it."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -70,7 +70,7 @@ class PeakMemory:
             self.baseline = _high_water_mark()
 
     def added_mib(self) -> float:
-        """MiB at the peak over those at construction."""
+        """Peak memory in MiB, less the memory at construction."""
         if self.device == "cuda":
             torch.cuda.synchronize()
             return torch.cuda.max_memory_allocated() / MIB - self.baseline
@@ -78,10 +78,10 @@ class PeakMemory:
 
 
 def forget_peak() -> bool:
-    """Let the high-water mark start at what is resident now: building a model passes a higher one.
+    """Reset the high-water mark to the resident set, because building a model can exceed the peak of a step.
 
     Returns:
-        Whether the system lets us; where not, a part of the step's peak hides below the earlier one.
+        Whether the system allows the reset. If not, the measured peak is too low.
     """
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -91,23 +91,13 @@ def forget_peak() -> bool:
 
 
 def _high_water_mark() -> float:
-    """Peak resident memory of this process in MiB; NaN where the system does not tell."""
+    """Peak resident memory of this process in MiB; NaN if unknown."""
     kib = parse_kib(STATUS.read_text(), "VmHWM") if STATUS.exists() else None
     return float("nan") if kib is None else kib / 1024
 
 
 def measure(model: str, batch: int, method: str, setting: Setting) -> float:
-    """Run some steps in this process.
-
-    Args:
-        model: Key of the models.
-        batch: Number of examples.
-        method: Key of the methods.
-        setting: Where to run.
-
-    Returns:
-        Peak added memory in MiB.
-    """
+    """Run a few steps in this process and return the peak added memory in MiB."""
     from benchmarks.speed.methods import METHODS, silence_known_warnings
     from benchmarks.speed.models import MODELS, make_task
 
@@ -123,17 +113,17 @@ def measure(model: str, batch: int, method: str, setting: Setting) -> float:
 
 
 def _warm_up(device: str) -> None:
-    """Let torch make its threads and load its libraries before the baseline is taken."""
+    """Let torch start its threads and load its libraries before the baseline is measured."""
     layer = nn.Conv2d(3, 8, 3, device=device)
     layer(torch.randn(2, 3, 8, 8, device=device)).sum().backward()
     torch.optim.Adam(layer.parameters()).step()
 
 
 def measure_apart(model: str, batch: int, method: str, setting: Setting) -> tuple[float | None, str]:
-    """As `measure`, in a process of its own.
+    """As `measure`, in a subprocess.
 
     Returns:
-        The added memory in MiB, and an empty string; or None, and why there is no figure.
+        The added memory in MiB and an empty string, or None and the reason.
     """
     command = [sys.executable, "-m", "benchmarks.speed.memory", "--model", model, "--batch", str(batch)]
     done = subprocess.run(
@@ -147,9 +137,9 @@ def measure_apart(model: str, batch: int, method: str, setting: Setting) -> tupl
 
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode < 0:
-        return f"the process was killed by signal {-done.returncode}; 9 is often a lack of memory"
+        return f"the process was killed by signal {-done.returncode}; 9 often means out of memory"
     lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"the process ended with code {done.returncode} and said nothing"
+    return lines[-1] if lines else f"the process exited with code {done.returncode} without output"
 
 
 def main() -> None:

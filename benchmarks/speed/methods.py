@@ -1,7 +1,7 @@
-"""What is compared: for each method a short function from a task to its training step.
+"""The methods of the comparison: for each, a short function from a task to its training step.
 
-A step is everything between two batches: noise, forward, backward, per-example squares, update. Peers do what their own
-documentation shows, bring the squares Σ_i g_i² where they have per-example gradients, and update the mean by torch's Adam.
+A step is everything between two batches: noise, forward, backward, per-example squares, update. Peers follow their own
+documentation, compute the squares Σ_i g_i² if they have per-example gradients, and update the mean with torch's Adam.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIB = 2**30
 
 
 def adam(task: Task, **arguments: Any) -> Step:
-    """Torch's Adam: the step that everything is compared with."""
+    """Torch's Adam, the baseline."""
     optimizer = torch.optim.Adam(task.model.parameters(), lr=LR, **arguments)
 
     def step() -> None:
@@ -44,19 +44,19 @@ def adam(task: Task, **arguments: Any) -> Step:
 
 
 def default_vogn(task: Task, **arguments: Any) -> VOGN:
-    """VOGN as its callback sets it up, but measured in every update."""
+    """VOGN as its callback sets it up, but with a measurement in every update."""
     return as_swapped(VOGN, task, **arguments)
 
 
 def in_training(method: type[MeanFieldOptimizer], interval: int) -> Build:
-    """A method as its callback without arguments runs it: the mean step of a cycle of T updates, of which one measures.
+    """A method as its callback runs it with default arguments: the mean step of a cycle of T updates, one of which measures.
 
     Args:
-        method: Its optimizer.
+        method: The optimizer class.
         interval: T.
 
     Returns:
-        What builds its cycle; the first ten updates, which all measure, belong to the warm-up.
+        A function that builds the cycle. The first ten updates, which all measure, fall into the warm-up.
     """
 
     def build(task: Task) -> Step:
@@ -67,7 +67,7 @@ def in_training(method: type[MeanFieldOptimizer], interval: int) -> Build:
 
 
 def natural_vogn(task: Task, **arguments: Any) -> VOGN:
-    """VOGN with the paper's step; damped and with bounded noise, for VGG16 does not survive random labels otherwise."""
+    """VOGN with the paper's step, damping and bounded noise; VGG16 diverges on random labels without them."""
     return VOGN(task.model, lr=LR, damping=1e-3, num_data=NUM_DATA, relative_noise=NOISE, **arguments)
 
 
@@ -84,25 +84,25 @@ def vogn(engine: str, make: Callable[..., VOGN] = default_vogn) -> Build:
 def kronecker(
     optimizer_class: type[KroneckerOptimizer], step_rule: str | None = None, factors: str | None = None
 ) -> Build:
-    """K-FAC or Noisy K-FAC with one weight sample; labels for the Fisher are drawn.
+    """K-FAC or Noisy K-FAC with one weight sample and labels drawn from the model for the Fisher.
 
     Args:
-        optimizer_class: Which.
-        step_rule: By default that of the callback without a learning rate.
-        factors: Which of BackPACK's, in the place of this package's.
+        optimizer_class: The optimizer.
+        step_rule: The step rule; by default that of the callback without a learning rate.
+        factors: The kind of BackPACK's factors; None uses this package's.
 
     Returns:
-        What builds its cycle of steps.
+        A function that builds the cycle of steps.
     """
 
     def make(task: Task) -> KroneckerOptimizer:
         rule = step_rule or optimizer_class.default_step
-        own: dict[str, Any] = {"damping": 1e-3, "likelihood": Softmax()}
+        arguments: dict[str, Any] = {"damping": 1e-3, "likelihood": Softmax()}
         if factors is not None:
-            own |= {"engine": "backpack", "factors": factors, "unsupported_layers": "mean_field"}
+            arguments |= {"engine": "backpack", "factors": factors, "unsupported_layers": "mean_field"}
         if rule == "user":
-            return as_swapped(optimizer_class, task, **own)
-        return optimizer_class(task.model, num_data=NUM_DATA, relative_noise=NOISE, lr=LR, step_rule=rule, **own)
+            return as_swapped(optimizer_class, task, **arguments)
+        return optimizer_class(task.model, num_data=NUM_DATA, relative_noise=NOISE, lr=LR, step_rule=rule, **arguments)
 
     return lambda task: kronecker_cycle(task, make)
 
@@ -134,14 +134,14 @@ def torch_func(task: Task) -> Step:
             logits = torch.func.functional_call(model, weights, (image[None],))
             return F.cross_entropy(logits, label[None])
 
-    gradients_of_each = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0))
+    per_example_grads = torch.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0))
 
     def step() -> None:
         weights = {name: param.detach() for name, param in params.items()}
-        each = gradients_of_each(weights, task.images, task.labels)
+        grads = per_example_grads(weights, task.images, task.labels)
         for name, param in params.items():
-            param.grad = each[name].mean(0)
-        squares = {name: gradients.square_().mean(0) for name, gradients in each.items()}
+            param.grad = grads[name].mean(0)
+        squares = {name: grad.square_().mean(0) for name, grad in grads.items()}
         optimizer.step()
         del squares
 
@@ -187,10 +187,10 @@ class Method(NamedTuple):
 
     title: str
     build: Build
-    module: str = "torch"  # what must be importable
-    package: str = "torch"  # its name for pip
-    keeps_examples: bool = False  # whether the gradients of all examples are in memory at once
-    batch_norm: str | None = None  # why it cannot run on BatchNorm in training mode
+    module: str = "torch"  # required module
+    package: str = "torch"  # name of its package on PyPI
+    keeps_examples: bool = False  # whether it holds the gradients of all examples in memory at once
+    batch_norm: str | None = None  # why it does not support BatchNorm in training mode
 
 
 BACKPACK = ("backpack", "backpack-for-pytorch")
@@ -233,15 +233,7 @@ METHODS: dict[str, Method] = {
 
 
 def obstacle(method: Method, task: Task) -> str | None:
-    """Why `method` cannot run on `task`, known before it is tried; None if nothing is known against it.
-
-    Args:
-        method: The method.
-        task: Model and batch.
-
-    Returns:
-        The reason in words.
-    """
+    """The reason why a method cannot run on a task, if it is known in advance; otherwise None."""
     if importlib.util.find_spec(method.module) is None:
         return f"absent: pip install {method.package}"
     if method.batch_norm and (layers := batch_norms_in_training(task.model)):
@@ -250,7 +242,7 @@ def obstacle(method: Method, task: Task) -> str | None:
 
 
 def batch_norms_in_training(model: nn.Module) -> list[str]:
-    """Names of the layers that take their statistics from the batch."""
+    """Names of the BatchNorm layers in training mode."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     return [name for name, layer in model.named_modules() if isinstance(layer, kinds) and layer.training]
 
@@ -258,12 +250,12 @@ def batch_norms_in_training(model: nn.Module) -> list[str]:
 def _memory_obstacle(task: Task) -> str | None:
     needed = 4 * len(task.images) * sum(param.numel() for param in task.model.parameters())
     available = available_bytes(task.setting.device)
-    if available is None or 2 * needed < available:  # twice: a library copies, and the other methods need some
+    if available is None or 2 * needed < available:  # a factor of 2 for copies and for the other methods
         return None
     return f"memory: the gradients of all examples take {needed / GIB:.1f} GiB, too much for {available / GIB:.1f} GiB free"
 
 
 def silence_known_warnings() -> None:
-    """Drop the warnings of libraries that benchmarks provoke in every step."""
+    """Silence warnings that libraries repeat in every step of the benchmarks."""
     warnings.filterwarnings("ignore", "Full backward hook is firing")
     warnings.filterwarnings("ignore", "Extension saving to .* does not have an extension for Module")

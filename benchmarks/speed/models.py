@@ -1,4 +1,4 @@
-"""The networks of the speed benchmarks, and one batch for them."""
+"""Networks and batches of the speed benchmarks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Rows(nn.Module):
     """A recurrent network that reads an image row by row.
 
     Args:
-        kind: The recurrent layer.
-        features: Size of its state.
+        kind: Class of the recurrent layer.
+        features: Size of the hidden state.
     """
 
     def __init__(self, kind: type[nn.RNNBase], features: int = 64) -> None:
@@ -53,7 +53,7 @@ MODELS: dict[str, Case] = {
     "resnet18": Case("ResNet-18", lambda: ResNet18(num_classes=10)),
     "lstm": Case("LSTM over rows", lambda: Rows(nn.LSTM), batches=(32,)),
     "gru": Case("GRU over rows", lambda: Rows(nn.GRU), batches=(32,)),
-    # Stock BackPACK and torch.func cannot run on BatchNorm in training mode, so here they can be compared.
+    # For stock BackPACK and torch.func, which do not support BatchNorm in training mode.
     "resnet18-eval": Case(
         "ResNet-18, BatchNorm in evaluation mode", lambda: ResNet18(num_classes=10).eval(), batches=(32,)
     ),
@@ -65,7 +65,7 @@ MODELS: dict[str, Case] = {
 
 @dataclass
 class Task:
-    """A model and the batch that it is trained on, again and again."""
+    """A model and the one batch on which it is trained."""
 
     model: nn.Module
     images: Tensor  # [batch, 3, size, size]
@@ -73,27 +73,18 @@ class Task:
     setting: Setting
 
     def autocast(self) -> AbstractContextManager[None]:
-        """The precision that forward and loss run in."""
+        """The autocast context for forward and loss."""
         mixed = self.setting.precision == "bf16-mixed"
         return torch.autocast(self.images.device.type, dtype=torch.bfloat16, enabled=mixed)
 
     def loss(self, model: nn.Module | None = None) -> Tensor:
-        """Mean cross-entropy of the batch under `model`, by default the task's own."""
+        """Mean cross-entropy of the batch under `model`, by default the task's model."""
         with self.autocast():
             return F.cross_entropy((model or self.model)(self.images), self.labels)
 
 
 def make_task(case: Case, batch: int, setting: Setting) -> Task:
-    """Build the model and a batch of noise, the same for every method.
-
-    Args:
-        case: The network.
-        batch: Number of examples.
-        setting: Where they live.
-
-    Returns:
-        The task.
-    """
+    """Build a model and a batch of random images and labels; all methods get the same ones."""
     torch.manual_seed(0)
     images = torch.randn(batch, 3, case.image_size, case.image_size)
     labels = torch.randint(case.num_classes, (batch,))

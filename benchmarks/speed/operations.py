@@ -1,9 +1,9 @@
-"""How many operations of torch a training step is made of, beside those of torch's Adam.
+"""Number of torch operations in a training step, compared with torch's Adam.
 
     python -m benchmarks.speed.operations [--models lenet] [--batch 32]
 
-A small model's step is not arithmetic but the time that each operation takes to start, a few microseconds. An update is
-forward, backward and optimizer together; for methods that do not measure their curvature in each, every kind is counted.
+The step of a small model is dominated by the launch of operations, a few microseconds each, not by arithmetic. An update
+includes forward, backward and optimizer. For methods that do not measure in every update, each kind of update is counted.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ METHODS_COUNTED = ("adam", "vogn-default", "vadam-default", "ivon-default")
 
 
 class OperationCount(TorchDispatchMode):
-    """Counts the operations that reach the dispatcher below autograd, by name."""
+    """Counts the operations below autograd, by name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name()
-        self.found[name] += 1
+        self.counts[name] += 1
         result = func(*args, **(kwargs or {}))
         if name.startswith("aten::_foreach_") and name.split(".")[0].endswith("_"):
-            for tensor in args[0]:  # a mode keeps torch from counting these changes, and the sampler looks for them
+            for tensor in args[0]:  # torch does not bump these versions under a mode, and the sampler checks them
                 increment_version(tensor)
         return result
 
@@ -45,20 +45,11 @@ def count(step: Step) -> Counter[str]:
     """Count the operations of one call."""
     with OperationCount() as counted:
         step()
-    return counted.found
+    return counted.counts
 
 
 def count_kinds(model: str, batch: int, method: str) -> Iterator[tuple[str, Counter[str]]]:
-    """Count the updates of one method.
-
-    Args:
-        model: Key of `MODELS`.
-        batch: Number of examples.
-        method: Key of `METHODS`.
-
-    Yields:
-        What an update does, and its operations by name.
-    """
+    """Yield each kind of update of a method, with its operations by name."""
     step = METHODS[method].build(make_task(MODELS[model], batch, Setting()))
     for _ in range(2):
         step()
@@ -77,14 +68,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["lenet"], choices=MODELS)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--most", type=int, default=0, help="also list so many of the most frequent operations")
+    parser.add_argument("--most", type=int, default=0, help="also list this many of the most frequent operations")
     options = parser.parse_args(arguments)
     silence_known_warnings()
     for model in options.models:
         for method in METHODS_COUNTED:
-            for kind, found in count_kinds(model, options.batch, method):
-                print(f"{MODELS[model].title:10} {METHODS[method].title:22} {kind:32} {found.total():5} operations")
-                for name, times in found.most_common(options.most):
+            for kind, counts in count_kinds(model, options.batch, method):
+                print(f"{MODELS[model].title:10} {METHODS[method].title:22} {kind:32} {counts.total():5} operations")
+                for name, times in counts.most_common(options.most):
                     print(f"{'':12}{times:5} {name}")
 
 

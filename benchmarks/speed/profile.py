@@ -1,20 +1,19 @@
-"""Where the time of a VOGN step goes, by phase and by layer.
+"""Profile of a VOGN step, by phase and by layer.
 
     python -m benchmarks.speed.profile [--models lenet resnet18] [--batch 32] [--rounds 7] [--threads 2] [--device cpu|cuda]
         [--precision 32|bf16-mixed] [--json FILE]
 
-Phases are taken from whole steps, interleaved with plain passes: curvature is what a measured pass takes beyond noise and a
-plain forward and backward. The draws are the normal numbers alone, one for each weight, and sampling the rest of the noise.
-The floor is what no method that samples weights can do without: the plain passes, Adam's update and the draws; per-example
-contributions are left out, for all of them take as many multiplications as the weight gradient, which they replace. Layers
-are timed alone, on the input and output gradient that they have in the model; what all layers together lack of the whole
-pass are activations, pooling, additions and the loss.
+Phases are timed in whole steps that alternate with plain passes. *curvature* is the time of a measured pass beyond noise and
+a plain forward and backward. *draws* are the normal random numbers, one per weight; *sampling* is the remaining cost of the
+noise. The floor is the minimum for any method that samples weights: the plain passes, Adam's update and the draws. It leaves
+out per-example contributions, which all need as many multiplications as the weight gradient that they replace. Layers are
+timed alone, with their input and output gradient in the model; the difference between all layers and the whole pass is
+activations, pooling, additions and the loss.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from benchmarks.speed.methods import default_vogn
 from benchmarks.speed.models import MODELS, Task, make_task
 from benchmarks.speed.rounds import WARM_UP, stopwatch
@@ -42,7 +41,7 @@ PLAIN = ("forward", "backward without curvature", "Adam's update")
 
 @dataclass
 class Call:
-    """What one layer saw and gave in a pass."""
+    """Input and output gradient of one layer in a pass."""
 
     unit: MeasuredModule
     x: Tensor
@@ -61,26 +60,18 @@ class LayerTimes:
 
     @property
     def curvature(self) -> float:
-        """Seconds that the squares add."""
+        """Additional seconds for the squares."""
         return self.measured - self.plain
 
 
 def profile_phases(task: Task, rounds: int) -> dict[str, float]:
-    """Median seconds of each phase of a step.
-
-    Args:
-        task: Model and batch.
-        rounds: Rounds after the warm-up.
-
-    Returns:
-        Seconds by the names in `PHASES`, and of Adam's own update.
-    """
+    """Median seconds of each phase in `PHASES`, and of Adam's update."""
     optimizer = default_vogn(task, **task.setting.workspace())
     adam = torch.optim.Adam(task.model.parameters(), lr=LR)
     numbers = [torch.empty_like(param) for param in task.model.parameters()]
     timed = stopwatch(task.setting.synchronise)
-    found = [_phases_once(task, optimizer, adam, numbers, timed) for _ in range(rounds + WARM_UP)][WARM_UP:]
-    return {phase: statistics.median(seconds[phase] for seconds in found) for phase in found[0]}
+    measured = [_phases_once(task, optimizer, adam, numbers, timed) for _ in range(rounds + WARM_UP)][WARM_UP:]
+    return {phase: statistics.median(seconds[phase] for seconds in measured) for phase in measured[0]}
 
 
 def _phases_once(
@@ -112,27 +103,13 @@ def _phases_once(
 
 
 def floor_and_ratio(phases: dict[str, float]) -> tuple[float, float]:
-    """Both in units of Adam's step: what no method that samples weights can do without, and VOGN's step.
-
-    Args:
-        phases: From `profile_phases`.
-
-    Returns:
-        The floor and the ratio.
-    """
+    """The floor, the minimum for any method that samples weights, and VOGN's step, both in units of Adam's step."""
     plain = sum(phases[name] for name in PLAIN)
     return 1 + phases["draws"] / plain, sum(phases[name] for name in PHASES) / plain
 
 
 def record_calls(task: Task) -> list[Call]:
-    """Input and output gradient of every layer with parameters, from one plain pass.
-
-    Args:
-        task: Model and batch.
-
-    Returns:
-        One call per layer, in the order of the forward.
-    """
+    """Input and output gradient of every layer with parameters in one plain pass, in forward order."""
     calls: list[Call] = []
     handles = [unit.module.register_forward_hook(_recorder(unit, calls)) for unit in find_measured_modules(task.model)]
     try:
@@ -155,16 +132,7 @@ def _recorder(unit: MeasuredModule, calls: list[Call]) -> Callable[[nn.Module, t
 
 
 def profile_layer(call: Call, setting: Setting, rounds: int) -> LayerTimes:
-    """Time one layer alone, plain and measured in turn.
-
-    Args:
-        call: What it saw.
-        setting: Where to run.
-        rounds: Rounds after the warm-up.
-
-    Returns:
-        Median seconds.
-    """
+    """Median seconds of one layer alone; plain and measured passes alternate."""
     module = call.unit.module
     engine = make_engine("fused", module, **setting.workspace())
     timed = stopwatch(setting.synchronise)
@@ -187,7 +155,7 @@ def _run(call: Call, setting: Setting, capture: AbstractContextManager[Any]) -> 
 
 
 def phase_lines(phases: dict[str, float]) -> Iterator[str]:
-    """The table of phases."""
+    """Format the table of phases."""
     total = sum(phases[phase] for phase in PHASES)
     yield f"{'phase':28} {'ms':>9} {'share':>7}"
     for phase in PHASES:
@@ -197,7 +165,7 @@ def phase_lines(phases: dict[str, float]) -> Iterator[str]:
 
 
 def layer_lines(layers: list[LayerTimes]) -> Iterator[str]:
-    """The table of layers."""
+    """Format the table of layers."""
     total = LayerTimes("all layers", [], [], sum(x.plain for x in layers), sum(x.measured for x in layers))
     width = max(len(x.layer) for x in [*layers, total])
     yield f"{'layer':{width}} {'weight':18} {'output':18} {'plain ms':>9} {'+ curvature':>11} {'ratio':>6}"
@@ -218,17 +186,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print both tables of each model, and write JSON where asked."""
+    """Print both tables of each model; write JSON if requested."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     setting = read_setting(parser, options)
-    found = {}
+    profiles = {}
     for model in options.models:
         print(f"{MODELS[model].title}, batch {options.batch}")
-        found[model] = _profile(model, options.batch, options.rounds, setting)
-    if options.json:
-        kept = {**provenance(), **setting.describe(), "batch": options.batch, "rounds": options.rounds}
-        options.json.write_text(json.dumps({**kept, "profiles": found}, indent=1) + "\n")
+        profiles[model] = _profile(model, options.batch, options.rounds, setting)
+    header = {**setting.describe(), "batch": options.batch, "rounds": options.rounds}
+    save_json(options.json, {**header, "profiles": profiles})
 
 
 def _profile(model: str, batch: int, rounds: int, setting: Setting) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Interleaved rounds: a busy machine slows every method, so ratios are taken within a round.
+"""Interleaved rounds: a busy machine slows down every method, so ratios are computed within a round.
 
-Each round visits every method once and starts one method later than the round before, so that no method always follows
-the same one. Two steps of warm-up come before. A method slower than `SLOW` times the baseline, which comes first, takes part
-in every fourth round, and if its step takes more than `LONG` seconds, one step of warm-up is enough.
+Each round times every method once. It starts one method later than the round before, so that no method always follows the
+same method. Two warm-up steps come first. A method slower than `SLOW` times the baseline, which runs first, takes part in
+every fourth round; if its step takes more than `LONG` seconds, it has one warm-up step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True)
 class MeanOfUpdates:
-    """Updates in a row that count as one step of their mean duration, because only one of them measures the curvature.
+    """T successive updates, timed as one step of their mean duration, because only one of them measures the curvature.
 
     Attributes:
         update: One update.
@@ -28,27 +28,27 @@ class MeanOfUpdates:
     updates: int
 
     def __call__(self) -> None:
-        """Take all of them."""
+        """Run all updates."""
         for _ in range(self.updates):
             self.update()
 
 
-WARM_UP = 2  # the second finds the optimizer's state and the allocator's pages
+WARM_UP = 2  # the first step creates the optimizer's state and fills the allocator
 SLOW = 4.0
 LONG = 1.0
 FEWER = 4
-AT_LEAST = 3
+MIN_ROUNDS = 3
 
 
 @dataclass
 class Times:
-    """Seconds per step by method and round, and what went wrong."""
+    """Seconds per step by method and round, and error messages by method."""
 
     seconds: dict[str, dict[int, float]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def median_seconds(self, method: str) -> float:
-        """Median over the rounds that the method took part in."""
+        """Median over the rounds of the method."""
         return statistics.median(self.seconds[method].values())
 
     def median_ratio(self, method: str, baseline: str) -> float | None:
@@ -70,10 +70,10 @@ def interleave(steps: dict[str, Step], rounds: int, baseline: str, timed: Callab
     """Time steps in turn.
 
     Args:
-        steps: By method; one that raises is reported and taken out, so that its memory is free.
+        steps: Steps by method. A step that raises is recorded and removed, which frees its memory.
         rounds: Number of rounds after the warm-up.
-        baseline: The method that decides which ones are slow.
-        timed: Runs a step and returns its seconds.
+        baseline: The method that defines which methods are slow.
+        timed: A function that runs a step and returns its seconds.
 
     Returns:
         Seconds by method and round.
@@ -83,7 +83,7 @@ def interleave(steps: dict[str, Step], rounds: int, baseline: str, timed: Callab
     def attempt(method: str) -> float | None:
         try:
             return timed(steps[method])
-        except Exception as error:  # whatever a library raises is a finding
+        except Exception as error:  # an error of a library is a result
             times.failures[method] = words(error)
             times.seconds.pop(method, None)
             del steps[method]
@@ -113,13 +113,13 @@ def _order(methods: list[str], r: int) -> list[str]:
 
 
 def takes_part(r: int, rounds: int, slow: bool) -> bool:
-    """Whether a method is due in round `r`: slow ones in a quarter of the rounds, evenly spread, but in at least three."""
-    share = min(rounds, max(AT_LEAST, rounds // FEWER)) if slow else rounds
-    return r * share % rounds < share
+    """Whether a method runs in round `r`: a slow one in a quarter of the rounds, evenly spread, and in at least three."""
+    count = min(rounds, max(MIN_ROUNDS, rounds // FEWER)) if slow else rounds
+    return r * count % rounds < count
 
 
 def words(error: BaseException, limit: int = 200) -> str:
-    """Type and message of an error in one line of at most about `limit` characters."""
+    """Type and message of an error in one line of about `limit` characters at most."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= limit else text[:limit].rsplit(" ", 1)[0] + " …"
 
@@ -128,12 +128,12 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 
 
 def stopwatch(synchronise: Callable[[], None] = lambda: None, clock: str = "wall") -> Callable[[Step], float]:
-    """Make a function that runs a step and returns its seconds, waiting for the device before and after.
+    """Make a function that runs a step and returns its seconds; it waits for the device before and after.
 
     Args:
-        synchronise: Waits for the device.
-        clock: ``"wall"``, or ``"cpu"`` for the processor time of this process, all threads together: with one thread it is
-            what the wall clock would show on an idle machine.
+        synchronise: A function that waits for the device.
+        clock: ``"wall"``, or ``"cpu"`` for the processor time of all threads of this process, which with one thread is the
+            wall time on an idle machine.
 
     Returns:
         The function.

@@ -1,16 +1,15 @@
-"""How the cost of a step grows with the batch: seconds and peak added memory for batch 8 to 512.
+"""Cost of a step by batch size: seconds and peak added memory for batches of 8 to 512.
 
     python -m benchmarks.speed.scaling [--models lenet resnet18] [--methods adam vogn-fused] [--batch 8 16 … 512]
         [--rounds 7] [--threads 2] [--device cpu|cuda] [--workspace MIB] [--json FILE] [--plot FILE.png]
 
-Seconds should lie on a line over the batch size, and memory should grow by activations only: the workspace that holds
-values of single examples is limited. R² of the least-squares line says how straight the seconds are.
+Seconds should be linear in the batch size, and memory should grow only with the activations, because the workspace for
+per-example values is limited. R² of the least-squares line measures the linearity.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from benchmarks.speed.methods import METHODS, silence_known_warnings
 from benchmarks.speed.models import MODELS
 from benchmarks.speed.setting import add_arguments, read_setting
@@ -29,11 +28,11 @@ BATCHES = (8, 16, 32, 64, 128, 256, 512)
 
 
 def straightness(batches: list[int], values: list[float]) -> tuple[float, float, float]:
-    """Least-squares line through values over batch sizes.
+    """Fit a least-squares line to values over batch sizes.
 
     Args:
-        batches: Batch sizes, at least two different ones.
-        values: One value for each.
+        batches: Batch sizes, at least two of them different.
+        values: One value per batch size.
 
     Returns:
         Intercept, slope per example, and R².
@@ -49,32 +48,25 @@ def straightness(batches: list[int], values: list[float]) -> tuple[float, float,
 
 
 def series(rows: list[Row], model: str, method: str, key: str) -> tuple[list[int], list[float]]:
-    """Batch sizes and values of one line of the plot."""
-    found = [r for r in rows if (r["model"], r["method"]) == (model, method) and r.get(key) is not None]
-    return [r["batch"] for r in found], [r[key] for r in found]
+    """Batch sizes and values of one line in the plot."""
+    runs = [r for r in rows if (r["model"], r["method"]) == (model, method) and r.get(key) is not None]
+    return [r["batch"] for r in runs], [r[key] for r in runs]
 
 
 def fits(rows: list[Row]) -> list[dict[str, Any]]:
-    """The lines through the seconds of every model and method that ran at three batch sizes or more."""
-    found = []
+    """Lines fitted to the seconds of every model and method that ran at three or more batch sizes."""
+    lines = []
     for model, method in dict.fromkeys((r["model"], r["method"]) for r in rows):
         batches, seconds = series(rows, model, method, "seconds")
         if len(batches) >= 3:
             intercept, slope, r2 = straightness(batches, seconds)
             line = {"seconds": intercept, "seconds_per_example": slope, "r2": r2}
-            found.append({"model": model, "method": method, **line})
-    return found
+            lines.append({"model": model, "method": method, **line})
+    return lines
 
 
 def draw(rows: list[Row]) -> Figure:
-    """One row of panels per model: seconds, and peak added memory, over the batch size.
-
-    Args:
-        rows: Rows of `benchmarks.speed.step.measure_model`.
-
-    Returns:
-        The figure.
-    """
+    """Plot seconds and peak added memory over the batch size, one row of panels per model."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure = Figure(figsize=(2 * PANEL_WIDTH, 0.8 * PANEL_WIDTH * len(models)), dpi=DPI, layout="constrained")
     grid = figure.subplots(len(models), 2, squeeze=False)
@@ -110,20 +102,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the rows and the fitted lines; write JSON and a plot where asked."""
+    """Print the rows and the fitted lines; write JSON and a plot if requested."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     setting = read_setting(parser, options)
     silence_known_warnings()
-    kept = {**provenance(), **setting.describe(), "rounds": options.rounds}
     rows: list[Row] = []
-    for found in run_all(options, setting):
-        print("\n".join(in_words(row, options.rounds) for row in found), flush=True)
-        rows += found
+    for new_rows in run_all(options, setting):
+        print("\n".join(in_words(row, options.rounds) for row in new_rows), flush=True)
+        rows += new_rows
     for fit in fits(rows):
         print("{model:18} {method:15} {seconds:.4f} s + {seconds_per_example:.6f} s × batch, R² {r2:.4f}".format(**fit))
-    if options.json:
-        options.json.write_text(json.dumps({**kept, "results": rows, "fits": fits(rows)}, indent=1) + "\n")
+    header = {**setting.describe(), "rounds": options.rounds}
+    save_json(options.json, {**header, "results": rows, "fits": fits(rows)})
     if options.plot:
         draw(rows).savefig(options.plot)
 

@@ -1,4 +1,4 @@
-"""Where and how the steps run: arguments that all speed benchmarks share."""
+"""The setting of a run: device, precision and threads, with the arguments that all speed benchmarks share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 PRECISIONS = ("32", "bf16-mixed")
-VARIABLES = ("MALLOC_", "MKL_", "OMP_", "GOMP_", "ONEDNN_")  # that change the speed of torch's libraries
+VARIABLES = ("MALLOC_", "MKL_", "OMP_", "GOMP_", "ONEDNN_")  # variables that affect the speed of torch
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run.
+    """Device, precision and threads of a run.
 
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
-        precision: ``"32"``, or ``"bf16-mixed"`` for autocast round forward and loss.
-        threads: Threads of torch on the CPU.
-        workspace_mib: Limit of VOGN's workspace in MiB; None is the package's default.
+        precision: ``"32"``, or ``"bf16-mixed"`` for autocast in forward and loss.
+        threads: Number of CPU threads of torch.
+        workspace_mib: Limit of VOGN's workspace in MiB; None uses the package's default.
     """
 
     device: str = "cpu"
@@ -30,16 +30,16 @@ class Setting:
     workspace_mib: float | None = None
 
     def arguments(self) -> list[str]:
-        """The command-line arguments that mean this setting, for a process of its own."""
+        """The command-line arguments of this setting, for a subprocess."""
         arguments = ["--device", self.device, "--precision", self.precision, "--threads", str(self.threads)]
         return arguments if self.workspace_mib is None else [*arguments, "--workspace", str(self.workspace_mib)]
 
     def workspace(self) -> dict[str, Any]:
-        """Keyword arguments of what has a workspace."""
+        """The keyword argument ``workspace_mib``, if it is set."""
         return {} if self.workspace_mib is None else {"workspace_mib": self.workspace_mib}
 
     def describe(self) -> dict[str, Any]:
-        """What to keep beside a result."""
+        """The entries to save with a result."""
         name = torch.cuda.get_device_name() if self.device == "cuda" else "cpu"
         return {
             "device": name,
@@ -50,7 +50,7 @@ class Setting:
         }
 
     def synchronise(self) -> None:
-        """Wait until the device has done what it was asked for."""
+        """Wait until the device has finished its work."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 
@@ -59,20 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a setting to `parser`."""
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="32", choices=PRECISIONS)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch on the CPU")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch")
     parser.add_argument("--workspace", type=float, metavar="MIB", help="limit of VOGN's workspace")
 
 
 def read_setting(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Setting:
-    """Set the threads, and end the program in words where the device is not there.
-
-    Args:
-        parser: The parser of the options.
-        options: Parsed options.
-
-    Returns:
-        The setting.
-    """
+    """Build the setting and set torch's threads; exit with an error if the device is not available."""
     missing = missing_for(options.device)
     if missing:
         parser.error(missing)
@@ -81,7 +73,7 @@ def read_setting(parser: argparse.ArgumentParser, options: argparse.Namespace) -
 
 
 def missing_for(device: str) -> str | None:
-    """What is missing to run on `device`, in words; None if it is there."""
+    """The reason why `device` is not available; None if it is."""
     if device != "cuda" or torch.cuda.is_available():
         return None
     if torch.version.cuda is None:

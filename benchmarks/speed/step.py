@@ -1,19 +1,18 @@
-"""Seconds and peak added memory of a full training step of every method, beside torch's Adam in one process.
+"""Time and peak added memory of a full training step for every method, compared with torch's Adam in one process.
 
     python -m benchmarks.speed.step [--models lenet resnet18] [--methods vogn-fused,opacus] [--batch 32 128]
         [--rounds 15] [--threads 2] [--device cpu|cuda] [--precision 32|bf16-mixed] [--clock wall|cpu] [--json FILE]
 
-A step is everything between two batches: noise, forward, backward, curvature, update. Rounds visit every method once; the
-ratio to Adam is the median over rounds of the ratio within a round, followed by its quartiles. The step of K-FAC is the mean
-of those of T_inv updates, put together from the kinds of its steps (`benchmarks.speed.cycle`). A method that cannot run is
-listed with the reason. Peak memory is taken in a process of its own for each method. The extra `bench` holds the peers.
+A step is everything between two batches: noise, forward, backward, curvature, update. Each round times every method once.
+The ratio to Adam is computed within a round; the output has its median over rounds and its quartiles. The step of K-FAC is
+the mean over T_inv updates, computed from the kinds of its steps (`benchmarks.speed.cycle`). Methods that cannot run are
+listed with the reason. Peak memory is measured in a separate process per method. The extra `bench` installs the peers.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from benchmarks.speed.cycle import combine, expand
 from benchmarks.speed.memory import measure_apart
 from benchmarks.speed.methods import METHODS, Step, obstacle, silence_known_warnings
@@ -43,19 +42,19 @@ def measure_model(
     memory: bool = True,
     clock: str = "wall",
 ) -> list[Row]:
-    """Time every method on one model and batch size, then measure the memory of those that ran.
+    """Time every method on one model and batch size, then measure the memory of the methods that ran.
 
     Args:
         model: Key of `MODELS`.
         batch: Examples per step.
-        methods: Keys of `METHODS`; the baseline is always among them.
+        methods: Keys of `METHODS`, including the baseline.
         rounds: Interleaved rounds after the warm-up.
-        setting: Where to run.
+        setting: Device, precision and threads.
         memory: Whether to measure memory.
         clock: Key of `CLOCKS`.
 
     Returns:
-        One row per method: seconds, ratio and rounds, or the reason why there are none.
+        One row per method: seconds, ratio and rounds, or the reason why the method did not run.
     """
     built, reasons = _build(model, batch, methods, setting)
     steps = expand(built)
@@ -84,7 +83,7 @@ def _build(model: str, batch: int, methods: list[str], setting: Setting) -> tupl
             reason = obstacle(METHODS[name], task)
             if reason is None:
                 steps[name] = METHODS[name].build(task)
-        except Exception as error:  # whatever a library raises is a finding
+        except Exception as error:  # an error of a library is a result
             reason = words(error)
         if reason is not None:
             reasons[name] = reason
@@ -110,7 +109,7 @@ def _row(method: str, times: Times, reasons: dict[str, str]) -> Row:
 
 
 def in_words(row: Row, rounds: int) -> str:
-    """One printed line for a row."""
+    """Format a row as one printed line."""
     head = f"{row['model']:18} {row['batch']:4} {row['method']:15}"
     if "reason" in row:
         return f"{head} not run: {row['reason']}"
@@ -128,26 +127,18 @@ def in_words(row: Row, rounds: int) -> str:
 
 
 def peer_versions() -> dict[str, str]:
-    """Versions of the peers, ``absent`` where one is not installed."""
-    found = {}
+    """Versions of the peers; ``absent`` if one is not installed."""
+    versions = {}
     for name in PEERS:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            versions[name] = "absent"
+    return versions
 
 
 def run_all(options: argparse.Namespace, setting: Setting) -> Iterator[list[Row]]:
-    """Measure model after model, batch size after batch size.
-
-    Args:
-        options: Parsed options.
-        setting: Where to run.
-
-    Yields:
-        The rows of one model at one batch size.
-    """
+    """Yield the rows of each model and batch size."""
     methods = [BASELINE, *(name for name in options.methods if name != BASELINE)]
     for model in options.models:
         for batch in options.batch or MODELS[model].batches:
@@ -155,7 +146,7 @@ def run_all(options: argparse.Namespace, setting: Setting) -> Iterator[list[Row]
 
 
 class MethodNames(argparse.Action):
-    """Methods by name, apart or joined by commas."""
+    """Method names, separated by spaces or commas."""
 
     def __call__(
         self,
@@ -164,10 +155,10 @@ class MethodNames(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Keep the names, or end the program with those that are not known."""
+        """Store the names, or exit with an error that lists the unknown ones."""
         names = [name for value in values or () for name in value.split(",")]
         if unknown := [name for name in names if name not in METHODS]:
-            parser.error(f"{option_string}: no {', '.join(unknown)}; there are {', '.join(METHODS)}")
+            parser.error(f"{option_string}: unknown {', '.join(unknown)}; choose from {', '.join(METHODS)}")
         setattr(namespace, self.dest, names)
 
 
@@ -178,7 +169,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", nargs="+", action=MethodNames, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--batch", type=int, nargs="+", help="default: 32 and 128; 16 for the ImageNet size")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: processor time, on a busy machine")
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: processor time, for a busy machine")
     parser.add_argument("--no-memory", action="store_true", help="measure time only")
     parser.add_argument("--json", type=Path, help="written after every model and batch size")
     add_arguments(parser)
@@ -186,20 +177,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print what was measured, and write JSON where asked."""
+    """Measure and print; write JSON if requested."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     setting = read_setting(parser, options)
     if options.clock == "cpu" and (options.device != "cpu" or options.threads != 1):
         parser.error("--clock cpu compares steps of one thread on the CPU: add --device cpu --threads 1")
     silence_known_warnings()
-    kept = {**provenance(), **peer_versions(), **setting.describe(), "rounds": options.rounds, "clock": options.clock}
+    header = {**peer_versions(), **setting.describe(), "rounds": options.rounds, "clock": options.clock}
     rows: list[Row] = []
-    for found in run_all(options, setting):
-        print("\n".join(in_words(row, options.rounds) for row in found), flush=True)
-        rows += found
-        if options.json:
-            options.json.write_text(json.dumps({**kept, "results": rows}, indent=1) + "\n")
+    for new_rows in run_all(options, setting):
+        print("\n".join(in_words(row, options.rounds) for row in new_rows), flush=True)
+        rows += new_rows
+        save_json(options.json, {**header, "results": rows})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The tables of docs/speed.md, made from a result of `benchmarks.speed.step` or `benchmarks.speed.profile`.
+"""Format a result of `benchmarks.speed.step` or `benchmarks.speed.profile` as the tables of docs/speed.md.
 
-python -m benchmarks.speed.table RESULT.json                        prints the Markdown
-python -m benchmarks.speed.table RESULT.json --write docs/speed.md  puts it between the comments that name the file
+python -m benchmarks.speed.table RESULT.json                        prints Markdown
+python -m benchmarks.speed.table RESULT.json --write docs/speed.md  inserts it between the comments that name the file
 """
 
 from __future__ import annotations
@@ -25,14 +25,7 @@ Row = dict[str, Any]
 
 
 def render(result: dict[str, Any]) -> str:
-    """Markdown of one result file: where it was measured, times, memory, and what was not run.
-
-    Args:
-        result: Content of the JSON file.
-
-    Returns:
-        Markdown that ends with a line break.
-    """
+    """Format a result file: the setting, times, memory, and the methods that did not run."""
     if "profiles" in result:
         return f"{_setting(result)}\n\n{_phases(result)}\n"
     rows = result["results"]
@@ -58,11 +51,11 @@ def _setting(result: dict[str, Any]) -> str:
 
 def _grid(rows: list[Row], caption: str, cell: Callable[[Row], str]) -> str:
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    found = {(row["model"], row["batch"], row["method"]): cell(row) for row in rows}
+    texts = {(row["model"], row["batch"], row["method"]): cell(row) for row in rows}
     header = [caption, "batch", *(METHODS[name].title for name in methods)]
     lines = [header, ["---", *["---:"] * (len(header) - 1)]]
     for model, batch in dict.fromkeys((row["model"], row["batch"]) for row in rows):
-        cells = (found.get((model, batch, name), "–") for name in methods)
+        cells = (texts.get((model, batch, name), "–") for name in methods)
         lines.append([MODELS[model].title, str(batch), *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -114,8 +107,8 @@ def _not_run(rows: list[Row]) -> Iterator[str]:
             places.setdefault((row["method"], reason), []).append(_place(row))
     if places:
         yield "Not run (–):\n"
-    for (method, reason), where in places.items():
-        yield f"- {METHODS[method].title} on {', '.join(where)}: {reason}"
+    for (method, reason), models in places.items():
+        yield f"- {METHODS[method].title} on {', '.join(models)}: {reason}"
 
 
 def _place(row: Row) -> str:
@@ -123,32 +116,20 @@ def _place(row: Row) -> str:
 
 
 def blocks(text: str) -> dict[str, str]:
-    """What stands between the comments of a document, by the name of the result file in them."""
+    """The text between the comments of a document, by the result file that they name."""
     return {match["name"]: match["content"] for match in BLOCK.finditer(text)}
 
 
 def insert(text: str, name: str, table: str) -> str:
-    """Put a table between the comments that name its result file.
-
-    Args:
-        text: The document.
-        name: Name of the result file.
-        table: Markdown.
-
-    Returns:
-        The document with the table.
-
-    Raises:
-        SystemExit: If no comments name the file.
-    """
+    """Insert a table between the comments of a document that name its result file; exit if there are none."""
     if name not in blocks(text):
-        known = ", ".join(blocks(text)) or "none"
-        raise SystemExit(f"No '<!-- table of {name} -->' … '<!-- end of table -->' in the document (it has: {known}).")
+        names = ", ".join(blocks(text)) or "none"
+        raise SystemExit(f"No '<!-- table of {name} -->' … '<!-- end of table -->' in the document (it has: {names}).")
     return BLOCK.sub(lambda m: m[1] + table + m[4] if m["name"] == name else m[0], text)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the tables, or write them into a document."""
+    """Print the tables, or insert them into a document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path, help="a JSON file of benchmarks.speed.step or benchmarks.speed.profile")
     parser.add_argument("--write", type=Path, metavar="DOCUMENT")

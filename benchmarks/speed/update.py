@@ -1,4 +1,4 @@
-"""Optimizers and updates as a callback without arguments has them in a single process."""
+"""Optimizers and updates as a callback with default arguments runs them in a single process."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from lightning_bayes.optim.steps import BaseOptimizerStep
 
 LR = 1e-4
 NUM_DATA = 50_000
-NOISE = 0.3  # κ, as of networks with convolutions
+NOISE = 0.3  # κ, the default for networks with convolutions
 
 OptimizerT = TypeVar("OptimizerT", bound=MeanFieldOptimizer)
 
 
 def as_swapped(method: type[OptimizerT], task: Task, grafts: bool = False, **arguments: Any) -> OptimizerT:
-    """An optimizer whose mean torch's Adam moves, without a stated prior.
+    """Build an optimizer whose mean is updated by torch's Adam, without an explicit prior.
 
     Args:
-        method: Its class.
-        task: The model.
-        grafts: Whether Adam gives the length of a step only, as under ``step="natural"``.
-        **arguments: Of the optimizer.
+        method: The optimizer class.
+        task: The model and its batch.
+        grafts: Whether Adam sets only the length of the step, as with ``step="natural"``.
+        **arguments: Further arguments of the optimizer.
 
     Returns:
         The optimizer.
@@ -37,12 +37,7 @@ def as_swapped(method: type[OptimizerT], task: Task, grafts: bool = False, **arg
 
 
 def update_once(optimizer: NoisyOptimizer, task: Task) -> None:
-    """Clear the gradients, run one pass over the task's batch, the only one of the update, and step.
-
-    Args:
-        optimizer: Of the task's model.
-        task: The model and its batch.
-    """
+    """Clear the gradients, run a pass over the task's batch, and step."""
     optimizer.zero_grad()
     with optimizer.measured_pass(0, is_only_batch=True) as captured:
         loss = task.loss()

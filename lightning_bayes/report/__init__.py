@@ -1,7 +1,7 @@
 """One HTML page that compares runs: ``lightning-bayes report RUN [RUN …]``.
 
-It reads the files of each run: ``metrics.csv`` of Lightning's CSVLogger, ``config.yaml``, the PNG files of
-``EvaluationFigures`` and the names of the checkpoints. The page is self-contained and loads nothing from a server.
+It reads ``metrics.csv`` (of Lightning's CSVLogger), ``config.yaml``, the PNG files of ``EvaluationFigures`` and the names of
+the checkpoints of each run. The page is self-contained and loads nothing from a server.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
     """Compare runs on one self-contained HTML page.
 
     Args:
-        folders: Folders of runs, or of several runs.
-        output: The file to write; its folders are created, and a previous file is replaced.
+        folders: Folders of runs, or folders that contain runs.
+        output: The file to write. Missing folders are created, and an existing file is replaced.
 
     Returns:
-        The file's path.
+        The path of the page.
     """
-    from lightning_bayes.report.page import render  # draws, so it loads matplotlib and torch
+    from lightning_bayes.report.page import render  # imports matplotlib and torch
 
     path = Path(output)
     page = render(read_runs(folders), path)
@@ -30,20 +30,13 @@ def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command.
-
-    Args:
-        arguments: The command line after ``lightning-bayes report``; by default that of the process.
-    """
+    """Run the command with the arguments that follow ``lightning-bayes report``, by default those of the process."""
     options = parser().parse_args(arguments)
     print(f"wrote {write_report(options.runs, options.output)}")
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the command, and end the process where a folder cannot be read.
-
-    Args:
-        arguments: The command line after ``lightning-bayes report``.
+    """Run the command with the arguments that follow ``lightning-bayes report``.
 
     Raises:
         SystemExit: With the message of an error of this package.
@@ -55,14 +48,10 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Build the parser of the command's arguments.
-
-    Returns:
-        The parser.
-    """
+    """The parser of the arguments that follow ``lightning-bayes report``."""
     parser = argparse.ArgumentParser(
         prog="lightning-bayes report",
-        description="Write one HTML page that compares runs, figures and tables included.",
+        description="Compare runs on one HTML page with tables and figures.",
     )
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="folder of a run, with its metrics.csv, or of several runs"

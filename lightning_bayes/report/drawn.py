@@ -1,4 +1,4 @@
-"""Figures that the report draws from the logged values."""
+"""Figures of logged values: training curves, and metrics under distribution shift."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ CURVES = {
 
 
 def training_curves(runs: Sequence[Run]) -> Figure | None:
-    """Draw the training loss and the validation metrics against the epoch, one line per run.
+    """Draw the training loss and the validation metrics by epoch, one line per run.
 
     Args:
         runs: The runs.
 
     Returns:
-        A figure with one panel per metric; None if no run has logged a metric twice.
+        A figure with one panel per metric; None if no run has a metric for two epochs.
     """
-    shown = {
-        key: [(run.name, _means(run.series[key])) for run in runs if len(_means(run.series.get(key, []))) > 1]
-        for key in CURVES
-    }
-    shown = {key: lines for key, lines in shown.items() if lines}
-    if not shown:
+    panels: dict[str, list[tuple[str, list[tuple[float, float]]]]] = {}  # metric → (run's name, points)
+    for key in CURVES:
+        curves = [(run.name, _epoch_means(run.series.get(key, []))) for run in runs]
+        curves = [(name, points) for name, points in curves if len(points) > 1]
+        if curves:
+            panels[key] = curves
+    if not panels:
         return None
-    figure = Figure(figsize=(max(PANEL_WIDTH * len(shown), 6.0) + 0.4, 4.0), dpi=DPI, layout="constrained")
-    names = list(dict.fromkeys(name for lines in shown.values() for name, _ in lines))
-    drawn: dict[str, Line2D] = {}
-    for axes, (key, lines) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
-        for name, points in lines:
+    figure = Figure(figsize=(max(PANEL_WIDTH * len(panels), 6.0) + 0.4, 4.0), dpi=DPI, layout="constrained")
+    names = list(dict.fromkeys(name for curves in panels.values() for name, _ in curves))
+    lines: dict[str, Line2D] = {}
+    for axes, (key, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for name, points in curves:
             index = names.index(name)
             style = ("-", "--")[index // len(SERIES) % 2]
-            (drawn[name],) = axes.plot(*zip(*points, strict=True), color=SERIES[index % len(SERIES)], linestyle=style)
+            (lines[name],) = axes.plot(*zip(*points, strict=True), color=SERIES[index % len(SERIES)], linestyle=style)
         axes.set(title=CURVES[key], xlabel="Epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         quiet_frame(axes)
-    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
-def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Average the values of each epoch; metrics that are logged by step have many."""
+def _epoch_means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Average the values of each epoch: a metric that is logged every few steps has several."""
     by_epoch: dict[float, list[float]] = {}
     for epoch, value in points:
         if math.isfinite(epoch) and math.isfinite(value):
@@ -64,14 +65,7 @@ def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def shift_comparison(runs: Sequence[Run]) -> Figure | None:
-    """Draw the shift curves of all runs.
-
-    Args:
-        runs: The runs.
-
-    Returns:
-        The figure; None if no run has logged shifts.
-    """
+    """Draw the metrics under distribution shift by severity; None if no run has logged them."""
     curves = {run.name: by_severity(run.last) for run in runs}
-    curves = {name: each for name, each in curves.items() if each}
+    curves = {name: by_level for name, by_level in curves.items() if by_level}
     return shift_curves(curves) if curves else None

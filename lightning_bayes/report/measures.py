@@ -1,11 +1,12 @@
-"""The name of a measure, the format of its values, and the best of several."""
+"""Headings of metrics, the format of their values, and the best of several values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
-# Rest of the key → heading. The arrow is the better direction.
+# Metric key without its stage → heading. The arrow points in the better direction.
 HEADINGS: Final = {
     "cls/Acc": "accuracy ↑",
     "cls/NLL": "NLL ↓",
@@ -17,9 +18,9 @@ HEADINGS: Final = {
     "sc/AURC": "AURC ↓",
     "sc/Cov_5Risk": "coverage at 5 % risk ↑",
     "sc/Risk_80Cov": "risk at 80 % coverage ↓",
-    "reject/threshold": "threshold of the rejector",
-    "reject/coverage": "coverage of the rejector ↑",
-    "reject/error": "error of its answers ↓",
+    "reject/threshold": "rejection threshold",
+    "reject/coverage": "coverage after rejection ↑",
+    "reject/error": "error after rejection ↓",
     "mis/AUROC": "error AUROC ↑",
     "mis/AUPR": "error AUPR ↑",
     "mis/FPR95": "error FPR95 ↓",
@@ -30,34 +31,27 @@ OOD_HEADINGS: Final = {"AUROC": "AUROC ↑", "AUPR": "AUPR ↑", "FPR95": "FPR95
 
 
 def shown(value: float | None) -> str:
-    """A value as text.
-
-    Args:
-        value: The value; None if there is none.
-
-    Returns:
-        Four decimals, or a dash.
-    """
-    return "–" if value is None or value != value else f"{value:.4f}"
+    """Format a value with four decimals; a missing value or NaN is a dash."""
+    return "–" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def unique_best(values: Sequence[float | None], heading: str) -> int | None:
-    """The place of the best value, where it means something.
+    """Find the best of several values.
 
     Args:
-        values: One for each run.
-        heading: With an arrow in the better direction.
+        values: One value per run.
+        heading: A heading that ends with an arrow in the better direction.
 
     Returns:
-        The place; None with fewer than two values, without a direction, or where two share the best value as it is shown.
+        The index of the best value; None with fewer than two values, without an arrow, or if two values tie as displayed.
 
     Example:
         >>> unique_best([0.5, 0.25, None], "NLL ↓"), unique_best([0.5, 0.50001], "NLL ↓"), unique_best([0.5], "NLL ↓")
         (1, None, None)
     """
-    known = {number: float(shown(value)) for number, value in enumerate(values) if shown(value) != "–"}
-    if len(known) < 2 or heading[-1] not in "↑↓":
+    displayed = {index: float(shown(value)) for index, value in enumerate(values) if shown(value) != "–"}
+    if len(displayed) < 2 or heading[-1] not in "↑↓":
         return None
-    best = max(known.values()) if heading.endswith("↑") else min(known.values())
-    places = [number for number, value in known.items() if value == best]
-    return places[0] if len(places) == 1 else None
+    best = max(displayed.values()) if heading.endswith("↑") else min(displayed.values())
+    winners = [index for index, value in displayed.items() if value == best]
+    return winners[0] if len(winners) == 1 else None

@@ -1,4 +1,4 @@
-"""The report's page: one HTML document with everything inside and no scripts, from the template ``page.html``."""
+"""The report's page: one self-contained HTML document without scripts, from the template ``page.html``."""
 
 from __future__ import annotations
 
@@ -17,35 +17,27 @@ from lightning_bayes.report.runs import Run
 from lightning_bayes.report.summary import joined, shared_settings, summary
 from lightning_bayes.report.tables import config_differences, metric_tables
 
-_TITLES = {"ood_scores": "OOD scores", "risk_coverage": "Risk and coverage"}  # where the file name is not a good title
-
-
-_FIRST = ("reliability", "risk_coverage")  # the others follow
+_TITLES = {"ood_scores": "OOD scores", "risk_coverage": "Risk and coverage"}  # other titles come from the file name
+_FIRST = ("reliability", "risk_coverage")  # figures at the top of the page
 
 
 class StoredFigure(NamedTuple):
-    """A figure that several runs have written.
+    """A figure that one or more runs have saved."""
 
-    Attributes:
-        name: The file name without its ending.
-        title: The heading.
-        images: The PNG in base64 by the name of the run.
-    """
-
-    name: str
+    name: str  # file name without the extension
     title: str
-    images: dict[str, str]
+    images: dict[str, str]  # run's name → PNG in base64
 
 
 def render(runs: Sequence[Run], path: Path) -> str:
-    """Write the page.
+    """Render the page.
 
     Args:
         runs: The runs to compare, at least one.
-        path: Where the page will be, for links to the configs.
+        path: Path of the page, from which the links to the configs start.
 
     Returns:
-        A whole HTML document.
+        The HTML document.
     """
     runs = joined(runs)
     drawn = {"Training": training_curves(runs), "Shift": shift_comparison(runs)}
@@ -86,7 +78,8 @@ def _breakable(name: str) -> Markup:
 
 
 def _shown_width(png: str) -> int:
-    """Half of the pixels, so that the letters of all figures have one size; a PNG begins with its width."""
+    """Half the width in pixels, so that the text of all figures has the same size."""
+    # Bytes 16 to 19 of a PNG are its width.
     return int.from_bytes(base64.b64decode(png[:32])[16:20], "big") // 2
 
 

@@ -1,4 +1,4 @@
-"""Reading a run's folder."""
+"""Read the files of runs."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Run(NamedTuple):
     name: str
     folder: Path
     last: dict[str, float]  # the last value of each metric
-    series: dict[str, list[tuple[float, float]]]  # (epoch, or step where no epoch is known; value)
-    config: dict[str, Any]  # flat, by dotted keys
+    series: dict[str, list[tuple[float, float]]]  # (epoch, or step if no epoch is logged; value)
+    config: dict[str, Any]  # flat, with dotted keys
     config_text: str
     figures: dict[str, Path]
     checkpoints: list[Path]
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[Run]:
-    """Read runs.
+    """Read all runs in the given folders.
 
     Args:
-        folders: Folders of runs, or of several runs, such as ``runs`` or ``runs/digits_lenet_vogn``.
+        folders: Folders of runs, or folders that contain runs, such as ``runs`` or ``runs/digits_lenet_vogn``.
 
     Returns:
-        The runs, each once, named by the part of their paths that differs.
+        The runs without duplicates. Their names are the parts in which their paths differ.
 
     Raises:
-        RunError: If a folder has no run; lists all such folders.
+        RunError: If a folder contains no run; the message lists all such folders.
 
     Example:
         >>> read_runs(["nowhere"])
@@ -47,18 +47,20 @@ def read_runs(folders: Iterable[str | Path]) -> list[Run]:
         ...
         lightning_bayes.errors.RunError: There is no run in nowhere: a run is a folder with metrics.csv, ...
     """
-    found: dict[Path, Path] = {}  # by resolved path, so each once
+    run_folders: dict[Path, Path] = {}  # resolved path → path as given
     missing = []
     for folder in folders:
-        inside = _runs_in(Path(folder))
-        found |= {path.resolve(): path for path in inside}
-        missing += [] if inside else [str(folder)]
-    if missing or not found:
+        runs_inside = _runs_in(Path(folder))
+        run_folders |= {path.resolve(): path for path in runs_inside}
+        if not runs_inside:
+            missing.append(str(folder))
+    if missing or not run_folders:
         raise RunError(
             f"There is no run in {', '.join(missing) or 'an empty list'}: a run is a folder with {METRICS}, which "
-            "Lightning's CSVLogger writes. Train with one of the packaged configurations, or add a CSVLogger to the trainer."
+            "Lightning's CSVLogger writes. Train with a packaged config, or add a CSVLogger to the trainer."
         )
-    return [read_run(folder, name) for folder, name in zip(found.values(), _names(list(found)), strict=True)]
+    names = _names(list(run_folders))
+    return [read_run(folder, name) for folder, name in zip(run_folders.values(), names, strict=True)]
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -73,23 +75,19 @@ def _by_version(path: Path) -> tuple[Path, str, int]:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    parts = [folder.parts for folder in folders]
+    """Paths without their common parents; of a single run, the last two parts."""
+    if len(folders) == 1:
+        return ["/".join(folders[0].parts[-2:])]
+    paths = [folder.parts for folder in folders]
     shared = 0
-    while len(folders) > 1 and len({each[: shared + 1] for each in parts}) == 1 and shared + 1 < min(map(len, parts)):
-        shared += 1  # a run inside another run's folder keeps its last part
-    return ["/".join(each[shared:] if len(folders) > 1 else each[-2:]) for each in parts]
+    # Stop before the last part of the shortest path: a run can contain the folder of another run.
+    while shared + 1 < min(map(len, paths)) and len({path[: shared + 1] for path in paths}) == 1:
+        shared += 1
+    return ["/".join(path[shared:]) for path in paths]
 
 
 def read_run(folder: Path, name: str) -> Run:
-    """Read one run.
-
-    Args:
-        folder: The folder with ``metrics.csv``.
-        name: The run's name.
-
-    Returns:
-        The run; fields without a file are empty.
-    """
+    """Read one run from the folder of its ``metrics.csv``; fields of missing files are empty."""
     series = _read_series(folder / METRICS)
     text = _text(folder / CONFIG) if (folder / CONFIG).is_file() else ""
     return Run(
@@ -114,17 +112,17 @@ def _text(path: Path) -> str:
 def _settings(text: str, path: Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:  # also for tags that would run code
+    except yaml.YAMLError as error:  # safe_load also rejects tags that would run code
         raise RunError(f"{path} is not plain YAML: {error}. Repair or delete it.") from error
     if not isinstance(settings, dict):
-        raise RunError(f"{path} holds {settings!r} instead of settings by name. Repair or delete it.")
+        raise RunError(f"{path} contains {settings!r} instead of a mapping of settings. Repair or delete it.")
     return settings
 
 
 def _read_series(path: Path) -> dict[str, list[tuple[float, float]]]:
     series: dict[str, list[tuple[float, float]]] = {}
-    for number, row in enumerate(csv.DictReader(io.StringIO(_text(path))), start=2):
-        values = {key: _number(value, f"{path}, line {number}, {key}") for key, value in row.items() if value}
+    for line, row in enumerate(csv.DictReader(io.StringIO(_text(path))), start=2):
+        values = {key: _number(value, f"{path}, line {line}, {key}") for key, value in row.items() if value}
         x = values.get("epoch", values.get("step", math.nan))
         for key, value in values.items():
             if key not in {"epoch", "step"}:
@@ -136,7 +134,9 @@ def _number(text: str, where: str) -> float:
     try:
         return float(text)
     except (TypeError, ValueError):
-        raise RunError(f"{where} is {text!r}, not a number. Remove the line, or the run from the report.") from None
+        raise RunError(
+            f"{where} is {text!r}, not a number. Delete the line, or leave the run out of the report."
+        ) from None
 
 
 def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:

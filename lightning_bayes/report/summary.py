@@ -1,4 +1,4 @@
-"""One row a run: its method, its settings, and its two evaluations, under the posterior and at the posterior mean."""
+"""The summary table, one row per run: method, settings, and metrics under the posterior and at its mean."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple
 from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS, shown, unique_best
 from lightning_bayes.report.runs import CHECKPOINTS, CONFIG, Run
 
-# The measures of the summary; the tables have all.
+# The metrics of the summary; the tables below it show all metrics.
 MEASURES: Final = {
     **{key: HEADINGS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE", "sc/AURC")},
     "ood/AUROC": f"OOD {OOD_HEADINGS['AUROC']}",
     **{key: HEADINGS[key] for key in ("reg/RMSE", "reg/NLL")},
 }
-# Heading of a setting → the end of its dotted keys in config.yaml, the first that is there.
+# Heading of a setting → endings of its dotted key in config.yaml; the first ending that matches is used.
 _SETTINGS: Final = {
     "data": ("data.class_path",),
     "model": ("model.init_args.model.init_args.name", "model.init_args.model.class_path", "model.class_path"),
@@ -26,7 +26,7 @@ _SETTINGS: Final = {
     "seed": ("seed_everything",),
 }
 _CALLBACK: Final = re.compile(r"trainer\.callbacks\.(\d+)\.class_path")
-_OTHERS: Final = (
+_NOT_METHODS: Final = (
     "EvaluationFigures",
     "PredictionWriter",
     "PosteriorDiagnostics",
@@ -39,75 +39,78 @@ _OTHERS: Final = (
 
 
 class Cell(NamedTuple):
-    """A value, by both evaluations."""
+    """A metric of a run under the posterior and at its mean."""
 
     heading: str
     posterior: str
     mean: str
-    best: tuple[bool, bool]  # whether each is better than the same evaluation of every other run
-    is_point: bool  # whether the run has one evaluation only, such as Adam's
+    best: tuple[bool, bool]  # whether each value is better than the same evaluation of every other run
+    is_point: bool  # whether the run has only one evaluation, such as a run of Adam
 
 
 class Row(NamedTuple):
-    """A run of the summary."""
+    """One run in the summary."""
 
     run: Run
     method: str
     settings: str
-    config: str | None  # where the config is, from the page
+    config: str | None  # link from the page to the config
     cells: list[Cell]
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
-    """Join each evaluation to the fit whose checkpoint it has read.
+    """Merge each evaluation into the fit whose checkpoint it evaluated.
 
     Args:
         runs: Runs of fits and of evaluations.
 
     Returns:
-        The runs; a fit has the values and figures of its first test too. A second test of the same fit stays a run.
+        The runs. A fit also has the values and figures of its first test; a second test of the same fit stays separate.
     """
-    found: dict[Path, Run] = {run.folder.resolve(): run for run in runs}
+    by_folder: dict[Path, Run] = {run.folder.resolve(): run for run in runs}
     for run in runs:
-        owner = _owner(run, found)
-        # Equal keys would hide one of the two.
-        if owner is not None and not owner.last.keys() & run.last.keys() - {"epoch", "step"}:
-            figures = {**owner.figures, **run.figures}
-            both = owner._replace(last={**owner.last, **run.last}, figures=figures)
-            found[owner.folder.resolve()] = both
-            del found[run.folder.resolve()]
-    return list(found.values())
+        fit = _fit_of(run, by_folder)
+        # A key that both have logged would overwrite one of the values.
+        if fit is not None and not fit.last.keys() & run.last.keys() - {"epoch", "step"}:
+            merged = fit._replace(last={**fit.last, **run.last}, figures={**fit.figures, **run.figures})
+            by_folder[fit.folder.resolve()] = merged
+            del by_folder[run.folder.resolve()]
+    return list(by_folder.values())
 
 
-def _owner(run: Run, runs: Mapping[Path, Run]) -> Run | None:
-    path = run.config.get("ckpt_path")
-    if not isinstance(path, str) or Path(path).parent.name != CHECKPOINTS:
+def _fit_of(run: Run, by_folder: Mapping[Path, Run]) -> Run | None:
+    checkpoint = run.config.get("ckpt_path")
+    if not isinstance(checkpoint, str) or Path(checkpoint).parent.name != CHECKPOINTS:
         return None
-    wanted = Path(path).parent.parent
-    # The path is relative to where the command ran, which the page does not know.
-    close = [place for place in runs if place.parts[-len(wanted.parts) :] == wanted.parts or place == wanted.resolve()]
-    owner = runs[close[0]] if len(close) == 1 else None
-    return None if owner is None or owner.folder == run.folder else owner
+    target = Path(checkpoint).parent.parent
+    # A relative path starts at the working directory of the evaluation, which is unknown here.
+    depth = len(target.parts)
+    matches = [folder for folder in by_folder if folder.parts[-depth:] == target.parts or folder == target.resolve()]
+    fit = by_folder[matches[0]] if len(matches) == 1 else None
+    return None if fit is None or fit.folder == run.folder else fit
 
 
 def method_of(config: Mapping[str, Any]) -> str:
     """The method that trained a run.
 
     Args:
-        config: Flat, by dotted keys.
+        config: Flat config with dotted keys.
 
     Returns:
-        The name of the last callback of this package that trains, with its preset, else that of the optimizer; "–" where
-        the config does not tell.
+        The name and preset of this package's last training callback, otherwise the name of the optimizer; "–" if unknown.
 
     Example:
         >>> method_of({"trainer.callbacks.0.class_path": "lightning_bayes.VOGNCallback"})
         'VOGN'
     """
-    entries = [(match[1], str(path)) for key, path in config.items() if (match := _CALLBACK.fullmatch(key))]
-    ours = [(i, path) for i, path in entries if path.startswith("lightning_bayes.") and not path.endswith(_OTHERS)]
-    if ours:
-        number, path = ours[-1]
+    callbacks = [(match[1], str(path)) for key, path in config.items() if (match := _CALLBACK.fullmatch(key))]
+    methods = [
+        (number, path)
+        for number, path in callbacks
+        if path.startswith("lightning_bayes.") and not path.endswith(_NOT_METHODS)
+    ]
+    if methods:
+        number, path = methods[-1]
         preset = config.get(f"trainer.callbacks.{number}.init_args.name") if path.endswith(".from_preset") else None
         name = path.removesuffix(".from_preset").rpartition(".")[2].removesuffix("Callback")
         return f"{name} ({preset})" if preset else name
@@ -119,83 +122,78 @@ def _short(path: Any) -> str:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that readers ask for first.
+    """The main settings of a run.
 
     Args:
-        config: Flat, by dotted keys.
+        config: Flat config with dotted keys.
 
     Returns:
-        Values by heading; those that the config does not have are left out.
+        Values by heading, without the settings that the config does not contain.
 
     Example:
         >>> settings_of({"trainer.max_epochs": 5, "data.class_path": "lightning_bayes.zoo.DigitsDataModule"})
         {'data': 'Digits', 'epochs': '5'}
     """
-    found = {}
-    for heading, ends in _SETTINGS.items():
-        values = [value for end in ends for key, value in config.items() if f".{key}".endswith(f".{end}")]
+    settings = {}
+    for heading, endings in _SETTINGS.items():
+        values = [value for ending in endings for key, value in config.items() if f".{key}".endswith(f".{ending}")]
         if values:
             is_class = heading in {"data", "model"}
-            found[heading] = _short(values[0]).removesuffix("DataModule") if is_class else str(values[0])
-    return found
+            settings[heading] = _short(values[0]).removesuffix("DataModule") if is_class else str(values[0])
+    return settings
 
 
 def summary(runs: Sequence[Run], page: Path) -> list[Row]:
-    """Build the first table.
+    """Build the summary table.
 
     Args:
-        runs: The runs, joined.
-        page: Where the page will be, for links.
+        runs: The joined runs.
+        page: Path of the page, from which the links start.
 
     Returns:
-        A row for each run, with the measures that any of them has.
+        One row per run, with every metric that at least one run has.
     """
     used = [key for key in MEASURES if any(value is not None for run in runs for value in _both(run, key))]
     columns = [list(_cells(runs, key)) for key in used]
-    known = [settings_of(run.config) for run in runs]
-    shared = {name for each in known for name in each if len({other.get(name) for other in known}) == 1}
-    shown = set() if len(runs) == 1 else shared  # what all runs share is said once, above the table
-    return [
-        Row(
-            run,
-            method_of(run.config),
-            ", ".join(f"{name} {value}" for name, value in known[number].items() if name not in shown),
-            _link(run, page),
-            [column[number] for column in columns],
-        )
-        for number, run in enumerate(runs)
-    ]
+    shared = _shared_settings(runs)  # the page prints them once, above the table
+    rows = []
+    for index, run in enumerate(runs):
+        settings = ", ".join(f"{name} {value}" for name, value in settings_of(run.config).items() if name not in shared)
+        rows.append(Row(run, method_of(run.config), settings, _link(run, page), [column[index] for column in columns]))
+    return rows
 
 
 def shared_settings(runs: Sequence[Run]) -> str:
-    """The settings that all of several runs have.
+    """The settings that all runs have in common, as text; empty for a single run."""
+    return ", ".join(f"{name} {value}" for name, value in _shared_settings(runs).items())
 
-    Args:
-        runs: The runs, joined.
 
-    Returns:
-        Text; empty for one run.
-    """
-    known = [settings_of(run.config) for run in runs]
-    common = [f"{name} {value}" for name, value in known[0].items() if all(each.get(name) == value for each in known)]
-    return ", ".join(common) if len(runs) > 1 else ""
+def _shared_settings(runs: Sequence[Run]) -> dict[str, str]:
+    if len(runs) == 1:
+        return {}
+    first, *others = [settings_of(run.config) for run in runs]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def _both(run: Run, key: str) -> tuple[float | None, float | None]:
-    room, _, rest = key.partition("/")
-    names = (key, f"ood_mean/{rest}") if room == "ood" else (f"test/{key}", f"test_mean/{key}")
-    return run.last.get(names[0]), run.last.get(names[1])
+    """The values of a metric under the posterior and at its mean."""
+    if key.startswith("ood/"):
+        return run.last.get(key), run.last.get(key.replace("ood/", "ood_mean/", 1))
+    return run.last.get(f"test/{key}"), run.last.get(f"test_mean/{key}")
 
 
 def _cells(runs: Sequence[Run], key: str) -> Iterator[Cell]:
     values = [_both(run, key) for run in runs]
-    best = [unique_best([value[way] for value in values], MEASURES[key]) for way in (0, 1)]
-    for number, (posterior, mean) in enumerate(values):
-        yield Cell(MEASURES[key], shown(posterior), shown(mean), (number == best[0], number == best[1]), mean is None)
+    heading = MEASURES[key]
+    best_posterior = unique_best([posterior for posterior, _ in values], heading)
+    best_mean = unique_best([mean for _, mean in values], heading)
+    for index, (posterior, mean) in enumerate(values):
+        best = (index == best_posterior, index == best_mean)
+        yield Cell(heading, shown(posterior), shown(mean), best, is_point=mean is None)
 
 
 def _link(run: Run, page: Path) -> str | None:
     if not run.config_text:
         return None
-    here, there = page.resolve().parent, (run.folder / CONFIG).resolve()
-    return there.relative_to(here).as_posix() if there.is_relative_to(here) else there.as_uri()
+    start, config = page.resolve().parent, (run.folder / CONFIG).resolve()
+    return config.relative_to(start).as_posix() if config.is_relative_to(start) else config.as_uri()

@@ -53,7 +53,7 @@ def test_results_are_kept_and_not_repeated(data, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "r.png").stat().st_size > 5000
     with pytest.raises(SystemExit):
         main([*arguments, "--epochs=2"])
-    assert "has runs of" in capsys.readouterr().err
+    assert "has runs with" in capsys.readouterr().err
 
 
 def test_the_table_has_paired_differences_to_random():

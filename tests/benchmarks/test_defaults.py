@@ -126,5 +126,5 @@ def test_a_method_is_spelled_with_its_noise_and_its_interval():
     kfac = make_callback("noisy_kfac/20", seed=0, updates=10)
     assert (kfac.optimizer_kwargs["stats_interval"], kfac.optimizer_kwargs["inverse_interval"]) == (20, 200)
     assert kfac.group_defaults["betas"][1] == pytest.approx(0.95**2)
-    with pytest.raises(ValueError, match="'vogn@' is none of user, ogn, vogn"):
+    with pytest.raises(ValueError, match=r"'vogn@' is not a method\. Methods are user, ogn, vogn"):
         make_callback("vogn@", seed=0, updates=10)

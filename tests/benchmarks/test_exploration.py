@@ -321,7 +321,7 @@ def test_an_unknown_environment_and_one_without_numbers_are_refused():
     pytest.importorskip("gymnasium", reason="the extra rl is not installed")
     with pytest.raises(ValueError, match=r"gymnasium has no environment 'Nowhere-v1': .*pprint_registry"):
         environments.make("Nowhere-v1")
-    with pytest.raises(ValueError, match=r"CartPole-v1 has the actions Discrete\(2\), but DDPG needs numbers"):
+    with pytest.raises(ValueError, match=r"CartPole-v1 has the actions Discrete\(2\), but DDPG needs bounded numbers"):
         environments.make("CartPole-v1")
 
 

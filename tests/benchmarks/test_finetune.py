@@ -85,7 +85,8 @@ def test_what_is_unfamiliar_is_the_other_target_and_the_digits(root):
 
 
 def test_missing_letters_are_named_with_the_way_out(tmp_path):
-    with pytest.raises(DatasetError, match=r"neither t10k-images-idx3-ubyte.gz .* pass --targets FashionMNIST"):
+    message = r"t10k-images-idx3-ubyte\.gz and .* are missing\. .* pass --targets FashionMNIST"
+    with pytest.raises(DatasetError, match=message):
         target("notMNIST", tmp_path, seed=0)
 
 
@@ -152,7 +153,7 @@ def test_the_command_keeps_what_it_measured_and_repeats_nothing(root, capsys):
 
 def test_runs_of_other_epochs_are_not_mixed(root):
     (root / "r.json").write_text(json.dumps({"epochs": 20, "shots": 1, "runs": []}))
-    with pytest.raises(HyperparameterError, match=r"holds runs with epochs=20 \(asked: 1\)\. Name another file"):
+    with pytest.raises(HyperparameterError, match=r"has runs with epochs=20 \(requested: 1\)\. Choose another file"):
         main(asked(root))
 
 

@@ -51,7 +51,7 @@ def test_a_process_that_fails_says_why():
 
 def test_a_killed_process_is_named():
     done = subprocess.CompletedProcess([], returncode=-9, stdout="", stderr="")
-    assert memory._last_words(done) == "the process was killed by signal 9; 9 is often a lack of memory"
+    assert memory._last_words(done) == "the process was killed by signal 9; 9 often means out of memory"
 
 
 @needs_proc

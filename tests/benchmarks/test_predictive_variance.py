@@ -116,4 +116,4 @@ def test_a_single_chain_is_refused(root, capsys):
     pytest.importorskip("numpyro", reason="the command asks for numpyro, of the extra bench")
     with pytest.raises(SystemExit):
         command.main(["--root", str(root), "--chains", "1"])
-    assert "--chains 1: one half of the chains is compared with the other" in capsys.readouterr().err
+    assert "--chains 1: at least 2 are needed, to compare one half with the other" in capsys.readouterr().err

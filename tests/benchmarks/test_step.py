@@ -134,7 +134,7 @@ def test_methods_are_named_apart_or_joined_by_commas(capsys):
     assert parser.parse_args(["--methods", "kfac,noisy_kfac", "ivon"]).methods == ["kfac", "noisy_kfac", "ivon"]
     with pytest.raises(SystemExit):
         parser.parse_args(["--methods", "kfac,no-such,nor-this"])
-    assert "--methods: no no-such, nor-this; there are adam, " in capsys.readouterr().err
+    assert "--methods: unknown no-such, nor-this; choose from adam, " in capsys.readouterr().err
 
 
 def test_k_fac_has_one_row_with_the_shares_of_its_step(result, capsys):

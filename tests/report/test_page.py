@@ -219,7 +219,7 @@ def test_keys_of_another_scheme_are_no_shift(tmp_path):
     }
     folder = write_run(tmp_path / "a", {"epoch": 0, "test/cls/Acc": 0.5, **strange})
     text = write_report([folder], tmp_path / "report.html").read_text("utf-8")
-    assert Page(text).headings == ["Test", "Everything"]
+    assert Page(text).headings == ["Test", "Details"]
     assert "shift/fog/weak/cls/Acc: 3" in text
 
 
@@ -229,7 +229,7 @@ def test_runs_on_different_data_are_pointed_out(tmp_path):
         for name in ("MNIST", "SVHN")
     ]
     different = write_report(runs, tmp_path / "two.html").read_text("utf-8")
-    assert "<b>These runs are on different data</b> (MNISTData, SVHNData)" in different
+    assert "<b>These runs use different data</b> (MNISTData, SVHNData)" in different
     assert "different data" not in write_report(runs[:1], tmp_path / "one.html").read_text("utf-8")
 
 
@@ -253,4 +253,4 @@ def test_training_and_shift_curves_are_drawn_if_there_is_something_to_draw(page,
     assert {"Training", "Shift"} <= set(page.headings)
     alone = write_run(tmp_path / "alone", {"epoch": 0, "test/cls/Acc": 0.5})
     headings = Page(write_report([alone], tmp_path / "alone.html").read_text("utf-8")).headings
-    assert headings == ["Test", "Everything"]
+    assert headings == ["Test", "Details"]

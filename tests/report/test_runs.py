@@ -116,8 +116,8 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path):
     ("name", "content", "message"),
     [
         ("config.yaml", b"a: [1\n", r"config\.yaml is not plain YAML: while parsing.*Repair or delete it"),
-        ("config.yaml", b"3\n", r"config\.yaml holds 3 instead of settings by name\. Repair"),
-        ("config.yaml", b"- 1\n- b\n", r"config\.yaml holds \[1, 'b'\] instead of settings by name"),
+        ("config.yaml", b"3\n", r"config\.yaml contains 3 instead of a mapping of settings\. Repair"),
+        ("config.yaml", b"- 1\n- b\n", r"config\.yaml contains \[1, 'b'\] instead of a mapping"),
         ("config.yaml", b"a: \xe4\n", r"config\.yaml cannot be read: 'utf-8' codec.*leave its run out of the report"),
         ("metrics.csv", b"epoch,\xe4\n0,1\n", r"metrics\.csv cannot be read: 'utf-8' codec can't decode byte 0xe4"),
     ],

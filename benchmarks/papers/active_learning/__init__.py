@@ -1,1 +1,1 @@
-"""Active learning: regressions of Zhang et al. 2018, Table 3, and images."""
+"""Active learning: the regressions of Zhang et al. 2018, Table 3, and images."""

@@ -3,10 +3,10 @@
     python -m benchmarks.papers.active_learning --root UCI [--sets boston yacht] [--methods noisy_kfac] [--trials 40]
         [--epochs 1000] [--mc-samples 10] [--samples 1000] [--json FILE] [--figure FILE]
 
-In each trial a network of 10 hidden units starts with 20 labelled rows. After each of 10 fits from scratch one row of the
-pool is labelled: the one of largest predictive variance (active, suffix A of the paper) or a random one (suffix R). JSON is
-written after each set and method; what it holds is not run again. The paper trains for 20 000 epochs, and says nothing about
-the weight samples of a step.
+In each trial a network with 10 hidden units starts with 20 labelled rows. After each of 10 fits from scratch, one row of the
+pool is labelled: the row with the largest predictive variance (active, suffix A in the paper) or a random row (suffix R).
+JSON is written after each set and method; finished ones are skipped. The paper trains for 20 000 epochs and does not state
+the number of weight samples per step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import time
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -37,11 +38,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--epochs", type=int, default=1000)
     parser.add_argument("--fits", type=int, default=FITS)
-    parser.add_argument("--samples", type=int, default=SETTING.eval_samples, help="weight samples of a prediction")
+    parser.add_argument("--samples", type=int, default=SETTING.eval_samples, help="weight samples per prediction")
     parser.add_argument(
-        "--mc-samples", type=int, default=SETTING.mc_samples[0], help="weight samples of a training step"
+        "--mc-samples", type=int, default=SETTING.mc_samples[0], help="weight samples per training step"
     )
-    parser.add_argument("--json", type=Path, help="written after each set and method, and resumed from")
+    parser.add_argument("--json", type=Path, help="written after each set and method; finished ones are skipped")
     parser.add_argument("--figure", type=Path)
     return parser
 
@@ -58,18 +59,18 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[Row] = []
     if options.json and options.json.exists():
         rows = json.loads(options.json.read_text("utf-8"))["results"]
-    known = {(row["set"], row["method"]) for row in rows}
-    for name, method in ((name, method) for name in options.sets for method in options.methods):
-        if (name, method) in known:
+    done = {(row["set"], row["method"]) for row in rows}
+    for name, method in product(options.sets, options.methods):
+        if (name, method) in done:
             continue
         start = time.perf_counter()
-        found = errors(method, Trials.draw(read_uci(options.root, name), options.trials), setting, options.fits)
+        rmse = errors(method, Trials.draw(read_uci(options.root, name), options.trials), setting, options.fits)
         seconds = time.perf_counter() - start
-        rows.append({"set": name, "method": method, "seconds": seconds, "rmse": found.tolist()})
+        rows.append({"set": name, "method": method, "seconds": seconds, "rmse": rmse.tolist()})
         print(f"{name}, {method}: random, active {last(rows[-1])[:2]}, {seconds:.0f} s", flush=True)
         if options.json:
-            kept = {**provenance(), "setting": asdict(setting), "results": rows}
-            options.json.write_text(json.dumps(kept) + "\n", "utf-8")
+            content = {**provenance(), "setting": asdict(setting), "results": rows}
+            options.json.write_text(json.dumps(content) + "\n", "utf-8")
     if options.figure:
         draw(rows, options.figure)
     print(table(rows))

@@ -1,4 +1,4 @@
-"""Test error against the number of labelled rows, one panel for each set."""
+"""Test error over the number of labelled rows, one panel per set."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ COLOURS = {"bbb": ORANGE, "noisy_adam_fisher": BLUE, "noisy_kfac": VERMILLION}
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw and save.
-
-    Args:
-        rows: Results.
-        path: Where to; the suffix says the format.
-    """
+    """Draw the results and save the figure; the suffix of `path` selects the format."""
     names = list(dict.fromkeys(row["set"] for row in rows))
     figure = Figure(figsize=(max(5.2, 3.2 * len(names)), 3.6), dpi=DPI, layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):

@@ -1,12 +1,12 @@
-"""Active learning on images: a LeNet-5 that chooses which pictures of clothes get a label.
+"""Active learning on images: a LeNet-5 selects images of clothing to label.
 
     python -m benchmarks.papers.active_learning.images --root DATA [--methods random bald] [--seeds 3] [--rounds 12]
         [--json FILE] [--figure FILE]
 
-A pool of 2000 FashionMNIST images, 20 labels drawn at random to start with, and 20 more after each fit from scratch. Test
-accuracy and NLL are those of the predictive on 2000 test images. The controls are a random choice, and the entropy of the
-posterior mean as one network, which needs no posterior. First labels and weights are the same for all methods of a seed.
-Nothing was chosen by these runs. JSON is written after each run; what it holds is not run again.
+The pool has 2000 FashionMNIST images. Training starts with 20 random labels; 20 more are added after each fit from scratch.
+Test accuracy and NLL are those of the predictive on 2000 test images. The controls are random selection, and the entropy of
+the posterior mean as a single network, which needs no posterior. Initial labels and weights are the same for all methods of
+a seed. No setting was chosen with these runs. JSON is written after each run; finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.line_figure import line_figure
 from benchmarks.over_seeds import mean_and_error
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import VOGNCallback, mc_predict
 from lightning_bayes.metrics.figure_style import BLUE, GREY, VERMILLION
@@ -38,7 +38,7 @@ from lightning_bayes.zoo.data import PoolDataModule
 
 Choose = Callable[[PoolDataModule, Callable[[int], Tensor], int], Any]
 SAMPLES: Final = 20
-METHODS: Final[dict[str, tuple[str, str, Choose]]] = {  # title, colour, choice from probabilities [S, B, C]
+METHODS: Final[dict[str, tuple[str, str, Choose]]] = {  # title, colour, selection from probabilities [S, B, C]
     "random": ("random", GREY, lambda pool, probs, size: pool.draw(size)),
     "mean_entropy": (
         "entropy of the mean",
@@ -59,14 +59,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs share.
+    """Settings shared by all runs.
 
     Attributes:
-        pool: Images that may be labelled.
-        tested: Test images.
-        size: Labels at the start, and of each round.
-        rounds: Fits.
-        epochs: Of each fit.
+        pool: Number of images that can be labelled.
+        tested: Number of test images.
+        size: Number of initial labels, and of new labels per round.
+        rounds: Number of fits.
+        epochs: Epochs per fit.
     """
 
     pool: int = 2000
@@ -77,15 +77,7 @@ class Setting:
 
 
 def read(root: str, setting: Setting) -> tuple[TensorDataset, TensorDataset]:
-    """The pool and the test images.
-
-    Args:
-        root: Folder with ``FashionMNIST``.
-        setting: How many.
-
-    Returns:
-        Images and classes of both.
-    """
+    """Read the pool and the test set, from a folder with ``FashionMNIST``."""
     module = FashionMNISTDataModule(root, val_size=0, train_size=setting.pool)
     module.setup("fit")
     module.setup("test")
@@ -98,7 +90,7 @@ def _tensors(rows: Any, count: int) -> TensorDataset:
 
 
 def fit(pool: PoolDataModule, seed: int, epochs: int) -> tuple[BayesClassifier, AbstractPosterior]:
-    """Train from scratch on what is labelled."""
+    """Train from scratch on the labelled images."""
     seed_everything(seed, verbose=False)
     task = BayesClassifier(LeNet5(), 10, optimizer=lambda params: torch.optim.Adam(params, lr=1e-3))
     callback = VOGNCallback(seed=seed)
@@ -110,13 +102,13 @@ def fit(pool: PoolDataModule, seed: int, epochs: int) -> tuple[BayesClassifier, 
 
 @torch.no_grad()
 def run(method: str, seed: int, data: tuple[TensorDataset, TensorDataset], setting: Setting) -> Row:
-    """All rounds of one method.
+    """Run all rounds of one method.
 
     Args:
         method: Key of `METHODS`.
-        seed: Of first labels, weights, order and noise.
+        seed: Seed of the initial labels, the weights, the batch order and the noise.
         data: Pool and test images.
-        setting: The rest.
+        setting: Settings.
 
     Returns:
         Accuracy and NLL [nats] after each fit.
@@ -139,39 +131,41 @@ def run(method: str, seed: int, data: tuple[TensorDataset, TensorDataset], setti
 
 
 def _sample_probs(task: BayesClassifier, posterior: AbstractPosterior, inputs: Tensor, samples: int) -> Tensor:
-    """Probabilities ``[S, B, C]``; of the posterior mean for no samples, which the task has after a fit."""
+    """Probabilities ``[S, B, C]``; with 0 samples, those of the posterior mean, which are the task's weights after a fit."""
     if samples == 0:
         return task(inputs).softmax(1)[None]
-    found: Tensor = mc_predict(task, posterior, inputs, samples).sample_probs
-    return found
+    probs: Tensor = mc_predict(task, posterior, inputs, samples).sample_probs
+    return probs
 
 
 def table(rows: list[Row], size: int) -> str:
-    """Markdown: accuracy and NLL averaged over the rounds, and the accuracy at the end, with paired differences to random.
+    """Format a Markdown table of accuracy and NLL averaged over the rounds, and final accuracy.
+
+    Differences to random selection are paired by seed.
 
     Args:
-        rows: From `run`.
-        size: Labels of a round.
+        rows: Results of `run`.
+        size: Labels per round.
 
     Returns:
-        A line per method, ± standard errors over seeds.
+        One line per method, ± standard errors over seeds.
     """
     lines = [
         "| method | accuracy, all rounds | minus random | NLL, all rounds | accuracy at the end | minus random | seeds |"
     ]
     lines.append("|---|---|---|---|---|---|---|")
+    random_rows = {row["seed"]: row for row in rows if row["method"] == "random"}
     for method, (title, *_) in METHODS.items():
-        found = {row["seed"]: row for row in rows if row["method"] == method}
-        if not found:
+        by_seed = {row["seed"]: row for row in rows if row["method"] == method}
+        if not by_seed:
             continue
-        scores = [_scores(found[seed]) for seed in sorted(found)]
-        pairs = [
-            [a - b for a, b in zip(_scores(found[r["seed"]]), _scores(r), strict=True)] for r in _shared(rows, found)
-        ]
-        mean, nll, at_end = (mean_and_error([each[i] for each in scores]) for i in range(3))
-        is_control = method == "random" or not pairs
-        against = ["–", "–"] if is_control else [mean_and_error([pair[i] for pair in pairs], "+") for i in (0, 2)]
-        cells = [title, mean, against[0], nll, at_end, against[1], str(len(found))]
+        scores = {seed: _scores(by_seed[seed]) for seed in sorted(by_seed)}
+        mean, nll, at_end = (mean_and_error([score[i] for score in scores.values()]) for i in range(3))
+        paired = [(scores[seed], _scores(row)) for seed, row in random_rows.items() if seed in scores]
+        against = ["–", "–"]
+        if method != "random" and paired:
+            against = [mean_and_error([score[i] - base[i] for score, base in paired], "+") for i in (0, 2)]
+        cells = [title, mean, against[0], nll, at_end, against[1], str(len(by_seed))]
         lines.append(f"| {' | '.join(cells)} |")
     count = max((len(row["accuracy"]) for row in rows), default=0) * size
     return "\n".join([*lines, "", f"The end is at {count} labels."])
@@ -181,18 +175,8 @@ def _scores(row: Row) -> tuple[float, float, float]:
     return fmean(row["accuracy"]), fmean(row["nll"]), row["accuracy"][-1]
 
 
-def _shared(rows: list[Row], found: dict[int, Row]) -> list[Row]:
-    return [row for row in rows if row["method"] == "random" and row["seed"] in found]
-
-
 def draw(rows: list[Row], path: Path, size: int) -> None:
-    """Accuracy over the number of labels: single runs thin, means thick.
-
-    Args:
-        rows: From `run`.
-        path: Of the picture.
-        size: Labels of a round.
-    """
+    """Plot the accuracy over the number of labels: thin lines for runs, thick lines for their means."""
     with line_figure(path, (7, 4), loc="lower right") as axes:
         for method, (title, colour, _) in METHODS.items():
             curves = [row["accuracy"] for row in rows if row["method"] == method]
@@ -211,27 +195,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--root", required=True, help="folder with FashionMNIST")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="written after each run, and resumed from")
+    parser.add_argument("--json", type=Path, help="written after each run; finished runs are skipped")
     parser.add_argument("--figure", type=Path)
     for name, default in asdict(Setting()).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     setting = Setting(**{name: getattr(options, name) for name in asdict(Setting())})
-    kept: Row = {"setting": asdict(setting), "runs": []}
+    results: Row = {"setting": asdict(setting), "runs": []}
     if options.json and options.json.exists():
-        kept = json.loads(options.json.read_text("utf-8"))
-        if kept["setting"] != asdict(setting):
-            parser.error(f"{options.json} has runs of {kept['setting']}. Take the same setting, or another file.")
-    rows, data = kept["runs"], read(options.root, setting)
+        results = json.loads(options.json.read_text("utf-8"))
+        if results["setting"] != asdict(setting):
+            parser.error(f"{options.json} has runs with {results['setting']}. Use the same settings or another file.")
+    rows, data = results["runs"], read(options.root, setting)
     for seed in range(options.seeds):
         for method in options.methods:
             if any((row["method"], row["seed"]) == (method, seed) for row in rows):
                 continue
             rows.append(run(method, seed, data, setting))
             print(f"{method}, seed {seed}: {rows[-1]['accuracy'][-1]:.3f}, {rows[-1]['seconds']} s", flush=True)
-            if options.json:
-                options.json.write_text(json.dumps({**provenance(), **kept}, indent=1) + "\n", "utf-8")
+            save_json(options.json, results)
     if options.figure:
         draw(rows, options.figure, setting.size)
     print(table(rows, setting.size))

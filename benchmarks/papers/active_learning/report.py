@@ -1,4 +1,4 @@
-"""The table beside the published one, and what has to hold."""
+"""The table of results and published values, and the claims to check."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor) -> Estimate:
-        """Over the first dimension, ``[T]``."""
+        """Estimate from values ``[T]``."""
         return cls(float(values.mean()), float(values.std() / len(values) ** 0.5))
 
     def __str__(self) -> str:
-        """Three digits after the point."""
+        """Format with three decimals."""
         return f"{self.mean:.3f} ± {self.error:.3f}"
 
 
 class Final(NamedTuple):
-    """Errors of the last fit: random, active, and active less random in the same trial."""
+    """Errors of the last fit: random, active, and active minus random in the same trial."""
 
     random: Estimate
     active: Estimate
@@ -39,52 +39,44 @@ class Final(NamedTuple):
 
 
 def last(row: Row) -> Final:
-    """The errors that the table shows.
-
-    Args:
-        row: With ``rmse``, ``[fits, 2 T]``.
-
-    Returns:
-        Estimates over trials.
-    """
+    """Errors of the last fit, from a row with ``rmse`` ``[fits, 2 T]``."""
     active, random = torch.tensor(row["rmse"][-1]).double().chunk(2)
     return Final(Estimate.of(random), Estimate.of(active), Estimate.of(active - random))
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown: one line for each set and method, published values in brackets."""
+    """Format a Markdown table: one line per set and method, with the published values."""
     lines = [
         "| set | method | random | active | active − random, paired | published: random, active |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
-        found = last(row)
-        known = PUBLISHED.get(row["method"], {}).get(row["set"])
-        text = "–" if known is None else f"{known[0]:.3f}, {known[1]:.3f}"
-        cells = [row["set"], METHODS[row["method"]].title, *map(str, found), text]
+        published = PUBLISHED.get(row["method"], {}).get(row["set"])
+        text = "–" if published is None else f"{published[0]:.3f}, {published[1]:.3f}"
+        cells = [row["set"], METHODS[row["method"]].title, *map(str, last(row)), text]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def promises(rows: list[Row]) -> Iterator[str]:
-    """Whether choices by variance beat random ones, and structure beats mean field.
+    """Whether selection by variance beats random selection, and a structured posterior beats mean field.
 
     Args:
         rows: Results.
 
     Yields:
-        One line for each promise, then one for the distance of each published value.
+        One line per claim, then one line per set with the distance from the published values.
     """
     kfac = {row["set"]: last(row) for row in rows if row["method"] == "noisy_kfac"}
     adam = {row["set"]: last(row) for row in rows if row["method"] == "noisy_adam_fisher"}
-    better = [name for name, found in kfac.items() if found.paired.mean < 0]
+    better = [name for name, final in kfac.items() if final.paired.mean < 0]
     yield _line(len(better), len(kfac), "Noisy K-FAC, active below random", better)
     both = [name for name in kfac if name in adam]
     better = [name for name in both if kfac[name].active.mean <= adam[name].active.mean]
     yield _line(len(better), len(both), "active, Noisy K-FAC at most Noisy Adam", better)
     for name in (name for name in SETS if name in kfac):
         pairs = zip(kfac[name][:2], PUBLISHED["noisy_kfac"][name], ERRORS[name], strict=True)
-        away = [(found.mean - mean) / (found.error**2 + error**2) ** 0.5 for found, mean, error in pairs]
+        away = [(ours.mean - mean) / (ours.error**2 + error**2) ** 0.5 for ours, mean, error in pairs]
         yield f"{name}, Noisy K-FAC against the paper, in standard errors: random {away[0]:+.1f}, active {away[1]:+.1f}"
 
 

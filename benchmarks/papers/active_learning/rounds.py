@@ -1,4 +1,4 @@
-"""The rounds: fit from scratch, test, label one row more."""
+"""The rounds: fit from scratch, test, label one more row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.papers.uci.setting import Setting
 from lightning_bayes.predictive import variance_score
 
 METHODS: Final = ("bbb", "noisy_adam_fisher", "noisy_kfac")
-FITS: Final = 10  # nine rows are labelled between them
+FITS: Final = 10  # with nine new labels between them
 SETTING: Final = PUBLISHED  # Zhang et al. 2018, C.3
 
 
@@ -24,20 +24,20 @@ def errors(method: str, trials: Trials, setting: Setting, fits: int = FITS) -> T
 
     Args:
         method: One of `METHODS`.
-        trials: The trials at their start; they end with ``fits - 1`` rows more.
+        trials: The initial trials; ``fits - 1`` rows are added to them.
         setting: Hyperparameters.
-        fits: How often to fit.
+        fits: Number of fits.
 
     Returns:
-        ``[fits, 2 T]``, in the target's units.
+        RMSE in the units of the target, ``[fits, 2 T]``.
     """
-    found = []
+    rmse = []
     for number in range(fits):
         learner = LEARNERS[method](Problem.of(trials.splits(), setting, seed=number))
         learner.train()
-        found.append(evaluate(learner)[0].rmse)
+        rmse.append(evaluate(learner)[0].rmse)
         if number + 1 < fits:
             pool = trials.pool_inputs()
             samples = torch.stack([learner.predict(pool) for _ in range(setting.eval_samples)])
             trials.label(variance_score(samples.flatten(1)).view(samples.shape[1:]))
-    return torch.stack(found)
+    return torch.stack(rmse)

@@ -1,4 +1,4 @@
-"""The trials: which rows are labelled, tested and left in the pool, for an active and a random learner of each trial."""
+"""The trials: labelled rows, test rows and pool of an active and a random learner."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NUM_TEST: Final = 100
 
 @dataclass
 class Trials:
-    """Rows of 2 T models: first T that label the row of largest predictive variance, then T that label a random one.
+    """Rows of 2 T models: T active learners, which label the row of largest predictive variance, then T random learners.
 
     Attributes:
         stored: The set.
         labelled: ``[2 T, n]``.
         test: ``[2 T, m]``.
         pool: ``[2 T, p]``.
-        generator: Source of the random choices.
+        generator: Generator of the random selections.
     """
 
     stored: UCISet
@@ -36,16 +36,7 @@ class Trials:
 
     @classmethod
     def draw(cls, stored: UCISet, count: int, seed: int = 0) -> Trials:
-        """Draw T trials; both learners of a trial start from the same rows.
-
-        Args:
-            stored: The set.
-            count: T.
-            seed: Of the rows and of the random choices.
-
-        Returns:
-            The trials.
-        """
+        """Draw `count` trials; both learners of a trial start from the same rows."""
         generator = torch.Generator().manual_seed(seed)
         rows = torch.stack([torch.randperm(len(stored.targets), generator=generator) for _ in range(count)]).repeat(
             2, 1
@@ -59,7 +50,7 @@ class Trials:
         return len(self.labelled) // 2
 
     def splits(self) -> Splits:
-        """What each model trains on and is tested on, standardised by its labelled rows."""
+        """Training and test rows of each model, standardised with its labelled rows."""
         return stack_splits(self.stored, list(zip(self.labelled, self.test, strict=True)))
 
     def pool_inputs(self) -> Tensor:
@@ -67,14 +58,10 @@ class Trials:
         return stack_splits(self.stored, list(zip(self.labelled, self.pool, strict=True))).test.inputs
 
     def label(self, variances: Tensor) -> None:
-        """Move one row of each model's pool to its labelled rows.
-
-        Args:
-            variances: Predictive variances of the pool, ``[2 T, p]``; those of the random learners are not looked at.
-        """
-        active = torch.stack([top_rows(each, 1)[0] for each in variances[: self.count]])
+        """Label one row of each model's pool; active learners select by predictive variances ``[2 T, p]``."""
+        active = torch.stack([top_rows(row, 1)[0] for row in variances[: self.count]])
         drawn = torch.randint(self.pool.shape[1], (self.count,), generator=self.generator)
         chosen = torch.cat([active, drawn])[:, None]
         self.labelled = torch.cat([self.labelled, self.pool.gather(1, chosen)], 1)
-        kept = torch.ones_like(self.pool, dtype=torch.bool).scatter_(1, chosen, False)
-        self.pool = self.pool[kept].view(len(self.pool), -1)
+        remains = torch.ones_like(self.pool, dtype=torch.bool).scatter_(1, chosen, False)
+        self.pool = self.pool[remains].view(len(self.pool), -1)

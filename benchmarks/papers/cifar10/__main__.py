@@ -1,11 +1,11 @@
-"""CIFAR-10 beside Table 1 of Osawa et al. 2019: all metrics of each method at equal epochs.
+"""CIFAR-10 compared with Table 1 of Osawa et al. 2019: all metrics of each method at equal epochs.
 
     python -m benchmarks.papers.cifar10 --root DATA --model lenet --epochs 30 [--methods adam vogn] [--ood svhn]
         [--settings published] [--json benchmarks/results/cifar10.json]
     python -m benchmarks.papers.cifar10 --json benchmarks/results/cifar10.json --table
 
-Runs that the JSON file holds already are not repeated; it also says which methods were not run, and why a run failed. What
---note says is kept in it.
+Runs that are already in the JSON file are skipped. The file also lists the methods that were not run, the reason for each
+failed run, and the text of --note.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from benchmarks.papers.cifar10.methods import METHODS, why_not
 from benchmarks.papers.cifar10.networks import NETWORKS
 from benchmarks.papers.cifar10.report import COLUMNS, not_run, table
 from benchmarks.papers.cifar10.training import Run, train_and_test
-from benchmarks.provenance import provenance
+from benchmarks.provenance import provenance, save_json
 from lightning_bayes.errors import BayesError
 
-Results = dict[str, Any]  # what the JSON file holds
+Results = dict[str, Any]  # content of the JSON file
 
 
 def asked(options: argparse.Namespace) -> Iterator[Run]:
-    """All runs that are asked for, a whole table for one seed after the other."""
+    """All requested runs. One seed of all methods is finished before the next seed starts."""
     augment = NETWORKS[options.model].augment if options.augment is None else options.augment
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for method in options.methods:
@@ -37,17 +37,19 @@ def asked(options: argparse.Namespace) -> Iterator[Run]:
 
 
 def execute(run: Run, options: argparse.Namespace, results: Results) -> str:
-    """Do one run, keep it, and say how it went."""
+    """Execute a run, store its result or the reason of its failure, and describe it in one line."""
     reason = why_not(run.model, run.method, run.settings)
     try:
         if not reason:
-            found = train_and_test(run, str(options.root), tuple(options.ood), options.accelerator, options.num_workers)
+            record = train_and_test(
+                run, str(options.root), tuple(options.ood), options.accelerator, options.num_workers
+            )
             source = {"device": _device(options.accelerator), "commit": provenance()["commit"]}
-            results["runs"].append({**found, **source})
+            results["runs"].append({**record, **source})
     except BayesError as error:
         reason = f"{type(error).__name__}: {error}"
     if reason:
-        results["failed"] = [f for f in results["failed"] if f["run"] != run._asdict()]
+        results["failed"] = [failure for failure in results["failed"] if failure["run"] != run._asdict()]
         results["failed"].append({"run": run._asdict(), "why": reason})
         return f"not run: {reason}"
     metrics = results["runs"][-1]["metrics"]
@@ -77,24 +79,22 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--note", help="kept beside the results: budget, what was not run and why")
+    parser.add_argument("--note", help="saved with the results: budget, and what was not run and why")
     parser.add_argument("--table", action="store_true")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run what is missing, keep it, print the table."""
+    """Run what is missing, save it, and print the table."""
     options = _options(arguments)
-    known = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    results: Results = {"runs": known.get("runs", []), "failed": known.get("failed", [])}
+    saved = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    results: Results = {"runs": saved.get("runs", []), "failed": saved.get("failed", [])}
     for run in [] if options.table else asked(options):
         if _is_known(run, results):
             continue
         print(f"{run.model} {run.method} seed {run.seed}: {execute(run, options, results)}", flush=True)
-        if options.json:
-            note = options.note or known.get("note", "")
-            content = {**provenance(), "note": note, **results, "not_run": not_run(results["runs"])}
-            options.json.write_text(json.dumps(content, indent=1) + "\n")
+        note = options.note or saved.get("note", "")
+        save_json(options.json, {"note": note, **results, "not_run": not_run(results["runs"])})
     print(table(results["runs"]))
 
 

@@ -1,7 +1,8 @@
-"""The methods: the user's optimizer, and the callback beside it.
+"""The methods: the user's optimizer, and the callback that joins it.
 
-Settings are ``"default"``, the callbacks' own beside Adam with the learning rate 1e-3, or ``"published"``: what Osawa et al.
-released, or Zhang et al. for Noisy K-FAC on VGG16. Nothing was released for BBB, OGN, and dropout in ResNet-18.
+Settings are ``"default"``, the defaults of the callbacks with Adam at the learning rate 1e-3, or ``"published"``, the
+released settings of Osawa et al., or of Zhang et al. for Noisy K-FAC on VGG16. No settings were released for BBB, for OGN,
+and for dropout in ResNet-18.
 """
 
 from __future__ import annotations
@@ -46,31 +47,22 @@ METHODS: Final = {
     "swag": "SWAG on Adam",
     "ensemble": "Ensemble of 5 by Adam",
 }
-MEMBERS: Final = 5  # of the ensemble
+MEMBERS: Final = 5  # size of the ensemble
 
 
 def why_not(model: str, method: str, settings: Settings) -> str:
-    """Why a method cannot run in these settings; empty if it can."""
+    """The reason why a method cannot run with these settings; empty if it can."""
     network = NETWORKS[model]
-    known = {"sgd", "adam", *network.presets, *({"mc_dropout"} if model != "resnet18" else ())}
-    return "no published setting" if settings == "published" and method not in known else ""
+    supported = {"sgd", "adam", *network.presets, *({"mc_dropout"} if model != "resnet18" else ())}
+    return "no published setting" if settings == "published" and method not in supported else ""
 
 
 def optimizer(network: Network, method: str, settings: Settings) -> Build:
-    """What the module's own optimizer is.
-
-    Args:
-        network: The network.
-        method: Key of `METHODS`.
-        settings: Whose.
-
-    Returns:
-        Its constructor.
-    """
+    """The constructor of the module's optimizer under the given settings."""
     published = settings == "published" and method in {"sgd", "adam", "mc_dropout"}
     if method == "sgd":
-        chosen = dict(network.sgd) if published else {"lr": 0.05}
-        return lambda parameters: SGD(parameters, momentum=0.9, **chosen)
+        arguments = dict(network.sgd) if published else {"lr": 0.05}
+        return lambda parameters: SGD(parameters, momentum=0.9, **arguments)
     decay = network.adam_decay if published else 0.0
     return lambda parameters: Adam(parameters, lr=1e-3, weight_decay=decay)
 
@@ -78,18 +70,18 @@ def optimizer(network: Network, method: str, settings: Settings) -> Build:
 def callback(
     network: Network, method: str, settings: Settings, module: nn.Module, augmentation_factor: float, **overrides: Any
 ) -> Callback | None:
-    """What joins the trainer.
+    """Build the callback of a method.
 
     Args:
         network: The network.
         method: Key of `METHODS`.
-        settings: Whose.
-        module: The whole module, whose layers dropout follows.
+        settings: ``"default"`` or ``"published"``.
+        module: The whole module; dropout follows some of its layers.
         augmentation_factor: ρ of the training images.
         **overrides: Further arguments, such as ``seed``.
 
     Returns:
-        The callback; None for a point estimate, and for the members of an ensemble.
+        The callback; None for a point estimate and for the members of an ensemble.
     """
     if method == "mc_dropout":
         layers = dropout_layers(module, network.drops)

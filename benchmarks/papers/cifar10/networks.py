@@ -1,4 +1,4 @@
-"""The four networks and how the papers trained them."""
+"""The four networks and their published training settings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Network:
     """One network and its published setting.
 
     Attributes:
-        name: For `create_model`.
-        arguments: For `create_model`.
+        name: Name for `create_model`.
+        arguments: Arguments of `create_model`.
         batch: Examples per batch, over all processes of the paper.
-        augment: Whether crops and mirroring are the paper's main row.
-        decays: Whether the learning rate falls to a tenth after half and three quarters of the epochs, as at 80 and 120 of
-            161.
+        augment: Whether the paper's main row augments with crops and mirroring.
+        decays: Whether the learning rate falls to a tenth after half and after three quarters of the epochs, as at epochs
+            80 and 120 of 161.
         adam_decay: L2 weight decay of the published Adam, at the learning rate 1e-3.
         sgd: Arguments of the published SGD.
-        dropout: Probability of the published Monte-Carlo dropout; where there is none, of the other networks.
-        drops: Layers that dropout follows.
-        presets: Of the callbacks, by method; VOGN's of VGG16 was published for VGG-19.
+        dropout: Probability of the published Monte-Carlo dropout; without a published one, that of the other networks.
+        drops: Types of layers that dropout follows.
+        presets: Presets of the callbacks, by method; the preset of VOGN for VGG16 was published for VGG-19.
     """
 
     name: str
@@ -88,11 +88,11 @@ NETWORKS: Final[dict[str, Network]] = {
 
 
 def dropout_layers(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> str:
-    """A regular expression of the names of layers of some kinds.
+    """A regular expression that matches the names of all layers of the given types.
 
     Args:
         module: The whole module.
-        kinds: Their types.
+        kinds: Types of layers.
 
     Returns:
         The expression.

@@ -1,8 +1,8 @@
-"""What the papers print for CIFAR-10.
+"""Published results on CIFAR-10.
 
-Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), Table 1: validation accuracy, NLL in nats, ECE and AUROC, which is most
-likely that of misclassification; none has a standard error. Zhang et al. 2018 (https://arxiv.org/abs/1712.02390), Table 2:
-accuracy alone, of VGG16 with half the filters; with BatchNorm it has none for BBB and Noisy Adam.
+Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), Table 1: validation accuracy, NLL in nats, ECE and an AUROC, most
+likely of misclassification, all without standard errors. Zhang et al. 2018 (https://arxiv.org/abs/1712.02390), Table 2:
+accuracy of VGG16 with half the filters; it has no results with BatchNorm for BBB and Noisy Adam.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class Row(NamedTuple):
-    """One line of a table, with the method's printed name; None where the paper is silent."""
+    """One line of a table, with the method's name in the paper; None for values that it does not report."""
 
     method: str
     accuracy: float
@@ -24,11 +24,11 @@ class Row(NamedTuple):
 
 def _zhang(norm: str, *accuracies: float | None) -> tuple[Row, ...]:
     methods = ("SGD", "K-FAC", "BBB", "Noisy Adam", "Noisy K-FAC")
-    found = zip(methods, accuracies, strict=True)
-    return tuple(Row(method, value, source=f"Zhang et al., {norm}") for method, value in found if value is not None)
+    pairs = zip(methods, accuracies, strict=True)
+    return tuple(Row(method, value, source=f"Zhang et al., {norm}") for method, value in pairs if value is not None)
 
 
-# By model and by whether the training images are augmented.
+# By model and augmentation.
 PUBLISHED: Final[dict[tuple[str, bool], tuple[Row, ...]]] = {
     ("lenet", False): (
         Row("Adam", 0.6767, 0.937, 0.021, 0.794, 210),

@@ -1,4 +1,4 @@
-"""The table beside the published one, and what is still missing in it."""
+"""The table of results and published rows, and the methods that are missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.papers.cifar10.methods import METHODS
 from benchmarks.papers.cifar10.networks import NETWORKS
 from benchmarks.papers.cifar10.published import PUBLISHED, Row
 
-# Column by logged name; AUROC is that of misclassification.
+# Logged name → column; AUROC is that of misclassification detection.
 COLUMNS: Final = {
     "test/cls/Acc": "accuracy ↑",
     "test/cls/NLL": "NLL ↓",
@@ -21,25 +21,18 @@ COLUMNS: Final = {
     "test/mis/AUROC": "AUROC ↑",
     "ood/AUROC": "OOD AUROC ↑",
 }
-Record = dict[str, Any]  # of `training.train_and_test`, as JSON keeps it
+Record = dict[str, Any]  # result of `training.train_and_test`, as stored in JSON
 
 
 def table(records: list[Record]) -> str:
-    """Markdown: for each model the runs, means ± standard errors over seeds, then the published rows.
-
-    Args:
-        records: Results.
-
-    Returns:
-        Text.
-    """
+    """Format a Markdown table: for each model, means ± standard errors over seeds, then the published rows."""
     head = ["model", "method", "settings", *COLUMNS.values(), "epochs", "s/epoch (CPU, clock)", "seeds"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for model, augment in product(NETWORKS, (False, True)):
-        chosen = [r for r in records if (r["model"], r["augment"]) == (model, augment)]
+        group = [r for r in records if (r["model"], r["augment"]) == (model, augment)]
         name = f"{model}, {'augmented' if augment else 'not augmented'}"
-        lines += [f"| {name} | {line}" for line in _measured(chosen)]
-        lines += [f"| {name} | {_published(row)}" for row in PUBLISHED.get((model, augment), ()) if chosen]
+        lines += [f"| {name} | {line}" for line in _measured(group)]
+        lines += [f"| {name} | {_published(row)}" for row in PUBLISHED.get((model, augment), ()) if group]
     return "\n".join(lines)
 
 
@@ -68,6 +61,6 @@ def _published(row: Row) -> str:
 
 
 def not_run(records: list[Record]) -> dict[str, list[str]]:
-    """The methods without any run, by model."""
+    """The methods without a run, by model."""
     done = {(record["model"], record["method"]) for record in records}
     return {model: [method for method in METHODS if (model, method) not in done] for model in NETWORKS}

@@ -1,4 +1,4 @@
-"""One run: an ordinary task, its own optimizer, a callback beside it; then the test of `lightning-bayes test`."""
+"""One run: fit an ordinary task with its own optimizer and a callback, then run the test of `lightning-bayes test`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_bayes.zoo import BayesClassifier, CIFAR10DataModule
 
 
 class Run(NamedTuple):
-    """What one run is, except for the machine."""
+    """The specification of a run, without the machine."""
 
     model: str
     method: str
@@ -33,16 +33,15 @@ def train_and_test(run: Run, root: str, ood: tuple[str, ...], accelerator: str, 
     """Train once and measure.
 
     Args:
-        run: What to run.
+        run: The run.
         root: Folder with ``cifar-10-batches-py``.
-        ood: Sets out of distribution, see `VisionDataModule`.
-        accelerator: Of the trainer.
-        num_workers: Of the loaders.
+        ood: Out-of-distribution sets, see `VisionDataModule`.
+        accelerator: Accelerator of the trainer.
+        num_workers: Number of workers of the loaders.
 
     Returns:
-        The run, ``metrics`` by their logged names, and of each epoch ``seconds`` by the clock and ``cpu_seconds`` of this
-        process, which say more on a machine that others use as well.
-        An ensemble counts all of its members.
+        The run, ``metrics`` by logged name, and per epoch the wall time ``seconds`` and the processor time ``cpu_seconds``,
+        which is more reliable on a shared machine. The times of an ensemble include all members.
     """
     network = NETWORKS[run.model]
     data = CIFAR10DataModule(root, False, network.batch, num_workers, val_size=0, augment=run.augment, ood=ood)
@@ -66,14 +65,14 @@ def _fit(run: Run, data: CIFAR10DataModule, accelerator: str) -> tuple[Trainer, 
     seed_everything(run.seed, verbose=False)
     network = NETWORKS[run.model]
     task = _task(network, run)
-    beside = callback(network, run.method, run.settings, task, data.data_augmentation_factor, seed=run.seed)
-    trainer = quiet_trainer([beside], run.epochs, accelerator)
+    method_callback = callback(network, run.method, run.settings, task, data.data_augmentation_factor, seed=run.seed)
+    trainer = quiet_trainer([method_callback], run.epochs, accelerator)
     trainer.fit(task, datamodule=data)
     return trainer, task
 
 
 def _task(network: Network, run: Run) -> BayesClassifier:
-    milestones = [round(run.epochs * share) for share in (0.5, 0.75)]
+    milestones = [round(run.epochs * fraction) for fraction in (0.5, 0.75)]
     schedule = partial(MultiStepLR, milestones=milestones) if network.decays else None
-    own = optimizer(network, run.method, run.settings)
-    return BayesClassifier(network.build(), num_classes=10, optimizer=own, lr_scheduler=schedule)
+    build_optimizer = optimizer(network, run.method, run.settings)
+    return BayesClassifier(network.build(), num_classes=10, optimizer=build_optimizer, lr_scheduler=schedule)

@@ -1,1 +1,1 @@
-"""What noise in the weights is worth for exploration: DDPG with Vadam and VadaGrad (Khan et al. 2018)."""
+"""Exploration with weight noise: DDPG with Vadam and VadaGrad (Khan et al. 2018)."""

@@ -1,4 +1,4 @@
-"""Many copies of a gymnasium environment, stepped one after the other; their actions scaled to ±1."""
+"""Copies of a gymnasium environment, stepped in sequence, with actions scaled to ±1."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def require(*packages: str) -> None:
     """Require the packages of the extra `rl`.
 
     Args:
-        *packages: Their import names.
+        *packages: Import names.
 
     Raises:
-        ModuleNotFoundError: Naming those that are missing.
+        ModuleNotFoundError: If a package is missing; the message lists all missing packages.
     """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
@@ -38,8 +38,8 @@ def make(name: str, **arguments: Any) -> Any:
         The environment.
 
     Raises:
-        ModuleNotFoundError: If gymnasium, or the simulator of this environment, is not installed.
-        ValueError: If there is no environment of this name, or its actions are not numbers within bounds.
+        ModuleNotFoundError: If gymnasium or the simulator of the environment is not installed.
+        ValueError: If the environment does not exist, or its actions are not bounded numbers.
     """
     require("gymnasium")
     import gymnasium
@@ -57,27 +57,27 @@ def make(name: str, **arguments: Any) -> Any:
     bounds = getattr(environment.action_space, "high", None)
     if bounds is None or not np.isfinite(bounds).all():
         raise ValueError(
-            f"{name} has the actions {environment.action_space}, but DDPG needs numbers within bounds. Take an "
+            f"{name} has the actions {environment.action_space}, but DDPG needs bounded numbers. Choose an "
             "environment with a bounded Box of actions, such as Pendulum-v1."
         )
     return environment
 
 
 class Step(NamedTuple):
-    """What happened to each environment."""
+    """The outcome of an action in each environment."""
 
     observations: Tensor  # after the action and before any reset, [n, observation]
     rewards: Tensor  # [n]
-    terminated: Tensor  # whether the next value counts nothing, [n]
-    ended: list[bool]  # terminated, or out of time
+    terminated: Tensor  # whether the value of the next state is 0, [n]
+    ended: list[bool]  # terminated or truncated
 
 
 class Environments:
     """Copies of one environment.
 
     Args:
-        name: Its name.
-        seeds: One for each copy.
+        name: Name of the environment.
+        seeds: One seed per copy.
         **arguments: Arguments of ``gymnasium.make``.
     """
 
@@ -89,38 +89,38 @@ class Environments:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Numbers in an observation and in an action."""
+        """Sizes of an observation and of an action."""
         return self._all[0].observation_space.shape[0], self._all[0].action_space.shape[0]
 
     def reset(self, i: int) -> Tensor:
-        """Start an episode of copy `i`, seeded the first time; ``[observation]``."""
+        """Start an episode of copy `i`, with its seed the first time; returns ``[observation]``."""
         observation, _ = self._all[i].reset(seed=self._seeds[i])
         self._seeds[i] = None
         return torch.as_tensor(np.asarray(observation, np.float32))
 
     def reset_all(self) -> Tensor:
-        """Start an episode of every copy; ``[n, observation]``."""
+        """Start an episode of every copy; returns ``[n, observation]``."""
         return torch.stack([self.reset(i) for i in range(len(self._all))])
 
     def step(self, actions: Tensor) -> Step:
-        """Act in every copy; ended ones must be reset by the caller.
+        """Act in every copy. The caller resets copies whose episode ended.
 
         Args:
             actions: Between -1 and 1, ``[n, action]``.
 
         Returns:
-            What happened.
+            The outcome.
         """
         scaled = self._middle + self._half * actions.numpy()
-        found = [environment.step(action) for environment, action in zip(self._all, scaled, strict=True)]
-        observations = np.stack([np.asarray(entry[0], np.float32) for entry in found])
-        rewards, terminated = ([entry[k] for entry in found] for k in (1, 2))
-        ended = [bool(entry[2] or entry[3]) for entry in found]
+        results = [environment.step(action) for environment, action in zip(self._all, scaled, strict=True)]
+        observations = np.stack([np.asarray(result[0], np.float32) for result in results])
+        rewards, terminated = ([result[k] for result in results] for k in (1, 2))
+        ended = [bool(result[2] or result[3]) for result in results]
         flags = torch.tensor(terminated, dtype=torch.float32)
         return Step(torch.from_numpy(observations), torch.tensor(rewards, dtype=torch.float32), flags, ended)
 
     def render(self) -> Any:
-        """A picture of the first copy."""
+        """Render the first copy."""
         return self._all[0].render()
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
-"""The six methods of Khan et al. 2018, Figs. 3, 5 and 6: how an actor's weights are drawn and moved.
+"""The six methods of Khan et al. 2018, Figs. 3, 5 and 6: sampling and updates of an actor's weights.
 
-Each holds the actors of every seed as flat weights ``[R, P]`` and is one of the package's pure updates. A draw θ acts and
-gives the gradient of the same time step; tests and target networks use the mean. ĝ is the gradient of the *mean* over a
-batch of M. The authors' code has the sum G = Mĝ, which N = M² makes the same for Vadam and VadaGrad:
+Each method holds the actors of all seeds as flat weights ``[R, P]`` and uses the package's pure updates. A weight sample θ
+acts and gives the gradient of the same time step; tests and target networks use the mean. ĝ is the gradient of the *mean*
+over a batch of M. The authors' code uses the sum G = Mĝ; with N = M² both are equivalent for Vadam and VadaGrad:
 
-    Vadam           1/σ² = N (s + δ̃) + c        c = 1/`MAX_NOISE`² for the noise alone
-    VadaGrad        1/σ² = N (s + δ̃)            from 1e4 on
+    Vadam           1/σ² = N (s + δ̃) + c        c = 1/`MAX_NOISE`², only in the noise
+    VadaGrad        1/σ² = N (s + δ̃)            initially 1e4
     SGD, Adam       no noise
-    exploring SGD, exploring Adam       θ = μ + ε/√P with ∂/∂P = -½ ε P^(-3/2) G and the step 0.01 on P, from 1e4 on
+    exploring SGD, exploring Adam       θ = μ + ε/√P with ∂/∂P = -½ ε P^(-3/2) G and learning rate 0.01 for P, initially 1e4
 
-∂θ/∂P is 5e-7 there, so the exploring baselines keep σ = 0.01.
+∂θ/∂P is 5e-7 at this P, so the exploring baselines keep σ = 0.01.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _EPSILON: Final = 1e-8  # ε of Adam
 
 
 class Explorer(ABC):
-    """The actors of all seeds under one method.
+    """The actors of all seeds, trained with one method.
 
     Args:
-        mean: Weights at the start, ``[R, P]``.
+        mean: Initial weights, ``[R, P]``.
 
     Attributes:
         mean: μ, ``[R, P]``.
@@ -51,7 +51,7 @@ class Explorer(ABC):
 
     @abstractmethod
     def precision(self) -> Tensor | None:
-        """1/σ² of the next draw, ``[R, P]``; None for no noise."""
+        """1/σ² of the next sample, ``[R, P]``; None for no noise."""
 
     def draw(self, epsilon: Tensor) -> Tensor:
         """θ = μ + σε."""
@@ -59,17 +59,17 @@ class Explorer(ABC):
         return self.mean if precision is None else torch.addcmul(self.mean, epsilon, precision.rsqrt())
 
     def update(self, grad: Tensor, epsilon: Tensor) -> None:
-        """Move by the mean gradient of a batch at the draw under `epsilon`."""
+        """Update with the mean gradient of a batch at the sample from `epsilon`."""
         self.steps += 1
         self.move(grad, epsilon)
 
     @abstractmethod
     def move(self, grad: Tensor, epsilon: Tensor) -> None:
-        """`update`, already counted."""
+        """The update itself; `update` counts it."""
 
 
 def _adam(state: MeanFieldState, grad: Tensor, lr: float, step: int) -> MeanFieldState:
-    """Vadam without noise and prior."""
+    """A step of Adam: Vadam without noise and prior."""
     return vadam.update(
         state, grad, grad.square(), lr=lr, betas=BETAS, prior=0.0, damping=_EPSILON, step=step, from_zero=True
     )
@@ -159,7 +159,7 @@ class ExploringSGD(Explorer):
         return self._precision
 
     def move(self, grad: Tensor, epsilon: Tensor) -> None:
-        """Both by SGD."""
+        """Update mean and precision with SGD."""
         of_precision = precision_gradient(grad, epsilon, self._precision)
         self.mean = self.mean - LR * BATCH * grad
         self._precision = self._precision - PRECISION_LR * of_precision
@@ -178,7 +178,7 @@ class ExploringAdam(Explorer):
         return self.of_precision.mean
 
     def move(self, grad: Tensor, epsilon: Tensor) -> None:
-        """Both by Adam."""
+        """Update mean and precision with Adam."""
         of_precision = precision_gradient(grad, epsilon, self.precision())
         self.state = _adam(self.state, grad, LR, self.steps)
         self.of_precision = _adam(self.of_precision, of_precision, PRECISION_LR, self.steps)
@@ -186,22 +186,13 @@ class ExploringAdam(Explorer):
 
 
 def precision_gradient(grad: Tensor, epsilon: Tensor, precision: Tensor) -> Tensor:
-    """∂/∂P of the batch's summed loss at θ = μ + ε/√P: -½ ε P^(-3/2) G.
-
-    Args:
-        grad: ĝ, the gradient of the mean, at θ.
-        epsilon: ε.
-        precision: P.
-
-    Returns:
-        The gradient, shaped like P.
-    """
+    """∂/∂P of the batch's summed loss at θ = μ + ε/√P: -½ ε P^(-3/2) G, from the gradient ĝ of the mean at θ."""
     return -0.5 * BATCH * grad * epsilon * precision.pow(-1.5)
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method's name in tables, and its class."""
+    """A method's title in tables, and its class."""
 
     title: str
     explorer: Callable[[Tensor], Explorer]

@@ -18,20 +18,15 @@ _DASHED = ("vadagrad", "sgd_plain", "adam_plain")
 
 
 def draw_curves(results: Results, path: Path) -> None:
-    """Test return over time steps: mean over seeds with a band of one standard error.
-
-    Args:
-        results: All methods.
-        path: Where to; the suffix says the format.
-    """
+    """Plot the test return over time steps: mean over seeds with a band of one standard error."""
     with line_figure(path, (6.4, 4.0), fontsize=8) as axes:
-        for name, found in results.items():
+        for name, result in results.items():
             colour = _COLOURS.get(name) or _COLOURS[name.partition("_")[0]]
-            means, errors = zip(*map(mean_and_error, found["returns"]), strict=True)
+            means, errors = zip(*map(mean_and_error, result["returns"]), strict=True)
             low, high = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
             style = "--" if name in _DASHED else "-"
-            axes.plot(found["steps"], means, style, color=colour, label=METHODS[name].title)
-            axes.fill_between(found["steps"], low, high, color=colour, alpha=0.12, linewidth=0)
+            axes.plot(result["steps"], means, style, color=colour, label=METHODS[name].title)
+            axes.fill_between(result["steps"], low, high, color=colour, alpha=0.12, linewidth=0)
         axes.set(xlabel="time steps", ylabel="test return, mean ± standard error over seeds")
 
 
@@ -40,9 +35,9 @@ def draw_strip(frames: Sequence[Any], labels: Sequence[str], title: str, path: P
 
     Args:
         frames: RGB arrays.
-        labels: One under each.
-        title: Above them.
-        path: Where to; the suffix says the format.
+        labels: Labels below the frames.
+        title: Title of the figure.
+        path: Output file; the suffix selects the format.
     """
     figure = Figure(figsize=(1.9 * len(frames), 2.4), dpi=DPI, layout="constrained")
     for axes, frame, label in zip(figure.subplots(1, len(frames), squeeze=False).flat, frames, labels, strict=True):

@@ -1,9 +1,9 @@
-r"""DDPG as a LightningModule with automatic optimization, which `VadamCallback` trains unmodified.
+r"""DDPG as a LightningModule with automatic optimization, which `VadamCallback` trains without changes.
 
-Two optimizers would mean manual optimization. One optimizer with a group for each network does the same, because the loss
-is the sum of two that share no weights: the critic's error, and -Q with the critic's weights detached. The environment steps
-at the start of `training_step`, so the callback's weight sample acts and gives the gradient. Target networks are moved in
-`on_train_batch_end`, where the weights are the mean. The loader's "batches" are time steps.
+Two optimizers would require manual optimization. One optimizer with a group per network is equivalent, because the loss is
+the sum of two terms that share no weights: the error of the critic, and -Q with the critic's weights detached. The
+environment steps at the start of `training_step`, so the callback's weight sample acts and gives the gradient.
+`on_train_batch_end`, where the weights are the mean, updates the target networks. The loader's "batches" are time steps.
 
     VadamCallback(bayesian=r"^actor\.", lr=1e-4, num_data=NUM_DATA, max_noise=MAX_NOISE, eval_samples=0, ...)
 """
@@ -27,7 +27,7 @@ from lightning_bayes import VadamCallback
 
 
 class Critic(nn.Module):
-    """Q(s, a), whose second layer sees the action."""
+    """Q(s, a); the action enters the second layer."""
 
     def __init__(self, observation: int, action: int, hidden: tuple[int, int]) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class Critic(nn.Module):
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Values ``[B]``."""
         x = self.first(observations).relu()
-        found: Tensor = self.last(self.second(torch.cat([x, actions], -1)).relu())
-        return found[:, 0]
+        values: Tensor = self.last(self.second(torch.cat([x, actions], -1)).relu())
+        return values[:, 0]
 
 
 def make_actor(observation: int, action: int, hidden: tuple[int, int]) -> nn.Sequential:
@@ -49,7 +49,7 @@ def make_actor(observation: int, action: int, hidden: tuple[int, int]) -> nn.Seq
 
 
 class TimeSteps(Dataset[Tensor]):
-    """Numbers of time steps; the data come from the environment."""
+    """Indices of time steps; the data come from the environment."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -59,7 +59,7 @@ class TimeSteps(Dataset[Tensor]):
         return self.steps
 
     def __getitem__(self, number: int) -> Tensor:
-        """One of them."""
+        """The index of a time step."""
         return torch.tensor(number)
 
 
@@ -67,8 +67,8 @@ class DDPG(LightningModule):
     """DDPG on a gymnasium environment.
 
     Args:
-        setting: The setting; ``seeds`` and the tests are the benchmark's.
-        seed: Of the environment and of the batches.
+        setting: The setting; only the benchmark uses ``seeds`` and the test settings.
+        seed: Seed of the environment and of the batches.
     """
 
     def __init__(self, setting: Setting, seed: int = 0) -> None:
@@ -83,10 +83,10 @@ class DDPG(LightningModule):
         self.replay = Replay(1, setting.steps, *sides)
         self.generator = torch.Generator().manual_seed(seed)
         self.observation = self.environment.reset_all()
-        self.returns = [0.0]  # of the episodes so far, the last one running
+        self.returns = [0.0]  # of all episodes, including the running one
 
     def training_step(self, batch: Tensor, index: int) -> Tensor | None:
-        """Act under the weights of now, and return the loss of both networks once there is a batch."""
+        """Act with the current weights, and return the loss of both networks once there is a batch."""
         self._act()
         if self.replay.length < BATCH:
             return None
@@ -103,27 +103,27 @@ class DDPG(LightningModule):
     def _act(self) -> None:
         with torch.no_grad():
             actions = self.actor(self.observation)
-        found = self.environment.step(actions)
-        self.replay.add(self.observation, actions, found.rewards, found.terminated, found.observations)
-        self.observation = found.observations
-        self.returns[-1] += found.rewards.item()
-        if found.ended[0]:
+        outcome = self.environment.step(actions)
+        self.replay.add(self.observation, actions, outcome.rewards, outcome.terminated, outcome.observations)
+        self.observation = outcome.observations
+        self.returns[-1] += outcome.rewards.item()
+        if outcome.ended[0]:
             self.observation = self.environment.reset_all()
             self.returns.append(0.0)
 
     def on_train_start(self) -> None:
-        """Give the critic its own rate: a callback with an explicit `lr` sets it for every group."""
+        """Restore the critic's learning rate: a callback with an explicit `lr` sets it for every group."""
         optimizer = self.trainer.optimizers[0]
         optimizer.param_groups[1]["lr"] = self.setting.critic_lr
 
     @torch.no_grad()
     def on_train_batch_end(self, *arguments: Any) -> None:
-        """Move the target networks towards the means."""
+        """Move the target networks towards the posterior means."""
         for target, network in ((self.target_actor, self.actor), (self.target_critic, self.critic)):
             torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self.setting.target_rate)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam with a group for each network."""
+        """Adam with a group per network."""
         groups = [
             {"params": self.actor.parameters(), "lr": LR},
             {"params": self.critic.parameters(), "lr": self.setting.critic_lr},
@@ -131,12 +131,12 @@ class DDPG(LightningModule):
         return torch.optim.Adam(groups, betas=BETAS)
 
     def train_dataloader(self) -> DataLoader[Tensor]:
-        """One batch for each time step."""
+        """One batch per time step."""
         return DataLoader(TimeSteps(self.setting.steps), batch_size=1)
 
 
 def vadam_callback(**overrides: Any) -> VadamCallback:
-    """Vadam for the actor alone, in the published setting."""
+    """Vadam for the actor only, with the published setting."""
     published = {
         "bayesian": r"^actor\.",
         "lr": LR,

@@ -1,4 +1,4 @@
-"""Actors and critics of many runs at once: flat weights ``[R, P]``, one batched matrix product for each layer."""
+"""Actors and critics of many runs at once: flat weights ``[R, P]``, one batched matrix product per layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Generator, Tensor
 
-_LAST = 3e-3  # of both networks' last layers, Lillicrap et al. 2016
+_LAST = 3e-3  # bound of the last layers' weights, Lillicrap et al. 2016
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class Sizes:
 
     @property
     def actor(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of each of the actor's layers."""
+        """Inputs and outputs of each layer of the actor."""
         return list(pairwise((self.observation, *self.hidden, self.action)))
 
     @property
     def critic(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of each of the critic's layers; the action enters the second."""
+        """Inputs and outputs of each layer of the critic; the action enters the second layer."""
         first, second = self.hidden
         return [(self.observation, first), (first + self.action, second), (second, 1)]
 
 
 def initial_weights(layers: list[tuple[int, int]], generator: Generator) -> Tensor:
-    """Uniform within ±1/√fan-in, the last layer within ±0.003; ``[P]``."""
+    """Initial weights ``[P]``: uniform within ±1/√fan-in, in the last layer within ±0.003."""
     bounds = [inputs**-0.5 for inputs, _ in layers[:-1]] + [_LAST]
     sizes = [(inputs + 1) * outputs for inputs, outputs in layers]
     parts = [(2 * torch.rand(n, generator=generator) - 1) * b for n, b in zip(sizes, bounds, strict=True)]
@@ -47,16 +47,7 @@ def _unflatten(flat: Tensor, layers: list[tuple[int, int]]) -> list[tuple[Tensor
 
 
 def act(flat: Tensor, sizes: Sizes, observations: Tensor) -> Tensor:
-    """Actions of the policies.
-
-    Args:
-        flat: Their weights, ``[R, P]``.
-        sizes: The sizes.
-        observations: ``[R, B, observation]``.
-
-    Returns:
-        ``[R, B, action]``, between -1 and 1.
-    """
+    """Actions ``[R, B, action]`` in [-1, 1] of policies with weights ``[R, P]`` for observations ``[R, B, observation]``."""
     *hidden, (weight, bias) = _unflatten(flat, sizes.actor)
     x = observations
     for w, b in hidden:
@@ -65,17 +56,7 @@ def act(flat: Tensor, sizes: Sizes, observations: Tensor) -> Tensor:
 
 
 def value(flat: Tensor, sizes: Sizes, observations: Tensor, actions: Tensor) -> Tensor:
-    """Q(s, a).
-
-    Args:
-        flat: The critics' weights, ``[R, P]``.
-        sizes: The sizes.
-        observations: ``[R, B, observation]``.
-        actions: ``[R, B, action]``.
-
-    Returns:
-        ``[R, B]``.
-    """
+    """Q(s, a), ``[R, B]``, of critics with weights ``[R, P]``."""
     (w1, b1), (w2, b2), (w3, b3) = _unflatten(flat, sizes.critic)
     x = torch.baddbmm(b1, observations, w1).relu()
     x = torch.baddbmm(b2, torch.cat([x, actions], -1), w2).relu()

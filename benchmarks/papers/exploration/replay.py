@@ -1,4 +1,4 @@
-"""The transitions of every run, in one tensor."""
+"""The replay buffer: the transitions of all runs in one tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Transitions(NamedTuple):
-    """A batch of each run: ``[R, B, ...]``."""
+    """A batch of transitions from each run, ``[R, B, ...]``."""
 
     observations: Tensor
     actions: Tensor
@@ -20,13 +20,13 @@ class Transitions(NamedTuple):
 
 @final
 class Replay:
-    """All transitions so far; nothing is forgotten.
+    """All transitions so far; none are dropped.
 
     Args:
         runs: R.
-        capacity: Transitions of a run.
-        observation: Numbers in an observation.
-        action: Numbers in an action.
+        capacity: Transitions per run.
+        observation: Size of an observation.
+        action: Size of an action.
     """
 
     def __init__(self, runs: int, capacity: int, observation: int, action: int) -> None:
@@ -42,6 +42,6 @@ class Replay:
         self.length += 1
 
     def at(self, rows: Tensor) -> Transitions:
-        """Transitions by number, ``[R, B]``."""
+        """Transitions by index, ``[R, B]``."""
         first, actions, rewards, terminated, following = self._all[self._runs, rows].split(self._widths, -1)
         return Transitions(first, actions, rewards[..., 0], terminated[..., 0], following)

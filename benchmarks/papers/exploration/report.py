@@ -1,4 +1,4 @@
-"""The table beside the published numbers, and which differences are larger than their errors."""
+"""The table of results and published values, and the differences that exceed their standard errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, TypeAlias
 
+from benchmarks.over_seeds import standard_error
 from benchmarks.papers.exploration.explorers import METHODS
 from benchmarks.papers.exploration.published import BOTH_SETS
 
@@ -16,44 +17,36 @@ Results: TypeAlias = Mapping[str, Mapping[str, Any]]  # method: steps, returns [
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
     """Mean over seeds and its standard error; ``nan`` for the error of one seed."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return statistics.fmean(values), error
+    return statistics.fmean(values), standard_error(values)
 
 
 def so_far(returns: list[list[float]]) -> list[float]:
-    """The mean over all tests of each seed."""
+    """The mean over all tests, per seed."""
     return [statistics.fmean(of_seed) for of_seed in zip(*returns, strict=True)]
 
 
 def table(results: Results) -> str:
-    """Markdown: the last test, the mean over all tests, and the last test of every seed."""
+    """Format a Markdown table: the last test, the mean over all tests, and the last test of every seed."""
     lines = [
         "| method | last test | mean of all tests | σ | last test of each seed | published, 300k | 3M |",
         "| --- | ---: | ---: | ---: | --- | ---: | ---: |",
     ]
-    for name, found in results.items():
-        last, published = found["returns"][-1], [_in_words(*pair) for pair in BOTH_SETS[name]]
-        means = [_in_words(*mean_and_error(values)) for values in (last, so_far(found["returns"]))]
+    for name, result in results.items():
+        last, published = result["returns"][-1], [_format(*pair) for pair in BOTH_SETS[name]]
+        means = [_format(*mean_and_error(values)) for values in (last, so_far(result["returns"]))]
         seeds = ", ".join(f"{value:.0f}" for value in last)
-        cells = [METHODS[name].title, *means, f"{found['noise'][-1]:.4f}", seeds, *published]
+        cells = [METHODS[name].title, *means, f"{result['noise'][-1]:.4f}", seeds, *published]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _in_words(mean: float, error: float) -> str:
+def _format(mean: float, error: float) -> str:
     return f"{mean:.0f} ± {error:.0f}"
 
 
 def orders(results: Results) -> Iterator[str]:
-    """Each pair of methods whose last tests, or whose means of all tests, are two combined standard errors apart.
-
-    Args:
-        results: All methods.
-
-    Yields:
-        A line for each pair, or one line that says that there is none.
-    """
-    found = 0
+    """One line per pair of methods whose last tests, or means of all tests, are two combined standard errors apart."""
+    count = 0
     for title, values_of in (
         ("last test", lambda r: r["returns"][-1]),
         ("mean of all tests", lambda r: so_far(r["returns"])),
@@ -62,7 +55,7 @@ def orders(results: Results) -> Iterator[str]:
             pair = sorted((first, second), key=lambda name: -statistics.fmean(values_of(results[name])))
             (better, of_better), (worse, of_worse) = (mean_and_error(values_of(results[name])) for name in pair)
             if better - worse > 2 * math.hypot(of_better, of_worse):
-                found += 1
+                count += 1
                 yield f"{title}: {METHODS[pair[0]].title} is above {METHODS[pair[1]].title}, by {better - worse:.0f}"
-    if not found:
+    if not count:
         yield "no two methods are two combined standard errors apart"

@@ -1,4 +1,4 @@
-"""The settings of Khan et al. 2018, App. K, and the smaller ones that run here."""
+"""The settings of Khan et al. 2018, App. K, with smaller defaults."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from typing import Final
 
 BATCH: Final = 64  # M
-NUM_DATA: Final = BATCH**2  # with it the gradient of the mean does what the authors' code does with that of the sum
+NUM_DATA: Final = BATCH**2  # makes the gradient of the mean equivalent to the gradient of the sum in the authors' code
 MAX_NOISE: Final = 1e-2  # c = 1e4 in the code
-START_PRECISION: Final = 1e4  # s₁ of VadaGrad, and of the exploring baselines
+START_PRECISION: Final = 1e4  # initial precision of VadaGrad and of the exploring baselines
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all methods share.
+    """Settings shared by all methods.
 
     Attributes:
         environment: Name of the gymnasium environment.
-        seeds: Seeds of each method, which train at once.
-        steps: Time steps of each seed; each is one update after the first `BATCH`.
-        hidden: Units of both hidden layers; 400 and 300 in the paper.
+        seeds: Number of seeds per method; all train at once.
+        steps: Time steps per seed; after the first `BATCH`, each makes one update.
+        hidden: Units of the two hidden layers; 400 and 300 in the paper.
         test_every: Time steps between tests.
-        test_episodes: Episodes of a test, with actions of the mean.
+        test_episodes: Episodes per test, which uses the mean.
         discount: γ.
-        target_rate: τ, of the target networks.
-        critic_lr: Of the critic's Adam.
+        target_rate: τ, the update rate of the target networks.
+        critic_lr: Learning rate of the critic's Adam.
     """
 
     environment: str = "HalfCheetah-v5"

@@ -1,7 +1,7 @@
-"""DDPG (Lillicrap et al. 2016) of every method and seed at once, each run with its own environment, weights and transitions.
+"""DDPG (Lillicrap et al. 2016) of all methods and seeds at once; each run has its own environment, weights and transitions.
 
-At each time step one θ is drawn for each run. It acts, and the actor's gradient is taken at it; targets and tests use μ. The
-methods share the random numbers of a seed: first weights, ε, and which transitions are in a batch.
+At each time step one θ is sampled per run. It acts, and the gradient of the actor is taken at it; targets and tests use μ.
+All methods use the same random numbers for a seed: initial weights, ε, and the transitions in a batch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _TEST_SEED = 10_000
 
 @dataclass
 class Curve:
-    """What one method has shown.
+    """Results of one method.
 
     Attributes:
         steps: Time steps before each test.
-        returns: Mean return over the episodes of each test of each seed, ``[tests][seeds]``.
+        returns: Mean return over the episodes of a test, ``[tests][seeds]``.
         noise: Median σ at each test; 0 without noise.
-        actors: μ of every seed at the end.
+        actors: Final μ of every seed.
     """
 
     steps: list[int] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Learner:
 
     Args:
         methods: Keys of `METHODS`.
-        setting: What they share.
+        setting: Settings shared by all methods.
     """
 
     def __init__(self, methods: Sequence[str], setting: Setting) -> None:
@@ -61,7 +61,7 @@ class Learner:
         self.critic_optimizer = torch.optim.Adam([self.critic], lr=setting.critic_lr, fused=True)
         self.target_critic, self.target_actor = self.critic.detach().clone(), self.means().clone()
         self.replay = Replay(len(seeds), setting.steps, *self.environments.sides)
-        self._draws, self._rows = Generator().manual_seed(1), Generator().manual_seed(0)  # the same for every method
+        self._draws, self._rows = Generator().manual_seed(1), Generator().manual_seed(0)  # shared by all methods
         self.observations = self.environments.reset_all()
 
     def means(self) -> Tensor:
@@ -69,7 +69,7 @@ class Learner:
         return torch.cat([explorer.mean for explorer in self.explorers])
 
     def step(self) -> None:
-        """One time step of every run, and an update once there is a batch."""
+        """Run one time step of every run, and an update once there is a batch."""
         epsilon = torch.randn(self.explorers[0].mean.shape, generator=self._draws)
         weights = torch.cat([explorer.draw(epsilon) for explorer in self.explorers])
         self._act(weights)
@@ -79,10 +79,10 @@ class Learner:
     def _act(self, weights: Tensor) -> None:
         with torch.no_grad():
             actions = act(weights, self.sizes, self.observations[:, None])[:, 0]
-        found = self.environments.step(actions)
-        self.replay.add(self.observations, actions, found.rewards, found.terminated, found.observations)
-        self.observations = found.observations.clone()
-        for i, ended in enumerate(found.ended):
+        outcome = self.environments.step(actions)
+        self.replay.add(self.observations, actions, outcome.rewards, outcome.terminated, outcome.observations)
+        self.observations = outcome.observations.clone()
+        for i, ended in enumerate(outcome.ended):
             if ended:
                 self.observations[i] = self.environments.reset(i)
 
@@ -114,10 +114,10 @@ def mean_returns(weights: Tensor, sizes: Sizes, environments: Environments, epis
     """Undiscounted return of each policy, without noise.
 
     Args:
-        weights: Of the actors, ``[R, P]``.
-        sizes: Their sizes.
-        environments: ``R·episodes`` copies, run by run.
-        episodes: Episodes of each.
+        weights: Weights of the actors, ``[R, P]``.
+        sizes: Sizes of the networks.
+        environments: ``R·episodes`` copies, ordered by run.
+        episodes: Episodes per run.
 
     Returns:
         Means over episodes, ``[R]``.
@@ -127,12 +127,12 @@ def mean_returns(weights: Tensor, sizes: Sizes, environments: Environments, epis
     while runs.any():
         with torch.no_grad():
             actions = act(weights, sizes, observations.unflatten(0, (-1, episodes))).flatten(0, 1)
-        found = environments.step(actions)
-        total += runs * found.rewards
-        for i in (i for i, ended in enumerate(found.ended) if ended):
+        outcome = environments.step(actions)
+        total += runs * outcome.rewards
+        for i in (i for i, ended in enumerate(outcome.ended) if ended):
             runs[i] = 0
             environments.reset(i)
-        observations = found.observations
+        observations = outcome.observations
     return total.unflatten(0, (-1, episodes)).mean(1)
 
 
@@ -141,10 +141,10 @@ def train(methods: Sequence[str], setting: Setting) -> Iterator[dict[str, Curve]
 
     Args:
         methods: Keys of `METHODS`.
-        setting: What they share.
+        setting: Settings shared by all methods.
 
     Yields:
-        What each method has shown so far, by name, after each test.
+        Results so far by method, after each test.
     """
     learner = Learner(methods, setting)
     test_seeds = [_TEST_SEED + seed for seed in range(setting.seeds * setting.test_episodes)] * len(methods)
@@ -161,10 +161,10 @@ def train(methods: Sequence[str], setting: Setting) -> Iterator[dict[str, Curve]
 
 
 def _note(curves: dict[str, Curve], learner: Learner, number: int, returns: Tensor) -> None:
-    of_method = zip(curves.values(), learner.explorers, returns.split(learner.setting.seeds), strict=True)
-    for curve, explorer, found in of_method:
+    method_returns = returns.split(learner.setting.seeds)
+    for curve, explorer, seed_returns in zip(curves.values(), learner.explorers, method_returns, strict=True):
         precision = explorer.precision()
         curve.steps.append(number)
-        curve.returns.append(found.tolist())
+        curve.returns.append(seed_returns.tolist())
         curve.noise.append(0.0 if precision is None else precision.rsqrt().median().item())
         curve.actors = explorer.mean.clone()

@@ -1,9 +1,10 @@
-"""Run the logistic regressions of both papers: see the package's docstring for the command line.
+"""Run the logistic regressions of both papers; the docstring of the package has the command line.
 
-Fig. 2 of Khan et al. 2018: toy (Vadam with M = 10), usps (M = 64) and breast-cancer (M = 1 to 128), each beside VOGN-1, VOGN
-with one example a batch, and MF-exact. Methods get equally many updates, as VOGN-1 takes in ``--epochs`` passes, and rates
-that fall geometrically (`RATES`); the papers' own, of 10 000 epochs, are in their Appendix I. Figs. 2-3 of Khan et al. 2017:
-australian and a1a, logistic regression and a small network, all data in one batch, one fixed rate for each method.
+Fig. 2 of Khan et al. 2018: toy (Vadam with M = 10), usps (M = 64) and breast-cancer (M = 1 to 128), each compared with
+VOGN-1, which is VOGN with batches of one example, and MF-exact. All methods get as many updates as VOGN-1 takes in
+``--epochs`` passes, with learning rates that fall geometrically (`RATES`); Appendix I of the paper has its own rates for
+10 000 epochs. Figs. 2-3 of Khan et al. 2017: australian and a1a, logistic regression and a small network, full batches, one
+fixed rate per method.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COLUMNS = {
     "log_loss": "test log-loss, bits",
     "symmetric_kl": "symmetric KL to MF-exact",
 }
-EPOCHS = {"toy": 8000, "usps": 60, "breast-cancer": 60}  # passes of VOGN-1, whose updates the others get too
+EPOCHS = {"toy": 8000, "usps": 60, "breast-cancer": 60}  # passes of VOGN-1; the other methods get as many updates
 BATCHES = {"toy": (10,), "usps": (64,), "breast-cancer": (1, 8, 16, 32, 64, 128)}
 SETS = (*BATCHES, "australian", "a1a", "mlp")
 RATES = {
@@ -45,55 +46,43 @@ RATES = {
     "rmsprop": Rates(lr=(0.03, 0.03), beta=(0.01, 0.01)),
 }
 EXACT = "MF-exact"
-PASSES = 400  # of the Vprop paper's figures
+PASSES = 400  # for the figures of the Vprop paper
 
 
-def metrics(data: Runs, found: tuple[Any, Any], exact: tuple[Any, Any] | None) -> Row:
-    """The columns of the table, one value per run each."""
-    values = {"negative_elbo": negative_elbo(data, *found).tolist(), "log_loss": log_loss(data, *found).tolist()}
-    return values if exact is None else {**values, "symmetric_kl": symmetric_kl(*found, *exact).tolist()}
+def metrics(data: Runs, posterior: tuple[Any, Any], exact: tuple[Any, Any] | None) -> Row:
+    """The columns of the table, each with one value per run."""
+    values = {
+        "negative_elbo": negative_elbo(data, *posterior).tolist(),
+        "log_loss": log_loss(data, *posterior).tolist(),
+    }
+    return values if exact is None else {**values, "symmetric_kl": symmetric_kl(*posterior, *exact).tolist()}
 
 
 def posteriors(name: str, options: argparse.Namespace) -> tuple[list[Row], Figure]:
-    """Khan et al. 2018, Fig. 2: final posteriors of one data set.
-
-    Args:
-        name: Data set.
-        options: The command line.
-
-    Returns:
-        Rows, and the figure.
-    """
+    """Khan et al. 2018, Fig. 2: final posteriors of one data set, as rows and a figure."""
     data = load(name, options.root, options.runs, same_split=name == "breast-cancer")
     exact = mean_field_optimum(data)
     rows: list[Row] = [{"set": name, "method": EXACT, **metrics(data, exact, exact)}]
-    found = {EXACT: (exact[0][0], exact[1][0])}
+    of_first_run = {EXACT: (exact[0][0], exact[1][0])}
     updates = (options.epochs or EPOCHS[name]) * data.num_data
     for key, batch in [("vogn-1", 1), *(("vadam", batch) for batch in BATCHES[name])]:
         title = METHODS[key].title + (f", M = {batch}" if key == "vadam" else "")
         q = last(train(METHODS[key], data, updates=updates, batch=batch, rates=RATES[key]))
         rows.append({"set": name, "method": title, "updates": updates, **metrics(data, q, exact)})
-        found[title] = (q[0][0].double(), q[1][0].double())
+        of_first_run[title] = (q[0][0].double(), q[1][0].double())
     if name == "toy":
-        return rows, figures.toy(data, found)
-    of = {metric: {row["method"]: row[metric] for row in rows} for metric in COLUMNS}
+        return rows, figures.toy(data, of_first_run)
+    by_metric = {metric: {row["method"]: row[metric] for row in rows} for metric in COLUMNS}
+    del by_metric["symmetric_kl"][EXACT]
     if name == "breast-cancer":
-        of_batch = {method: values for method, values in of["symmetric_kl"].items() if method != EXACT}
-        return rows, figures.batches(of_batch, "Breast cancer: Vadam's posterior depends on the minibatch size")
-    del of["symmetric_kl"][EXACT]
-    return rows, figures.columns({COLUMNS[metric]: values for metric, values in of.items()}, "USPS, 3 against 5")
+        title = "Breast cancer: Vadam's posterior depends on the minibatch size"
+        return rows, figures.batches(by_metric["symmetric_kl"], title)
+    panels = {COLUMNS[metric]: values for metric, values in by_metric.items()}
+    return rows, figures.columns(panels, "USPS, 3 against 5")
 
 
 def logistic_curves(name: str, options: argparse.Namespace) -> list[Row]:
-    """Khan et al. 2017, Fig. 2: bound and log-loss of one data set along the way.
-
-    Args:
-        name: Data set.
-        options: The command line.
-
-    Returns:
-        Rows, one for each update shown, after that of the optimum.
-    """
+    """Khan et al. 2017, Fig. 2: a row for the optimum, then ELBO and log-loss per method and checkpoint."""
     data = load(name, options.root, options.runs)
     rows: list[Row] = [{"set": name, "method": EXACT, **metrics(data, mean_field_optimum(data), None)}]
     shown = checkpoints(options.passes)
@@ -102,31 +91,22 @@ def logistic_curves(name: str, options: argparse.Namespace) -> list[Row]:
         for t, (mean, precision) in enumerate(states, start=1):
             if t in shown:
                 is_point = not METHODS[key].has_prior
-                wide = torch.full_like(precision, torch.inf) if is_point else precision
+                test_precision = torch.full_like(precision, torch.inf) if is_point else precision
                 values: Row = {} if is_point else {"negative_elbo": negative_elbo(data, mean, precision).tolist()}
-                values["log_loss"] = log_loss(data, mean, wide).tolist()
+                values["log_loss"] = log_loss(data, mean, test_precision).tolist()
                 rows.append({"set": name, "method": METHODS[key].title, "updates": t, **values})
     return rows
 
 
 def mlp_curves(name: str, options: argparse.Namespace) -> list[Row]:
-    """Khan et al. 2017, Fig. 3: the same for a small network.
-
-    Args:
-        name: Data set.
-        options: The command line.
-
-    Returns:
-        Rows with one entry for each update shown.
-    """
+    """Khan et al. 2017, Fig. 3: the same for a small network, one row per method and checkpoint."""
     data = load(name, options.root, options.runs)
     updates = max(2, options.passes // 2)
     shown, rows = checkpoints(updates, 12), []
     for learner in LEARNERS:
-        each = [
-            list(curve(learner, data, run=run, updates=updates, shown=shown)) for run in range(min(options.runs, 2))
-        ]
-        for points in zip(*each, strict=True):
+        runs = range(min(options.runs, 2))
+        curves = [list(curve(learner, data, run=run, updates=updates, shown=shown)) for run in runs]
+        for points in zip(*curves, strict=True):
             values: Row = {"log_loss": [point.log_loss for point in points]}
             if points[0].negative_elbo is not None:
                 values["negative_elbo"] = [point.negative_elbo for point in points]
@@ -135,16 +115,16 @@ def mlp_curves(name: str, options: argparse.Namespace) -> list[Row]:
 
 
 def as_curves(rows: Iterable[Row], name: str, metric: str) -> figures.Curves:
-    """Rows of one data set as curves of one metric."""
-    found: dict[str, dict[int, list[float]]] = {}
+    """Collect one metric of a data set: method → update → one value per run."""
+    curves: dict[str, dict[int, list[float]]] = {}
     for row in rows:
         if row["set"] == name and metric in row and "updates" in row:
-            found.setdefault(row["method"], {})[row["updates"]] = row[metric]
-    return found
+            curves.setdefault(row["method"], {})[row["updates"]] = row[metric]
+    return curves
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Final values as text: mean ± standard error over runs."""
+    """Format the final values: mean ± standard error over runs."""
     final = {(row["set"], row["method"]): row for row in rows}
     lines = [f"{'':38}" + "".join(f"{column:>28}" for column in COLUMNS.values())]
     for (name, method), row in final.items():
@@ -159,54 +139,51 @@ def _cell(values: list[float]) -> str:
 
 
 def shortened(row: Row) -> Row:
-    """A row with five digits for each number, which is more than runs agree in."""
+    """A row with numbers rounded to five digits, more than runs have in common."""
     return {key: [float(f"{v:.5g}") for v in value] if isinstance(value, list) else value for key, value in row.items()}
 
 
 def run(options: argparse.Namespace) -> tuple[list[Row], dict[str, Figure]]:
-    """All experiments asked for.
-
-    Args:
-        options: The command line.
-
-    Returns:
-        Rows, and figures by file name.
-    """
+    """Run the requested experiments; returns rows, and figures by file name."""
     rows: list[Row] = []
     drawn: dict[str, Figure] = {}
     for name in (name for name in BATCHES if name in options.sets):
-        found, drawn[f"{name}.png"] = posteriors(name, options)
-        rows += found
-    along = [name for name in ("australian", "a1a") if name in options.sets]
-    for name in along:
+        new_rows, drawn[f"{name}.png"] = posteriors(name, options)
+        rows += new_rows
+    with_curves = [name for name in ("australian", "a1a") if name in options.sets]
+    for name in with_curves:
         rows += logistic_curves(name, options) + (mlp_curves(name, options) if "mlp" in options.sets else [])
-    if along:
-        drawn["vprop.png"] = draw_curves(rows, along, "Logistic regression")
-    if along and "mlp" in options.sets:
-        drawn["vprop_mlp.png"] = draw_curves(rows, [f"{name}, MLP" for name in along], "Two hidden layers of ten units")
+    if with_curves:
+        drawn["vprop.png"] = draw_curves(rows, with_curves, "Logistic regression")
+    if with_curves and "mlp" in options.sets:
+        drawn["vprop_mlp.png"] = draw_curves(
+            rows, [f"{name}, MLP" for name in with_curves], "Two hidden layers of ten units"
+        )
     return rows, drawn
 
 
 def draw_curves(rows: list[Row], names: list[str], title: str) -> Figure:
-    """Curves of the sets called `names`."""
-    metrics_of = ("negative_elbo", "log_loss")
-    panels = {name: (as_curves(rows, name, metrics_of[0]), as_curves(rows, name, metrics_of[1])) for name in names}
+    """Draw the curves of the data sets in `names`."""
+    curve_metrics = ("negative_elbo", "log_loss")
+    panels = {
+        name: (as_curves(rows, name, curve_metrics[0]), as_curves(rows, name, curve_metrics[1])) for name in names
+    }
     optima = {row["set"]: row for row in rows if row["method"] == EXACT and row["set"] in names}
-    exact = {name: tuple(statistics.median(row[metric]) for metric in metrics_of) for name, row in optima.items()}
+    exact = {name: tuple(statistics.median(row[metric]) for metric in curve_metrics) for name, row in optima.items()}
     return figures.curves(panels, exact, title)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the table, and write figures and JSON where asked."""
+    """Print the table; write figures and JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="folder of the data files")
     parser.add_argument(
-        "--sets", nargs="+", default=SETS, choices=SETS, help="mlp: a network on australian and a1a too"
+        "--sets", nargs="+", default=SETS, choices=SETS, help="mlp: also a network on australian and a1a"
     )
     parser.add_argument(
-        "--epochs", type=int, help=f"passes of VOGN-1, whose updates the others get too; by default {EPOCHS}"
+        "--epochs", type=int, help=f"passes of VOGN-1; the other methods get as many updates (default: {EPOCHS})"
     )
-    parser.add_argument("--passes", type=int, default=PASSES, help="passes of Vprop's Fig. 2; Fig. 3 gets half of them")
+    parser.add_argument("--passes", type=int, default=PASSES, help="passes for Vprop's Fig. 2; Fig. 3 has half as many")
     parser.add_argument("--runs", type=int, default=10, help="random splits and seeds")
     parser.add_argument("--out", type=Path, help="folder for the figures")
     parser.add_argument("--json", type=Path)
@@ -218,9 +195,9 @@ def main(arguments: list[str] | None = None) -> None:
         for name, figure in drawn.items():
             figure.savefig(options.out / name)
     if options.json:
-        kept = {"epochs": options.epochs or EPOCHS, "passes": options.passes, "runs": options.runs}
+        header = {"epochs": options.epochs or EPOCHS, "passes": options.passes, "runs": options.runs}
         options.json.write_text(
-            json.dumps({**provenance(), **kept, "results": [shortened(row) for row in rows]}) + "\n"
+            json.dumps({**provenance(), **header, "results": [shortened(row) for row in rows]}) + "\n"
         )
 
 

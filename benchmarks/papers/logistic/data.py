@@ -1,13 +1,13 @@
-"""Data sets of the papers' logistic regressions, as runs that are trained side by side.
+"""Data sets of the papers' logistic regressions, stacked as runs that train in parallel.
 
-    toy            two Gaussians in the plane, as Murphy 2012 (Fig. 8.6) draws them; no file
-    usps           digits 3 against 5, 256 pixels                   usps_3vs5.npz              X, y
+    toy            two Gaussians in the plane, as in Murphy 2012 (Fig. 8.6); no file
+    usps           digits 3 and 5, 256 pixels                       usps_3vs5.npz              X, y
     breast-cancer  breast-cancer_scale of LIBSVM, 10 features       breast-cancer_scale.npz    X, y
     australian     australian_scale of LIBSVM, 14 features          australian_scale.npz       X, y
     a1a            a1a of LIBSVM, 123 binary features               a1a.npz                    X_tr, y_tr, X_te, y_te
 
-Labels are 0 or 1. All but the toy get a column of ones. Each run has its own random half for training; a1a has its own
-training and test set, and runs differ by the noise alone.
+Labels are 0 or 1. All sets except the toy get a column of ones. Each run trains on a different random half; a1a has a fixed
+training and test set, so its runs differ only in the noise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRIOR_PRECISION = {"toy": 0.01, "usps": 25.0, "breast-cancer": 1.0, "australian"
 
 
 class Runs(NamedTuple):
-    """Data of R runs; features are ``[R, N, D]``, labels ``[R, N]``."""
+    """Data of R runs: features ``[R, N, D]``, labels ``[R, N]``."""
 
     train_x: Tensor
     train_y: Tensor
@@ -41,7 +41,7 @@ class Runs(NamedTuple):
 
     @property
     def num_data(self) -> int:
-        """N of the training sets."""
+        """N, the size of a training set."""
         return self.train_x.shape[1]
 
 
@@ -50,9 +50,9 @@ def load(name: str, root: Path | None, runs: int, *, same_split: bool = False) -
 
     Args:
         name: One of the names above.
-        root: Folder with the files; the toy needs none.
+        root: Folder with the files; not needed for the toy.
         runs: R.
-        same_split: Whether all runs get the first run's split.
+        same_split: Whether all runs use the split of the first run.
 
     Returns:
         The runs.
@@ -70,26 +70,21 @@ def load(name: str, root: Path | None, runs: int, *, same_split: bool = False) -
     return Runs(*(part.expand(runs, *part.shape[1:]) for part in stacked), prior_precision=PRIOR_PRECISION[name])
 
 
-def murphys_toy(each: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """`each` points of N((1, 5), 1) with label 1, and of N((-5, 1), 2.2²) with label 0."""
-    ones = generator.normal((1, 5), 1.0, (each, 2))
-    zeros = generator.normal((-5, 1), 2.2, (each, 2))
-    return np.concatenate([ones, zeros]), np.repeat([1.0, 0.0], each)
+def murphys_toy(count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """`count` points of N((1, 5), 1) with label 1, and of N((-5, 1), 2.2²) with label 0."""
+    ones = generator.normal((1, 5), 1.0, (count, 2))
+    zeros = generator.normal((-5, 1), 2.2, (count, 2))
+    return np.concatenate([ones, zeros]), np.repeat([1.0, 0.0], count)
 
 
 def read(name: str, root: Path | None, arrays: tuple[str, ...]) -> list[np.ndarray]:
-    """Read the arrays of one file.
+    """Read arrays of a data set by name.
 
-    Args:
-        name: Data set.
-        root: Folder.
-        arrays: Names of the arrays.
+    Raises:
+        DatasetError: If the file or one of its arrays is missing.
 
     Returns:
         The arrays.
-
-    Raises:
-        DatasetError: If the file, or an array in it, is missing.
     """
     path = (root or Path()) / FILES[name]
     if root is None or not path.is_file():

@@ -19,15 +19,7 @@ Curves = Mapping[str, Mapping[int, Sequence[float]]]  # title → update → one
 
 
 def toy(data: Runs, posteriors: Mapping[str, Gaussian]) -> Figure:
-    """Fig. 2(a): the true posterior of the toy, and one and two standard deviations of each approximation.
-
-    Args:
-        data: The toy; its first run is shown.
-        posteriors: Approximations by title.
-
-    Returns:
-        The figure.
-    """
+    """Fig. 2(a): the true posterior of the toy's first run, with one and two standard deviations of each approximation."""
     figure = Figure(figsize=(1.5 * PANEL_WIDTH, 1.3 * PANEL_WIDTH), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     spread = max(float((precision.rsqrt() * 4).max()) for _, precision in posteriors.values())
@@ -49,15 +41,7 @@ def toy(data: Runs, posteriors: Mapping[str, Gaussian]) -> Figure:
 
 
 def columns(panels: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> Figure:
-    """Fig. 2(b): one panel for each metric, one box for each method.
-
-    Args:
-        panels: Metric → method → one value per run.
-        title: Title of the figure.
-
-    Returns:
-        The figure.
-    """
+    """Fig. 2(b): one panel per metric, one box per method; `panels` is metric → method → one value per run."""
     figure = Figure(figsize=(PANEL_WIDTH * len(panels), PANEL_WIDTH), dpi=DPI, layout="constrained")
     colours = _colours(panels.values())
     for axes, (metric, methods) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
@@ -68,15 +52,7 @@ def columns(panels: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> 
 
 
 def batches(values: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """Fig. 2(c): symmetric KL over the minibatch size.
-
-    Args:
-        values: Method → one value per run; the first is the one that others are compared with.
-        title: Title of the figure.
-
-    Returns:
-        The figure.
-    """
+    """Fig. 2(c): symmetric KL over the minibatch size, by method; the first method is the baseline."""
     figure = Figure(figsize=(2 * PANEL_WIDTH, PANEL_WIDTH), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     _boxes(axes, values, dict.fromkeys(values, ORANGE) | {next(iter(values)): BLUE})
@@ -85,7 +61,7 @@ def batches(values: Mapping[str, Sequence[float]], title: str) -> Figure:
 
 
 def _colours(panels: Iterable[Mapping[str, object]]) -> dict[str, str]:
-    """One colour for each method, in all panels."""
+    """Assign each method the same colour in all panels."""
     return dict(zip(dict.fromkeys(method for panel in panels for method in panel), SERIES, strict=False))
 
 
@@ -98,11 +74,11 @@ def _boxes(axes: Axes, values: Mapping[str, Sequence[float]], colours: Mapping[s
 
 
 def curves(panels: Mapping[str, tuple[Curves, Curves]], exact: Mapping[str, tuple[float, float]], title: str) -> Figure:
-    """Vprop's Figs. 2-3: bound and test log-loss over passes, one column for each data set.
+    """Figs. 2-3 of the Vprop paper: negative ELBO and test log-loss over passes, one column per data set.
 
     Args:
-        panels: Data set → negative bound and log-loss, both by method.
-        exact: Data set → bound and log-loss of the optimum, where it is known.
+        panels: Data set → negative ELBO and log-loss, both by method.
+        exact: Data set → negative ELBO and log-loss of the optimum, if known.
         title: Title of the figure.
 
     Returns:
@@ -110,27 +86,29 @@ def curves(panels: Mapping[str, tuple[Curves, Curves]], exact: Mapping[str, tupl
     """
     figure = Figure(figsize=(1.5 * PANEL_WIDTH * len(panels), 2 * PANEL_WIDTH), dpi=DPI, layout="constrained")
     grid = figure.subplots(2, len(panels), squeeze=False)
-    colours = _colours(loss for _, loss in panels.values())  # the log-loss has all methods
+    colours = _colours(loss for _, loss in panels.values())  # every method has a log-loss
     labels = ("negative ELBO per example, nats", "test log-loss, bits")
     for column, (name, metrics) in enumerate(panels.items()):
-        for row, (label, found) in enumerate(zip(labels, metrics, strict=True)):
+        for row, (label, method_curves) in enumerate(zip(labels, metrics, strict=True)):
             axes = grid[row][column]
-            _lines(axes, found, colours)
+            _lines(axes, method_curves, colours)
             if name in exact:
                 axes.axhline(exact[name][row], color=GREY, linestyle="--", label="VI exact")
             axes.set(title=name, xlabel="updates on all data", ylabel=label, xscale="log")
-    grid[1][0].legend(frameon=False)  # methods without posterior have a log-loss only
+    grid[1][0].legend(frameon=False)  # this row has all methods: those without a posterior have no ELBO
     figure.suptitle(title)
     return figure
 
 
-def _lines(axes: Axes, found: Curves, colours: Mapping[str, str]) -> None:
-    for title, points in found.items():
+def _lines(axes: Axes, method_curves: Curves, colours: Mapping[str, str]) -> None:
+    for title, points in method_curves.items():
         middle = [float(np.median(values)) for values in points.values()]
         axes.plot(list(points), middle, color=colours[title], label=title)
         low, high = (np.quantile(list(points.values()), q, axis=1) for q in (0.25, 0.75))
         axes.fill_between(list(points), low, high, color=colours[title], alpha=0.15, linewidth=0)
-    if found:  # what diverges leaves the picture
-        finite = [v for points in found.values() for values in points.values() for v in values if np.isfinite(v)]
+    if method_curves:  # diverging curves leave the panel
+        finite = [
+            v for points in method_curves.values() for values in points.values() for v in values if np.isfinite(v)
+        ]
         axes.set_ylim(0.98 * min(finite), 1.05 * float(np.quantile(finite, 0.85)))
     quiet_frame(axes)

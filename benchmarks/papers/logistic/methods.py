@@ -1,12 +1,13 @@
-"""The methods of the logistic regressions: the package's pure updates, all runs in one tensor.
+"""The methods of the logistic regressions: the package's pure updates, with all runs in one tensor.
 
-θ = μ + ε / √(N (s + δ̃))         a sample for each run and each of K
-(ĝ, ĥ) measured on a minibatch    update(state, ĝ, ĥ)
+θ = μ + ε / √(N (s + δ̃))            K samples per run
+(ĝ, ĥ) measured on a minibatch       update(state, ĝ, ĥ)
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -25,15 +26,15 @@ class Method(NamedTuple):
     """One curve or column.
 
     Attributes:
-        title: As the figures show it.
+        title: Title in the figures.
         update: The pure update.
-        measured: ĥ; of several samples the mean.
+        measured: The estimate ĥ, averaged over samples.
         state_type: State of the update.
         samples: K; 0 measures at the mean.
         options: Further arguments of the update.
-        scale: Factor of ĥ besides, of the number of data N.
-        has_prior: Whether the prior takes part.
-        start: s at the start.
+        scale: Factor of ĥ, as a function of the number of data N.
+        has_prior: Whether the update includes the prior.
+        start: Initial s.
     """
 
     title: str
@@ -55,7 +56,7 @@ METHODS = {
     "vprop-0": Method("Vprop-0", vprop.update, "square of the mean", samples=0, options=_SUM, scale=float),
     "cvi": Method("CVI, 10 samples", von.update, "hessian", samples=10),
     "bbb": Method("BBB (Adam)", bbb.update, "reparameterised", bbb.BBBState),
-    # Vprop's mean form without prior is RMSprop, its ε the damping.
+    # Vprop's mean form without a prior is RMSprop, with the damping as ε.
     "rmsprop": Method(
         "RMSprop", vprop.update, "square of the mean", samples=0, options={"damping": 1e-8}, has_prior=False, start=0.0
     ),
@@ -63,11 +64,11 @@ METHODS = {
 
 
 class Rates(NamedTuple):
-    """Learning rates that fall geometrically, from the first to the last update.
+    """Learning rates that fall geometrically from the first to the last update.
 
     Attributes:
-        lr: α at the start and at the end.
-        beta: β = 1-β₂ at the start and at the end.
+        lr: α of the first and the last update.
+        beta: β = 1-β₂ of the first and the last update.
         momentum: β₁.
     """
 
@@ -75,9 +76,9 @@ class Rates(NamedTuple):
     beta: tuple[float, float]
     momentum: float = 0.0
 
-    def at(self, share: float) -> dict[str, Any]:
-        """Arguments of an update when `share` of the updates are done."""
-        lr, beta = (start * (end / start) ** share for start, end in (self.lr, self.beta))
+    def at(self, progress: float) -> dict[str, Any]:
+        """Arguments of an update after a fraction `progress` of all updates."""
+        lr, beta = (start * (end / start) ** progress for start, end in (self.lr, self.beta))
         return {"lr": lr, "betas": (self.momentum, 1 - beta)}
 
 
@@ -86,13 +87,13 @@ def train(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Train all runs.
 
-    With noise, every method starts at μ = 0 and at the precision δ + N/10, so no first noise is as wide as a weak prior.
+    Every method with noise starts at μ = 0 with precision δ + N/10, so that the first noise is narrower than a weak prior.
 
     Args:
         method: The method.
-        data: Runs.
+        data: The data of all runs.
         updates: Number of updates.
-        batch: Examples in a minibatch, drawn without replacement epoch by epoch; None for all.
+        batch: Examples per minibatch, drawn without replacement in each epoch; None for all.
         rates: Learning rates.
         seed: Seed of batches and noise.
 
@@ -102,8 +103,8 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     n, prior = data.num_data, data.prior_precision / data.num_data if method.has_prior else 0.0
     mean = torch.zeros(len(data.train_x), data.train_x.shape[2])
-    rest = [torch.zeros_like(mean) for _ in method.state_type._fields[2:]]
-    state = method.state_type(mean, torch.full_like(mean, method.start), *rest)
+    momenta = [torch.zeros_like(mean) for _ in method.state_type._fields[2:]]
+    state = method.state_type(mean, torch.full_like(mean, method.start), *momenta)
     batches = _batches(data, batch, generator)
     for t in range(updates):
         std = (n * (state.curvature + prior)).rsqrt() if method.samples else None
@@ -160,13 +161,10 @@ def _mean_over_examples(weight: Tensor, x: Tensor) -> Tensor:
 
 def last(states: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """The final mean and precision."""
-    found = None
-    for found in states:  # noqa: B007  the last one counts
-        pass
-    assert found is not None
-    return found
+    (final,) = deque(states, maxlen=1)
+    return final
 
 
 def checkpoints(updates: int, count: int = 30) -> set[int]:
-    """Numbers of updates, from 1, spread evenly on a logarithmic axis."""
+    """Update counts from 1, evenly spaced on a logarithmic axis."""
     return {round(math.exp(math.log(updates) * k / (count - 1))) for k in range(count)}

@@ -1,7 +1,7 @@
-"""Fig. 3 of the Vprop paper: two hidden layers of ten units on australian and a1a, by the package's optimizers.
+"""Fig. 3 of the Vprop paper: two hidden layers of ten units on australian and a1a, with the package's optimizers.
 
-The network has two outputs under a softmax instead of one under a sigmoid, because BackPACK has the Hessian of cross
-entropy only. Its bound has no exact value; it is estimated from posterior samples. All data are in one batch.
+The network has two outputs and a softmax instead of one output and a sigmoid, because BackPACK has the Hessian of
+cross-entropy only. The ELBO is estimated from posterior samples. All data are in one batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.papers.logistic.data import Runs
 from lightning_bayes.optim import BBB, CVI, MeanFieldOptimizer, Vprop, Vprop0
 
 PRIOR_PRECISION = 1.0  # the paper's λ
-SAMPLES = 32  # of the estimates
+SAMPLES = 32  # for the estimates
 
 
 class Learner(NamedTuple):
@@ -30,7 +30,7 @@ class Learner(NamedTuple):
 
 
 def _rate(beta: float) -> dict[str, Any]:
-    """One rate for mean and precision."""
+    """The same rate for mean and precision."""
     return {"lr": beta, "betas": (0.0, 1 - beta)}
 
 
@@ -39,7 +39,7 @@ LEARNERS = [
     Learner("Vprop-2", Vprop, {**_rate(0.1), "scaling": "sum", "mc_samples": 2}),
     Learner("Vprop-0", Vprop0, {**_rate(0.1), "scaling": "sum"}),
     Learner("BBB (Adam)", BBB, {"lr": 0.05}),
-    # Vprop0 in the mean form with next to no prior is RMSprop.
+    # Vprop0 in the mean form with almost no prior is RMSprop.
     Learner(
         "RMSprop",
         Vprop0,
@@ -49,7 +49,7 @@ LEARNERS = [
 
 
 class Point(NamedTuple):
-    """Estimates after some updates; the bound is None for methods without posterior."""
+    """Estimates after some updates; the ELBO is None for methods without a posterior."""
 
     update: int
     negative_elbo: float | None
@@ -68,10 +68,10 @@ def curve(learner: Learner, data: Runs, *, run: int, updates: int, shown: set[in
 
     Args:
         learner: The method.
-        data: Runs.
-        run: Which of them; also the seed.
+        data: The data of all runs.
+        run: Index of the run, and seed.
         updates: Number of updates, each on all data.
-        shown: Updates after which the estimates are made.
+        shown: Updates after which to yield estimates.
 
     Yields:
         The estimates.
@@ -98,7 +98,7 @@ def curve(learner: Learner, data: Runs, *, run: int, updates: int, shown: set[in
 def _estimates(
     opt: MeanFieldOptimizer, model: nn.Module, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
 ) -> tuple[float | None, float]:
-    """Negative bound per training example in nats, and test log-loss of the averaged prediction in bits."""
+    """Negative ELBO per training example in nats, and test log-loss of the averaged prediction in bits."""
     losses, log_probabilities = [], []
     for k in range(SAMPLES if opt.noisy else 1):
         with opt.sampled_params(1000 + k):

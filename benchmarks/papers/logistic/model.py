@@ -1,8 +1,8 @@
-"""Bayesian logistic regression with a mean-field Gaussian: bound, predictions and optimum by quadrature.
+"""Bayesian logistic regression with a mean-field Gaussian: ELBO, predictions and optimum by quadrature.
 
-Under q = N(μ, diag 1/P) an example's logit is N(xᵀμ, Σ_d x_d²/P_d), so expectations are one-dimensional; Gauss-Hermite
-quadrature with 20 nodes gives them to more digits than any figure shows. "MF-exact" is the minimum of the bound by L-BFGS.
-All functions treat the leading dimension as independent runs.
+Under q = N(μ, diag 1/P) the logit of an example is N(xᵀμ, Σ_d x_d²/P_d), so expectations are one-dimensional. Gauss-Hermite
+quadrature with 20 nodes is more precise than any figure shows. "MF-exact" is the minimum of the negative ELBO by L-BFGS. In
+all functions the leading dimension holds independent runs.
 """
 
 from __future__ import annotations
@@ -33,16 +33,7 @@ def _project(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def negative_elbo(data: Runs, mean: Tensor, precision: Tensor) -> Tensor:
-    """E_q[Σ_i ℓ_i] + KL(q ‖ prior) per training example, in nats.
-
-    Args:
-        data: Runs.
-        mean: μ, ``[R, D]``.
-        precision: P, ``[R, D]``.
-
-    Returns:
-        ``[R]``.
-    """
+    """E_q[Σ_i ℓ_i] + KL(q ‖ prior) per training example in nats, ``[R]``, of q with mean and precision ``[R, D]``."""
     mean, precision = mean.double(), precision.double()
     logits = _logits(data.train_x, mean, 1 / precision)
     nll = (F.softplus(logits) - data.train_y.double()[..., None] * logits) @ _WEIGHTS
@@ -52,19 +43,10 @@ def negative_elbo(data: Runs, mean: Tensor, precision: Tensor) -> Tensor:
 
 
 def log_loss(data: Runs, mean: Tensor, precision: Tensor) -> Tensor:
-    """Test log-loss of the predictive E_q[p(y | x, θ)], in bits per example.
-
-    Args:
-        data: Runs.
-        mean: μ, ``[R, D]``.
-        precision: P, ``[R, D]``; infinite for a point.
-
-    Returns:
-        ``[R]``.
-    """
+    """Test log-loss of the predictive E_q[p(y | x, θ)] in bits per example, ``[R]``; P is infinite for a point estimate."""
     p = _logits(data.test_x, mean, 1 / precision).sigmoid() @ _WEIGHTS
-    right = torch.where(data.test_y > 0.5, p, 1 - p).clamp_min(torch.finfo(p.dtype).tiny)
-    return -right.log2().mean(1)
+    p_of_label = torch.where(data.test_y > 0.5, p, 1 - p).clamp_min(torch.finfo(p.dtype).tiny)
+    return -p_of_label.log2().mean(1)
 
 
 def symmetric_kl(mean: Tensor, precision: Tensor, other_mean: Tensor, other_precision: Tensor) -> Tensor:
@@ -91,26 +73,18 @@ def symmetric_kl(mean: Tensor, precision: Tensor, other_mean: Tensor, other_prec
 
 
 def mean_field_optimum(data: Runs, evaluations: int = 500) -> tuple[Tensor, Tensor]:
-    """MF-exact: mean and precision that minimise the bound, by L-BFGS.
-
-    Args:
-        data: Runs.
-        evaluations: Limit of L-BFGS's evaluations for each run; the paper's is 500.
-
-    Returns:
-        Mean and precision, ``[R, D]``.
-    """
-    found = [
+    """MF-exact: mean and precision ``[R, D]`` that minimise the negative ELBO, by L-BFGS with the paper's limit."""
+    optima = [
         _optimum(Runs(*(t[r : r + 1].double() for t in data[:4]), data.prior_precision), evaluations)
         for r in range(len(data.train_x))
     ]
-    return torch.cat([mean for mean, _ in found]), torch.cat([precision for _, precision in found])
+    return torch.cat([mean for mean, _ in optima]), torch.cat([precision for _, precision in optima])
 
 
 def _optimum(data: Runs, evaluations: int) -> tuple[Tensor, Tensor]:
     mean = torch.zeros(1, data.train_x.shape[2], dtype=torch.float64, requires_grad=True)
     log_std = torch.full_like(mean, -0.5 * math.log(data.num_data / 10 + data.prior_precision), requires_grad=True)
-    search = torch.optim.LBFGS(
+    lbfgs = torch.optim.LBFGS(
         [mean, log_std],
         max_iter=evaluations,
         max_eval=evaluations,
@@ -121,10 +95,10 @@ def _optimum(data: Runs, evaluations: int) -> tuple[Tensor, Tensor]:
     )
 
     def closure() -> Tensor:
-        search.zero_grad()
+        lbfgs.zero_grad()
         loss = negative_elbo(data, mean, (-2 * log_std).exp()).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    search.step(closure)
+    lbfgs.step(closure)
     return mean.detach(), (-2 * log_std).exp().detach()

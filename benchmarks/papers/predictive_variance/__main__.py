@@ -3,9 +3,9 @@
     python -m benchmarks.papers.predictive_variance --root UCI [--sets boston yacht] [--epochs 20000] [--trials 10]
         [--samples 2000] [--json FILE]
 
-In each trial a network of 10 hidden units is trained on 20 rows, and asked for its variance at 100 others; the correlation
-over these with the variance of NUTS is averaged over 10 trials. NUTS is numpyro's, of the extra `bench`; how far one half of
-its chains agrees with the other says how exact it is. JSON is written after each set; sets that it holds are not run again.
+In each trial a network with 10 hidden units trains on 20 rows and predicts the variance at 100 others. The correlation with
+the variance of NUTS over these rows is averaged over 10 trials. NUTS is numpyro's, in the extra `bench`; the agreement
+between two halves of its chains shows how exact it is. JSON is written after each set; finished sets are skipped.
 """
 
 from __future__ import annotations
@@ -27,28 +27,18 @@ from benchmarks.papers.predictive_variance.trials import load_trials
 from benchmarks.papers.uci.data import Splits
 from benchmarks.papers.uci.published import SETS
 from benchmarks.papers.uci.setting import Setting
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 
 
 def measure(name: str, trials: Splits, setting: Setting, chains: Chains) -> list[Row]:
-    """Sample and train on one set.
-
-    Args:
-        name: The set.
-        trials: Its trials.
-        setting: Of the variational methods.
-        chains: Of NUTS.
-
-    Returns:
-        One row for NUTS against itself, and one for every method.
-    """
+    """Sample and train on one set; one row for NUTS compared with itself, and one per method."""
     start = time.perf_counter()
     truth = reference(trials, setting.num_hidden, setting.prior_precision, chains)
     rows: list[Row] = []
 
-    def keep(method: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    def record(method: str, variance: torch.Tensor, expected: torch.Tensor) -> None:
         nonlocal start
-        values, now = correlations(found, expected), time.perf_counter()
+        values, now = correlations(variance, expected), time.perf_counter()
         rows.append(
             {
                 "set": name,
@@ -61,9 +51,9 @@ def measure(name: str, trials: Splits, setting: Setting, chains: Chains) -> list
         print(f"{name}, {title(method)}: {values.mean():.3f}, {now - start:.0f} s", flush=True)
         start = now
 
-    keep("nuts", *truth.halves)
+    record("nuts", *truth.halves)
     for method in LEARNERS:
-        keep(method, variances(method, trials, setting), truth.variances)
+        record(method, variances(method, trials, setting), truth.variances)
     return rows
 
 
@@ -74,21 +64,21 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=PUBLISHED.epochs)
-    parser.add_argument("--warm-up", type=int, default=Chains.warm_up, help="steps of each chain that are dropped")
-    parser.add_argument("--samples", type=int, default=Chains.samples, help="steps of each chain that are kept")
+    parser.add_argument("--warm-up", type=int, default=Chains.warm_up, help="discarded steps per chain")
+    parser.add_argument("--samples", type=int, default=Chains.samples, help="samples per chain")
     parser.add_argument("--chains", type=int, default=Chains.chains)
-    parser.add_argument("--json", type=Path, help="written after each set, and resumed from")
+    parser.add_argument("--json", type=Path, help="written after each set; finished sets are skipped")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure the sets that are missing, and print the table."""
+    """Measure the missing sets, and print the table."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     if importlib.util.find_spec("numpyro") is None:
         parser.error("the reference needs numpyro: pip install 'lightning-bayes[bench]'")
     if options.chains < 2:
-        parser.error(f"--chains {options.chains}: one half of the chains is compared with the other, so at least 2")
+        parser.error(f"--chains {options.chains}: at least 2 are needed, to compare one half with the other")
     torch.set_num_threads(1)
     setting = replace(PUBLISHED, epochs=options.epochs)
     chains = Chains(options.chains, options.warm_up, options.samples)
@@ -98,9 +88,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name in options.sets:
         if not any(row["set"] == name for row in rows):
             rows += measure(name, load_trials(options.root, name, options.trials), setting, chains)
-            if options.json:
-                kept = {**provenance(), "numpyro": version("numpyro"), "setting": asdict(setting), "results": rows}
-                options.json.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+            header = {"numpyro": version("numpyro"), "setting": asdict(setting)}
+            save_json(options.json, {**header, "results": rows})
     print(table(rows))
     print("\n".join(f"- {line}" for line in promises(rows)))
 

@@ -1,7 +1,8 @@
 """Variances of the variational posteriors: the learners of `benchmarks.papers.uci` on the trials.
 
 Zhang et al. 2018, C.3: 10 hidden units, α = 0.01, β̃ = 0.01, 1000 weight samples, 20000 epochs, no extra damping. As in their
-other regressions (C.1) a batch has 10 rows, a step 10 weight samples, and the rate is a tenth in the second half.
+other regressions (C.1), batches have 10 rows, steps have 10 weight samples, and the learning rate falls to a tenth in the
+second half.
 """
 
 from __future__ import annotations
@@ -44,16 +45,7 @@ MEAN_FIELD: Final = ("bbb", "noisy_adam_fisher")
 
 
 def variances(method: str, trials: Splits, setting: Setting) -> Tensor:
-    """Train on all trials at once, and take the variance of f at the queries.
-
-    Args:
-        method: Key of `LEARNERS`.
-        trials: The data.
-        setting: Hyperparameters.
-
-    Returns:
-        ``[R, m]``.
-    """
+    """Train a method of `LEARNERS` on all trials at once, and return the variance of f at the queries, ``[R, m]``."""
     with torch.no_grad():
         learner = LEARNERS[method](Problem.of(trials, setting, seed=0))
         learner.train()

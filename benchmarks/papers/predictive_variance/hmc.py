@@ -1,4 +1,4 @@
-"""The reference: NUTS (numpyro, extra `bench`) on the same network, weights' prior and Gamma prior of the noise precision.
+"""The reference: NUTS (numpyro, extra `bench`) with the same network, prior and Gamma prior of the noise precision.
 
 w ~ N(0, 1/δ)    τ ~ Gamma(6, 6)    y ~ N(f(x, w), 1/τ)        f: one hidden layer of ReLUs
 """
@@ -19,13 +19,13 @@ from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR
 
 @dataclass(frozen=True)
 class Chains:
-    """How long to sample.
+    """Length of the chains.
 
     Attributes:
         chains: Number of chains, from random starts; at least 2.
-        warm_up: Steps of each chain that adapt step size and metric.
-        samples: Steps of each chain that are kept.
-        max_tree_depth: Limit of the binary logarithm of a step's leapfrogs.
+        warm_up: Discarded steps per chain, which adapt step size and metric.
+        samples: Samples per chain.
+        max_tree_depth: Limit of the binary logarithm of the leapfrog steps per sample.
     """
 
     chains: int = 4
@@ -35,11 +35,11 @@ class Chains:
 
 
 class Reference(NamedTuple):
-    """What NUTS says about every trial.
+    """Predictive variances of NUTS for every trial.
 
     Attributes:
-        variances: Of f at the queries, over all chains, ``[R, m]``.
-        halves: The same over each half of the chains, ``[2, R, m]``: what they lack of agreement is Monte-Carlo error.
+        variances: Variance of f at the queries over all chains, ``[R, m]``.
+        halves: The same over each half of the chains, ``[2, R, m]``; their difference is Monte-Carlo error.
     """
 
     variances: Tensor
@@ -47,17 +47,7 @@ class Reference(NamedTuple):
 
 
 def reference(trials: Splits, num_hidden: int, prior_precision: float, chains: Chains) -> Reference:
-    """Sample the posterior of every trial.
-
-    Args:
-        trials: The data.
-        num_hidden: H.
-        prior_precision: δ.
-        chains: How long.
-
-    Returns:
-        Variances at the queries.
-    """
+    """Sample the posterior of every trial with H hidden units and prior precision δ."""
     import jax
     from numpyro.infer import MCMC, NUTS
 
@@ -70,12 +60,12 @@ def reference(trials: Splits, num_hidden: int, prior_precision: float, chains: C
         progress_bar=False,
         jit_model_args=True,  # compiled once for all trials
     )
-    found = []
+    trial_outputs = []
     for r in range(len(trials.target_std)):
         inputs, targets = (part[r].numpy() for part in trials.train)
         sampler.run(jax.random.PRNGKey(r), inputs, targets)
-        found.append(_outputs(sampler.get_samples(group_by_chain=True), trials.test.inputs[r].numpy()))
-    outputs = torch.stack(found)  # [R, chains, samples, m]
+        trial_outputs.append(_outputs(sampler.get_samples(group_by_chain=True), trials.test.inputs[r].numpy()))
+    outputs = torch.stack(trial_outputs)  # [R, chains, samples, m]
     halves = torch.stack([half.flatten(1, 2).var(1) for half in outputs.tensor_split(2, 1)])
     return Reference(outputs.flatten(1, 2).var(1), halves)
 

@@ -1,4 +1,4 @@
-"""Correlations, the published table, and what has to hold."""
+"""Correlations, the published table, and the claims to check."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from benchmarks.over_seeds import standard_error
 from benchmarks.papers.predictive_variance.approximations import LEARNERS, MEAN_FIELD
 from benchmarks.papers.uci.methods import METHODS
 from benchmarks.papers.uci.published import SETS
@@ -29,14 +30,14 @@ _COLUMNS: Final = ("noisy_adam_fisher", "noisy_kfac", "block_tridiagonal")
 
 
 def correlations(left: Tensor, right: Tensor) -> Tensor:
-    """Pearson's correlation of every row.
+    """Pearson's correlation per row.
 
     Args:
-        left: ``[R, m]``.
-        right: ``[R, m]``.
+        left: Values, ``[R, m]``.
+        right: Values, ``[R, m]``.
 
     Returns:
-        ``[R]``.
+        Correlations, ``[R]``.
 
     Example:
         >>> import torch
@@ -48,17 +49,17 @@ def correlations(left: Tensor, right: Tensor) -> Tensor:
 
 
 def title(method: str) -> str:
-    """What tables call a method."""
+    """The title of a method in tables."""
     return "NUTS, half against half" if method == "nuts" else METHODS[method].title
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown: one line for each set, mean ± standard error over the trials, published values in brackets."""
+    """Format a Markdown table: one line per set, mean ± standard error over trials, published values in brackets."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     lines = [["set", *map(title, methods)], ["---", *["---:"] * len(methods)]]
     for name in (name for name in SETS if any(row["set"] == name for row in rows)):
-        found = {row["method"]: row["correlations"] for row in rows if row["set"] == name}
-        lines.append([name, *(_cell(name, method, found.get(method)) for method in methods)])
+        by_method = {row["method"]: row["correlations"] for row in rows if row["set"] == name}
+        lines.append([name, *(_cell(name, method, by_method.get(method)) for method in methods)])
     means = average(rows)
     lines.append(["mean", *(f"{means[method]:.3f}" for method in methods)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -69,7 +70,7 @@ def _cell(name: str, method: str, values: list[float] | None) -> str:
         return "–"
     text = f"{statistics.fmean(values):.3f}"
     if len(values) > 1:
-        text += f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}"
+        text += f" ± {standard_error(values):.3f}"
     if method in _COLUMNS:
         mean, error = PUBLISHED[name][_COLUMNS.index(method)]
         text += f" ({mean:.3f} ± {error:.3f})"
@@ -83,14 +84,7 @@ def average(rows: list[Row]) -> dict[str, float]:
 
 
 def promises(rows: list[Row]) -> Iterator[str]:
-    """Whether structure brings the variances nearer to those of NUTS, on average over sets and trials.
-
-    Args:
-        rows: Results.
-
-    Yields:
-        One line for each promise.
-    """
+    """Yield one line per claim: a structured posterior is closer to NUTS, on average over sets and trials."""
     means = average(rows)
     if means.keys() >= LEARNERS.keys():
         chain, kfac = means["block_tridiagonal"], means["noisy_kfac"]

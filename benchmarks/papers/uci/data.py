@@ -1,4 +1,4 @@
-"""All splits of a set, stacked."""
+"""The stacked splits of a data set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_bayes.zoo.data.uci import Standardiser, UCISet, read_uci
 
 
 class Batch(NamedTuple):
-    """A minibatch of every split.
+    """A minibatch from every split.
 
     Attributes:
         inputs: Standardised, with a last column of ones, ``[R, B, D + 1]``.
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """R splits of one set; inputs and targets standardised on each split's training rows.
+    """R splits of a set; inputs and targets are standardised with the training rows of each split.
 
     Attributes:
         train: ``[R, n, D + 1]`` and ``[R, n]``.
@@ -39,21 +39,22 @@ class Splits(NamedTuple):
 
     @property
     def num_data(self) -> int:
-        """N, training rows of each split."""
+        """N, the number of training rows per split."""
         return self.train.targets.shape[1]
 
     def held_out(self, share: float = 0.2) -> Splits:
-        """The training rows alone, divided again: for the choice of hyperparameters, without a look at the test rows."""
-        left = self.num_data - round(share * self.num_data)  # the rows are in random order
+        """Split the training rows again, to choose hyperparameters without the test rows."""
+        num_train = self.num_data - round(share * self.num_data)  # the rows are in random order
         parts = (
-            Batch(self.train.inputs[:, rows], self.train.targets[:, rows]) for rows in (slice(left), slice(left, None))
+            Batch(self.train.inputs[:, rows], self.train.targets[:, rows])
+            for rows in (slice(num_train), slice(num_train, None))
         )
         return Splits(*parts, self.target_std)
 
-    def subset(self, which: Tensor) -> Splits:
-        """Some of the splits, by number."""
-        train, test = (Batch(*(part[which] for part in rows)) for rows in (self.train, self.test))
-        return Splits(train, test, self.target_std[which])
+    def subset(self, indices: Tensor) -> Splits:
+        """Select splits by index."""
+        train, test = (Batch(*(part[indices] for part in rows)) for rows in (self.train, self.test))
+        return Splits(train, test, self.target_std[indices])
 
 
 def load_splits(root: Path, name: str, count: int | None = None) -> Splits:
@@ -62,13 +63,13 @@ def load_splits(root: Path, name: str, count: int | None = None) -> Splits:
     Args:
         root: As in `read_uci`.
         name: As in `read_uci`.
-        count: How many splits, from the first; None for all.
+        count: Number of splits; None for all.
 
     Returns:
         The splits.
 
     Raises:
-        SystemExit: If the splits are not of one size, which stacking needs.
+        SystemExit: If the splits differ in size, which prevents stacking.
     """
     stored = read_uci(root, name)
     chosen = stored.splits[:count]
@@ -78,15 +79,7 @@ def load_splits(root: Path, name: str, count: int | None = None) -> Splits:
 
 
 def stack_splits(stored: UCISet, chosen: list[tuple[Tensor, Tensor]]) -> Splits:
-    """Standardise and stack splits of one size.
-
-    Args:
-        stored: The set.
-        chosen: Rows for training and for testing, for each split.
-
-    Returns:
-        The splits.
-    """
+    """Standardise and stack splits of equal size, each given by its training and test rows."""
     train, test, units = zip(*(_standardised(stored, *rows) for rows in chosen), strict=True)
     return Splits(*(Batch(*map(torch.stack, zip(*part, strict=True))) for part in (train, test)), torch.stack(units))
 
@@ -105,18 +98,9 @@ def _with_ones(inputs: Tensor) -> Tensor:
 
 
 def epoch_of(data: Batch, size: int, generator: Generator) -> Iterator[Batch]:
-    """All rows once, every split in an order of its own.
-
-    Args:
-        data: Rows of all splits.
-        size: Rows of a batch; the last batch may be smaller.
-        generator: Source of the order.
-
-    Yields:
-        Minibatches.
-    """
+    """Yield minibatches of an epoch; every split has a different order, and the last batch may be smaller."""
     splits, rows = data.targets.shape
     order = torch.rand(splits, rows, generator=generator).argsort(1)
-    which = torch.arange(splits)[:, None]
-    inputs, targets = data.inputs[which, order], data.targets[which, order]
+    split = torch.arange(splits)[:, None]
+    inputs, targets = data.inputs[split, order], data.targets[split, order]
     yield from map(Batch, inputs.split(size, 1), targets.split(size, 1))

@@ -1,7 +1,7 @@
 """MC-dropout, Gal & Ghahramani 2016, https://arxiv.org/abs/1506.02142: Adam on the squared error, masks on at test time.
 
-Inputs and hidden units are dropped with probability p, for each example on its own, in training and prediction. The penalty
-l² (1-p) / (2 N τ) with l = 0.01 is, for the likelihood's scale, a prior precision of l² (1-p).
+Inputs and hidden units are dropped with probability p per example, in training and prediction. The penalty l² (1-p) / (2 N
+τ) with l = 0.01 is, in the scale of the likelihood, a prior precision of l² (1-p).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LENGTH_SCALE: Final = 0.01
 
 @final
 class DropoutLearner(Learner):
-    """All splits under MC-dropout.
+    """All splits with MC-dropout.
 
     Args:
         problem: Data and hyperparameters.
@@ -44,7 +44,7 @@ class DropoutLearner(Learner):
         self.adam.step()
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs under one draw of the masks."""
+        """Outputs under one sample of the masks."""
         return self._forward(inputs)[0].outputs
 
     def _forward(self, inputs: Tensor) -> tuple[Trace, Tensor]:

@@ -1,4 +1,4 @@
-"""Test log-likelihoods of all methods, one panel for each set, with the published values beside them."""
+"""Test log-likelihoods of all methods and the published values, one panel per set."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ COLUMNS = 4
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw and save.
-
-    Args:
-        rows: Results.
-        path: Where to; the suffix says the format.
-    """
+    """Draw the results and save the figure; the suffix of `path` selects the format."""
     names = [name for name in SETS if any(row["set"] == name for row in rows)]
     lines = -(-len(names) // COLUMNS)
     figure = Figure(figsize=(3.4 * COLUMNS, 2.9 * lines), dpi=DPI, layout="constrained")
@@ -43,9 +38,9 @@ def _panel(axes: Axes, name: str, rows: list[Row]) -> None:
         (ZHANG, "D", VERMILLION, "Zhang et al. 2018", 0.2),
         (KHAN, "s", ORANGE, "Khan et al. 2018", -0.2),
     ):
-        known = [(height, table[row["method"]][name]) for height, row in enumerate(rows) if row["method"] in table]
-        means, errors = [f.log_likelihood[0] for _, f in known], [2 * f.log_likelihood[1] for _, f in known]
-        heights = [height + offset for height, _ in known]
+        published = [(height, table[row["method"]][name]) for height, row in enumerate(rows) if row["method"] in table]
+        means, errors = [f.log_likelihood[0] for _, f in published], [2 * f.log_likelihood[1] for _, f in published]
+        heights = [height + offset for height, _ in published]
         axes.errorbar(means, heights, xerr=errors, fmt=marker, mfc="none", color=colour, label=label, markersize=4)
     axes.set_yticks(range(len(rows)), [METHODS[row["method"]].title for row in rows])
     axes.set(title=name, xlabel="log-likelihood [nats/point]")

@@ -1,4 +1,4 @@
-"""What all methods share: training over epochs, and the scores of the Monte-Carlo predictive in the data's own units."""
+"""The base of all methods: training, and scores of the Monte-Carlo predictive in the units of the data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from benchmarks.papers.uci.setting import Setting
 
 @dataclass
 class Problem:
-    """What a learner is given.
+    """Data, hyperparameters, randomness and noise precision of a learner.
 
     Attributes:
         splits: The data.
         setting: The hyperparameters.
-        generator: Source of all randomness.
-        noise: τ.
+        generator: Generator of all random numbers.
+        noise: The noise precision τ.
     """
 
     splits: Splits
@@ -34,7 +34,7 @@ class Problem:
 
     @classmethod
     def of(cls, splits: Splits, setting: Setting, seed: int) -> Problem:
-        """With a Gamma posterior of the noise, which starts at the noise of knowing nothing."""
+        """With a Gamma posterior of the noise precision, initialised with the variance of the targets."""
         noise = GammaPrecision(splits.num_data, torch.ones(len(splits.target_std)))
         return cls(splits, setting, torch.Generator().manual_seed(seed), noise)
 
@@ -44,7 +44,7 @@ class Problem:
         return self.setting.prior_precision / self.splits.num_data
 
     def start(self) -> Weights:
-        """Random weights of all splits."""
+        """Random initial weights of all splits."""
         splits, _, num_inputs = self.splits.train.inputs.shape
         return initial_weights(splits, num_inputs, self.setting.num_hidden, self.generator)
 
@@ -54,7 +54,7 @@ class Problem:
 
 
 class Learner(ABC):
-    """The models of all splits under one method."""
+    """The models of all splits, trained with one method."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -63,21 +63,21 @@ class Learner(ABC):
 
     @abstractmethod
     def step(self, batch: Batch, lr: float) -> None:
-        """One update, with the learning rate of now."""
+        """One update with the current learning rate."""
 
     @abstractmethod
     def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs ``[R, m]`` for inputs ``[R, m, D + 1]`` under one draw of the weights."""
+        """Outputs ``[R, m]`` for inputs ``[R, m, D + 1]`` under one weight sample."""
 
     def output_gradients(self, trace: Trace, batch: Batch) -> Tensor:
-        """δ₂ = τ (f - y) of each example's own loss; the noise takes note of the residuals."""
+        """δ₂ = τ (f - y) per example; the residuals also update the noise precision."""
         residuals = trace.outputs - batch.targets
         gradients = self.problem.noise.precision()[:, None] * residuals
         self.problem.noise.observe(residuals)
         return gradients
 
     def train(self) -> None:
-        """All epochs."""
+        """Train for all epochs."""
         setting, train = self.problem.setting, self.problem.splits.train
         size = setting.batch_for(self.problem.splits.num_data)
         for epoch in range(setting.epochs):
@@ -88,7 +88,7 @@ class Learner(ABC):
 
 
 class Scores(NamedTuple):
-    """Of every split, ``[R]``, in the data's own units.
+    """Scores of every split, ``[R]``, in the units of the data.
 
     Attributes:
         rmse: Root mean squared error of the mean over samples.
@@ -104,17 +104,17 @@ def evaluate(learner: Learner, *others: GammaPrecision | KnownPrecision) -> list
 
     Args:
         learner: The learner.
-        *others: What to take for τ, each in its turn with the same weight samples; the learner's own by default.
+        *others: Values of τ, all scored with the same weight samples; by default the learner's.
 
     Returns:
-        RMSE and log-likelihood for each τ.
+        Scores for each τ.
     """
     problem = learner.problem
     test, unit = problem.splits.test, problem.splits.target_std[:, None]
     noises, count = others or (problem.noise,), problem.setting.eval_samples
     mean = torch.zeros_like(test.targets)
     densities = [torch.full_like(mean, -math.inf) for _ in noises]
-    for _ in range(count):  # one sample at a time: naval has a million activations in each
+    for _ in range(count):  # one sample at a time: naval has a million activations per sample
         residuals = learner.predict(test.inputs) - test.targets
         mean += residuals / count
         densities = [

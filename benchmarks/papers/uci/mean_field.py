@@ -1,6 +1,7 @@
-"""Mean-field methods: the package's pure updates on the joined weights of every split.
+"""Mean-field methods: the package's pure updates on the flattened weights of every split.
 
-Each step draws K samples θ = μ + ε / √(N (s + δ̃)), measures ĝ and ĥ there, and hands their means to ``update(state, ĝ, ĥ)``.
+Each step draws K samples θ = μ + ε / √(N (s + δ̃)), measures ĝ and ĥ there, and passes their means to ``update(state, ĝ,
+ĥ)``.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class Algorithm:
     """A mean-field method.
 
     Attributes:
-        state_type: NamedTuple that begins with mean and curvature; the rest starts at zero.
-        update: Its pure update.
-        measure: ĥ: mean squared gradients with data labels, or with the model's own (the Fisher's diagonal, exact over
-            labels); the batch's squared gradient; or ĝ (θ - μ) / Σ.
-        start: The s to start with; 0 is the prior's noise, 1 is noise of standard deviation 1/√N.
-        prior_at_sample: Whether the prior's gradient is δ̃ θ, of which `update` adds the δ̃ μ.
+        state_type: NamedTuple whose first fields are mean and curvature; the other fields start at zero.
+        update: The pure update.
+        measure: ĥ: mean squared gradients with the labels of the data, or with the model's (the diagonal Fisher, exact over
+            labels); the squared gradient of the batch; or ĝ (θ - μ) / Σ.
+        start: Initial s: 0 gives the noise of the prior, 1 gives noise of standard deviation 1/√N.
+        prior_at_sample: Whether the gradient of the prior is δ̃ θ, of which `update` adds δ̃ μ.
         options: Further arguments of `update`.
     """
 
@@ -43,7 +44,7 @@ class Algorithm:
 
 @final
 class MeanFieldLearner(Learner):
-    """All splits under one `Algorithm`.
+    """All splits with one `Algorithm`.
 
     Args:
         problem: Data and hyperparameters.
@@ -66,12 +67,12 @@ class MeanFieldLearner(Learner):
         samples = state.mean + problem.randn(self.mc_samples, *state.mean.shape) * precision.rsqrt()
         weights = self._matrices(samples)
         trace = forward(weights, batch.inputs)
-        back = self.output_gradients(trace, batch)
-        grads = mean_gradient(weights, trace, back).flat()
+        output_grads = self.output_gradients(trace, batch)
+        grads = mean_gradient(weights, trace, output_grads).flat()
         if self.algorithm.measure == "reparameterised":
             measured = grads * (samples - state.mean) * precision
         else:
-            measured = self._measure(weights, trace, back, grads)
+            measured = self._measure(weights, trace, output_grads, grads)
         if self.algorithm.prior_at_sample:
             grads = grads + problem.prior * (samples - state.mean)
         self.state = self.algorithm.update(
@@ -86,7 +87,7 @@ class MeanFieldLearner(Learner):
         )
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs under one draw."""
+        """Outputs under one weight sample."""
         state, problem = self.state, self.problem
         std = (problem.splits.num_data * (state.curvature + problem.prior)).rsqrt()
         return predict_with(self._matrices(state.mean + std * problem.randn(*state.mean.shape)), inputs)
@@ -94,9 +95,9 @@ class MeanFieldLearner(Learner):
     def _matrices(self, flat: Tensor) -> Weights:
         return unflatten(flat, *self.sides)
 
-    def _measure(self, weights: Weights, trace: Trace, back: Tensor, grads: Tensor) -> Tensor:
+    def _measure(self, weights: Weights, trace: Trace, output_grads: Tensor, grads: Tensor) -> Tensor:
         if self.algorithm.measure == "batch_square":
             return grads.square()
         if self.algorithm.measure == "fisher":
-            back = self.problem.noise.precision().sqrt()[:, None].expand_as(back)
-        return mean_square_gradient(weights, trace, back).flat()
+            output_grads = self.problem.noise.precision().sqrt()[:, None].expand_as(output_grads)
+        return mean_square_gradient(weights, trace, output_grads).flat()

@@ -1,7 +1,7 @@
-"""The methods of both tables: which learner, with which setting.
+"""The methods of both tables, with their learners and settings.
 
-All variational methods have Zhang et al.'s Gamma posterior of the noise precision, also Vadam and VOGN, whose noise
-precision Khan et al. tune. Options, such as the prior precision, are chosen on a fifth of the training rows.
+All variational methods use the Gamma posterior of the noise precision of Zhang et al., also Vadam and VOGN, for which Khan
+et al. tune it. Options, such as the prior precision, are chosen on a fifth of the training rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_bayes.optim.diagonal.state import MeanFieldState
 SEED: Final = 0
 PRIOR_PRECISIONS: Final = (0.1, 1.0, 10.0)  # within Khan et al.'s bounds, exp(-4) to exp(4)
 
-Run: TypeAlias = Callable[[str, Splits, Setting], Scores]  # name of the set, its data, the setting
+Run: TypeAlias = Callable[[str, Splits, Setting], Scores]  # name of the set, data, setting
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Method:
     """One column of the table.
 
     Attributes:
-        title: What tables call it.
-        setting: Its hyperparameters.
-        run: Trains and scores all splits of a set.
+        title: Title in tables.
+        setting: Hyperparameters.
+        run: Function that trains and scores all splits of a set.
     """
 
     title: str

@@ -1,8 +1,8 @@
-"""One hidden layer of ReLUs for every split, and what a pass measures, written out as batched matrix products.
+"""One hidden layer of ReLUs for every split, with its gradients and curvature as batched matrix products.
 
-    z = W₁ x    a = relu(z)    f = w₂ᵀ a        x and a end with a 1 for the bias
+    z = W₁ x    a = relu(z)    f = w₂ᵀ a        the last entry of x and a is 1, for the bias
 
-With δ₂ = ∂ℓ/∂f of an example, its gradients are δ₂ a for w₂, and δ₁ x with δ₁ = δ₂ w₂ ∘ 1{z > 0} for W₁.
+With δ₂ = ∂ℓ/∂f per example, the gradient of w₂ is δ₂ a, and that of W₁ is δ₁ x with δ₁ = δ₂ w₂ ∘ 1{z > 0}.
 """
 
 from __future__ import annotations
@@ -16,43 +16,24 @@ from lightning_bayes.linalg import KroneckerProduct
 
 
 class Weights(NamedTuple):
-    """Two layers' matrices, bias as last column: ``[..., H, D + 1]`` and ``[..., 1, H + 1]``."""
+    """The matrices of both layers, with the bias as last column: ``[..., H, D + 1]`` and ``[..., 1, H + 1]``."""
 
     hidden: Tensor
     output: Tensor
 
     def flat(self) -> Tensor:
-        """Joined, ``[..., P]``."""
+        """All weights as one vector, ``[..., P]``."""
         return torch.cat([self.hidden.flatten(-2), self.output.flatten(-2)], -1)
 
 
 def unflatten(flat: Tensor, num_hidden: int, num_inputs: int) -> Weights:
-    """Views of joined weights.
-
-    Args:
-        flat: ``[..., P]``.
-        num_hidden: H.
-        num_inputs: D + 1.
-
-    Returns:
-        The matrices.
-    """
+    """The inverse of `Weights.flat`, with H hidden units and D + 1 inputs; returns views."""
     hidden, output = flat.split([num_hidden * num_inputs, num_hidden + 1], -1)
     return Weights(hidden.unflatten(-1, (num_hidden, num_inputs)), output.unsqueeze(-2))
 
 
 def initial_weights(splits: int, num_inputs: int, num_hidden: int, generator: Generator) -> Weights:
-    """Uniform within ±1/√fan-in, as torch initialises its linear layers.
-
-    Args:
-        splits: R.
-        num_inputs: D + 1.
-        num_hidden: H.
-        generator: Source of randomness.
-
-    Returns:
-        Weights ``[R, …]``.
-    """
+    """Weights ``[R, …]``, uniform within ±1/√fan-in, as torch initialises linear layers."""
     sides = [(num_hidden, num_inputs), (1, num_hidden + 1)]
     return Weights(*((2 * torch.rand(splits, *s, generator=generator) - 1) * (s[1] - 1) ** -0.5 for s in sides))
 
@@ -66,15 +47,7 @@ class Trace(NamedTuple):
 
 
 def forward(weights: Weights, inputs: Tensor) -> Trace:
-    """Run the network.
-
-    Args:
-        weights: ``[..., R, …]``.
-        inputs: ``[R, B, D + 1]``.
-
-    Returns:
-        What the backward pass needs.
-    """
+    """Run the network with weights ``[..., R, …]`` on inputs ``[R, B, D + 1]``."""
     active = torch.nn.functional.pad((inputs @ weights.hidden.mT).relu_(), (0, 1), value=1.0)
     return Trace(inputs, active, (active @ weights.output.mT)[..., 0])
 
@@ -90,9 +63,9 @@ def mean_gradient(weights: Weights, trace: Trace, output_gradients: Tensor, drop
 
     Args:
         weights: ``[..., R, …]``.
-        trace: Their forward pass.
-        output_gradients: δ₂ of each example's own loss, ``[..., R, B]``.
-        dropped: What dropout multiplied a with, shaped like it.
+        trace: The forward pass.
+        output_gradients: δ₂ per example, ``[..., R, B]``.
+        dropped: The mask by which dropout multiplied a, shaped like a.
 
     Returns:
         Gradients, shaped like the weights.
@@ -111,7 +84,7 @@ def mean_square_gradient(weights: Weights, trace: Trace, output_gradients: Tenso
 
 
 class Blocks(NamedTuple):
-    """The curvature's blocks S ⊗ A of both layers, and the one between them."""
+    """The blocks S ⊗ A of the curvature for both layers, and the block between them."""
 
     hidden: KroneckerProduct
     output: KroneckerProduct
@@ -119,15 +92,15 @@ class Blocks(NamedTuple):
 
 
 def fisher_blocks(weights: Weights, trace: Trace, precision: Tensor) -> Blocks:
-    """Kronecker factors of the Fisher, exact over labels: one output with E[δ₂²] = τ makes S = τ mean (∂f/∂z)(∂f/∂z)ᵀ.
+    """Kronecker factors of the Fisher, exact over labels: with one output and E[δ₂²] = τ, S = τ mean (∂f/∂z)(∂f/∂z)ᵀ.
 
     Args:
         weights: ``[..., R, …]``.
-        trace: Their forward pass.
+        trace: The forward pass.
         precision: τ, ``[R]``.
 
     Returns:
-        Factors ``[..., R, …]``; leading dimensions of samples are averaged.
+        Factors ``[R, …]``, averaged over weight samples.
     """
     unit = precision.sqrt()[:, None].expand(trace.outputs.shape)
     back = hidden_gradients(weights, trace, unit)

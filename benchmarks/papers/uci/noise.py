@@ -1,4 +1,4 @@
-"""The noise precision τ of every split's standardised targets: with a Gamma posterior, or known."""
+"""The noise precision τ of the standardised targets of every split, with a Gamma posterior or known."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR, gamma_posterior, st
 
 @final
 class GammaPrecision:
-    """q(τ) of Zhang et al. 2018, one for each split; see `lightning_bayes.zoo.tasks.noise`.
+    """q(τ) of Zhang et al. 2018 for every split; see `lightning_bayes.zoo.tasks.noise`.
 
     Args:
         num_data: N.
-        mean_square: r² to start with, ``[R]``.
+        mean_square: Initial r², ``[R]``.
     """
 
     def __init__(self, num_data: int, mean_square: Tensor) -> None:
@@ -34,7 +34,7 @@ class GammaPrecision:
         return shape / rate
 
     def observe(self, residuals: Tensor) -> None:
-        """Move r² towards that of a batch's residuals ``[..., R, B]`` by the batch's share of the data."""
+        """Move r² towards that of a batch's residuals ``[..., R, B]``, with the batch's fraction of the data as weight."""
         batch = residuals.square().mean(-1)
         batch = batch.flatten(0, -2).mean(0) if batch.dim() > 1 else batch
         self.mean_square = self.mean_square.lerp(batch, min(1.0, residuals.shape[-1] / self.num_data))
@@ -47,7 +47,7 @@ class GammaPrecision:
 
 @final
 class KnownPrecision:
-    """A given τ, which residuals do not change.
+    """A fixed τ.
 
     Args:
         values: τ, ``[R]``.
@@ -61,7 +61,7 @@ class KnownPrecision:
         return self.values
 
     def observe(self, residuals: Tensor) -> None:
-        """Nothing to learn."""
+        """Do nothing: τ is fixed."""
 
     def log_density(self, residuals: Tensor) -> Tensor:
         """Log-density of residuals ``[..., R, m]``."""

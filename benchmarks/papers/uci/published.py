@@ -1,8 +1,8 @@
-"""What the papers print: RMSE and test log-likelihood, each with its standard error over the splits.
+"""Published results: RMSE and test log-likelihood, each with its standard error over the splits.
 
-Zhang et al. 2018 (https://arxiv.org/abs/1712.02390), Table 1; Khan et al. 2018 (https://arxiv.org/abs/1806.04854), Table 1,
-whose log-likelihoods of Vadam and BBVI are those of all test points together, per point, and so pessimistic; those of
-MC-dropout are Gal & Ghahramani's, point by point. Zhang et al. predict another target of naval than everybody else.
+Zhang et al. 2018 (https://arxiv.org/abs/1712.02390), Table 1; Khan et al. 2018 (https://arxiv.org/abs/1806.04854), Table 1.
+The log-likelihoods of Vadam and BBVI in the latter are joint over all test points, divided by their number, and so
+pessimistic; those of MC-dropout are from Gal & Ghahramani, point by point. Zhang et al. predict a different target of naval.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table beside the published figures, and what it has to show."""
+"""The table of results and published figures, and the claims that it must support."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
+from benchmarks.over_seeds import standard_error
 from benchmarks.papers.uci.methods import METHODS
 from benchmarks.papers.uci.published import KHAN, SETS, ZHANG, Figure
 
-Row: TypeAlias = dict[str, Any]  # one method on one set, as JSON keeps it
+Row: TypeAlias = dict[str, Any]  # one method on one set, as stored in JSON
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
     """Mean over splits and its standard error; ``nan`` for the error of one split."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
-    return statistics.mean(values), error
+    return statistics.mean(values), standard_error(values)
 
 
 HEAD: Final = (
@@ -26,14 +26,7 @@ HEAD: Final = (
 
 
 def table(rows: list[Row]) -> str:
-    """One line for each set and method, in the order of the published tables.
-
-    Args:
-        rows: Results.
-
-    Returns:
-        Text in columns.
-    """
+    """Format one line per set and method, in the order of the published tables."""
     lines = [HEAD, *_lines(rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
     return "\n".join(
@@ -46,7 +39,7 @@ def table(rows: list[Row]) -> str:
 
 
 def markdown(rows: list[Row]) -> str:
-    """`table` as Markdown."""
+    """Format the table as Markdown."""
     lines = [HEAD, ("---", "---", *["---:"] * (len(HEAD) - 2)), *_lines(rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -59,36 +52,29 @@ def _lines(rows: list[Row]) -> Iterator[tuple[str, ...]]:
                 cell
                 for score in ("rmse", "log_likelihood")
                 for cell in (
-                    _in_words(mean_and_error(row[score])),
-                    *(_in_words(getattr(figure, score)) if figure else "–" for figure in papers),
+                    _format(mean_and_error(row[score])),
+                    *(_format(getattr(figure, score)) if figure else "–" for figure in papers),
                 )
             ]
             run = (str(row["epochs"]), str(row["mc_samples"]), f"{row['seconds']:.0f}")
             yield (name, METHODS[row["method"]].title, *scores, *run)
 
 
-def _in_words(value: tuple[float, float]) -> str:
+def _format(value: tuple[float, float]) -> str:
     digits = 4 if abs(value[0]) < 0.2 else 3
     return f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"
 
 
 def promises(rows: list[Row]) -> Iterator[str]:
-    """What the table has to show about Noisy K-FAC.
-
-    Args:
-        rows: Results.
-
-    Yields:
-        One line for each promise whose rows are all there.
-    """
-    found = {(row["set"], row["method"]): mean_and_error(row["log_likelihood"]) for row in rows}
+    """Yield one line per claim about Noisy K-FAC, if all its rows exist."""
+    scores = {(row["set"], row["method"]): mean_and_error(row["log_likelihood"]) for row in rows}
     for rival in ("noisy_adam", "noisy_adam_fisher", "bbb"):
-        both = [name for name in SETS if {(name, "noisy_kfac"), (name, rival)} <= found.keys()]
-        better = [name for name in both if found[name, "noisy_kfac"][0] > found[name, rival][0]]
+        both = [name for name in SETS if {(name, "noisy_kfac"), (name, rival)} <= scores.keys()]
+        better = [name for name in both if scores[name, "noisy_kfac"][0] > scores[name, rival][0]]
         yield _verdict(f"Noisy K-FAC's log-likelihood is better than that of {METHODS[rival].title}", better, both, 7)
-    known = [name for name in SETS if (name, "noisy_kfac") in found]
-    near = [name for name in known if within(found[name, "noisy_kfac"], ZHANG["noisy_kfac"][name])]
-    yield _verdict("it is within two standard errors (both combined) of Zhang et al.'s, or better", near, known, 6)
+    measured = [name for name in SETS if (name, "noisy_kfac") in scores]
+    near = [name for name in measured if within(scores[name, "noisy_kfac"], ZHANG["noisy_kfac"][name])]
+    yield _verdict("it is within two standard errors (both combined) of Zhang et al.'s, or better", near, measured, 6)
 
 
 def within(ours: tuple[float, float], theirs: Figure) -> bool:

@@ -1,21 +1,21 @@
-"""What a method is run with."""
+"""Hyperparameters of the methods."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 
-SMALL = 2000  # rows; below, both papers use smaller batches
+SMALL = 2000  # rows; both papers use smaller batches for smaller sets
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Hyperparameters; published where the method's file does not say otherwise.
+    """Hyperparameters; published ones unless a method's file says otherwise.
 
     Attributes:
         epochs: Passes over the data.
-        batch: Rows of a batch for sets below 2000 rows, and above.
-        mc_samples: K in training, for both.
+        batch: Rows per batch, for sets with fewer than 2000 rows and for larger sets.
+        mc_samples: K in training, for both sizes.
         lr: α.
         betas: (β₁, β₂), weights of the old momentum and curvature.
         decays: Whether the learning rate is a tenth in the second half of the epochs.
@@ -39,17 +39,7 @@ class Setting:
     def at_most(
         self, num_data: int, epochs: int | None = None, steps: int | None = None, mc_samples: int | None = None
     ) -> Setting:
-        """The setting for a machine with less time.
-
-        Args:
-            num_data: N.
-            epochs: Limit of the epochs, None for none.
-            steps: Limit of the updates, which is rounded up to whole epochs.
-            mc_samples: Limit of K.
-
-        Returns:
-            The setting.
-        """
+        """Limit epochs, updates (rounded up to whole epochs) and K for N data; None does not limit."""
         limits = [self.epochs, epochs]
         if steps is not None:
             limits.append(math.ceil(steps / math.ceil(num_data / self.batch_for(num_data))))
@@ -57,7 +47,7 @@ class Setting:
         return replace(self, epochs=min(limit for limit in limits if limit is not None), mc_samples=(small, large))
 
     def batch_for(self, num_data: int) -> int:
-        """Rows of a batch."""
+        """Rows per batch."""
         return self.batch[num_data >= SMALL]
 
     def samples_for(self, num_data: int) -> int:
@@ -67,7 +57,7 @@ class Setting:
 
 # Appendix C.1 and the authors' configurations.
 ZHANG = Setting(epochs=1000, batch=(10, 100), mc_samples=(10, 10), lr=0.01, betas=(0.9, 0.999), decays=True)
-# Appendix J.1, with γ₁ and γ₂ as in the authors' code; the text has them swapped. There prior and noise precision are tuned.
+# Appendix J.1, with γ₁ and γ₂ as in the authors' code; the text has them swapped. They tune prior and noise precision.
 KHAN = Setting(epochs=40, batch=(32, 128), mc_samples=(10, 5), lr=0.01, betas=(0.9, 0.99), decays=False)
 # Gal & Ghahramani 2016: 400 epochs of Adam with its default rate. Their 10,000 samples at test time are 100 here.
 GAL = Setting(epochs=400, batch=(128, 128), mc_samples=(1, 1), lr=1e-3, betas=(0.9, 0.999), decays=False)

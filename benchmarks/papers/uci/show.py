@@ -1,4 +1,4 @@
-"""A finished result of `benchmarks.papers.uci` as table, Markdown or figure; of several runs of a method the longest.
+"""Show a result of `benchmarks.papers.uci` as table, Markdown or figure, with the longest run of each method.
 
 python -m benchmarks.papers.uci.show RESULT.json [--markdown] [--plot FILE.png]
 """
@@ -15,7 +15,7 @@ from benchmarks.papers.uci.report import Row, markdown, promises, table
 
 
 def longest(rows: list[Row]) -> list[Row]:
-    """One row for each set and method: that with the most epochs, then the most weight samples."""
+    """For each set and method, the row with the most epochs, then the most weight samples."""
     best: dict[tuple[str, str], Row] = {}
     for row in sorted(rows, key=lambda row: (row["epochs"], row["mc_samples"])):
         best[row["set"], row["method"]] = row
@@ -23,7 +23,7 @@ def longest(rows: list[Row]) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print, and draw where asked."""
+    """Print the result, and draw it if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path, help="a JSON file of benchmarks.papers.uci")
     parser.add_argument("--markdown", action="store_true")

@@ -1,13 +1,12 @@
-"""Noisy K-FAC and its block-tridiagonal form on the matrices of every split.
+"""Noisy K-FAC and block-tridiagonal Noisy K-FAC on the stacked matrices of all splits.
 
 Noisy K-FAC is the package's optimizer: the networks of all splits are one model of grouped convolutions, in which every
-split has a group, and so a posterior, of its own. `BlockTridiagonalKFAC` takes a chain of linear layers alone, so its
-method is here the pure functions that it calls, on the stacked matrices.
+split is a group and so has a separate posterior. `BlockTridiagonalKFAC` supports only a chain of linear layers, so its
+method here calls the same pure functions on the stacked matrices.
 
-The Fisher's factors are exact over labels, where the papers draw one label for each example: with a single output
-E[δ₂²] = τ is known. Factors start at the identity, as in the authors' code, so that the first noise has the standard
-deviation 1/√N. They are averaged at every step, and inverted every ``inverse_interval`` steps; with β̃ = 1e-3 they move by
-one per cent in between.
+The Fisher's factors are exact over labels; the papers draw one label per example. With a single output, E[δ₂²] = τ is known.
+Factors start at the identity, as in the authors' code, so that the first noise has the standard deviation 1/√N. They are
+averaged at every step and inverted every ``inverse_interval`` steps; with β̃ = 1e-3 they move by one per cent in between.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ LAYERS = ("hidden", "output")
 
 
 class StackedNetworks(nn.Module):
-    """The network of every split, R of them, as one: each is a group of two convolutions of length one.
+    """The networks of all R splits as one model: each is a group of two convolutions of length one.
 
     Args:
-        weights: Where they start.
+        weights: Initial weights.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -47,7 +46,7 @@ class StackedNetworks(nn.Module):
                 layer.bias.copy_(matrix[..., -1].flatten())  # type: ignore[union-attr]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs ``[B, R]`` for inputs ``[R, B, D + 1]``, of which the last column, the ones, is left out."""
+        """Outputs ``[B, R]`` for inputs ``[R, B, D + 1]``; the last column, of ones, is not used."""
         rows = inputs[..., :-1].transpose(0, 1).flatten(1)
         outputs: Tensor = self.output(self.hidden(rows[..., None]).relu())
         return outputs[..., 0]
@@ -55,7 +54,7 @@ class StackedNetworks(nn.Module):
 
 @final
 class StackedGaussian(Likelihood):
-    """N(f, 1/τ) for every split; a single output whose label is one standard deviation away has δ² = E[δ²] = τ.
+    """N(f, 1/τ) for every split. A label one standard deviation from the output has δ² = E[δ²] = τ.
 
     Args:
         precision: τ, ``[R]``.
@@ -65,7 +64,7 @@ class StackedGaussian(Likelihood):
         self.precision = precision
 
     def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
-        """Labels ``[B, R]`` that make the Fisher's factors exact over labels."""
+        """Labels ``[B, R]`` for which the Fisher's factors equal their expectation over labels."""
         return outputs.detach() + self.precision.rsqrt()
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -74,7 +73,7 @@ class StackedGaussian(Likelihood):
 
 @final
 class NoisyKFACLearner(Learner):
-    """All splits under `NoisyKFAC`."""
+    """All splits with `NoisyKFAC`."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -87,7 +86,7 @@ class NoisyKFACLearner(Learner):
             num_data=num_data,
             prior_precision=setting.prior_precision,
             prior_at="sample",
-            init_precision=num_data * (1 + problem.prior**0.5) ** 2,  # of the damped identity
+            init_precision=num_data * (1 + problem.prior**0.5) ** 2,  # precision of the damped identity
             stats_interval=1,
             inverse_interval=setting.inverse_interval,
             likelihood=self.likelihood,
@@ -110,14 +109,14 @@ class NoisyKFACLearner(Learner):
         self.problem.noise.observe(torch.stack(residuals))
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs under one draw."""
+        """Outputs under one weight sample."""
         with torch.no_grad(), self.optimizer.sampled_params():
             outputs: Tensor = self.networks(inputs)
         return outputs.T
 
 
 def _first_blocks(weights: Weights) -> Blocks:
-    """Identities, and nothing between the layers."""
+    """Identities, and zero between the layers."""
     hidden, output = (
         KroneckerProduct(*(torch.eye(side).expand(len(matrix), side, side) for side in matrix.shape[-2:]))
         for matrix in weights
@@ -131,7 +130,7 @@ def _noise(problem: Problem, means: tuple[Tensor, ...], *samples: int) -> list[T
 
 
 def _measure(learner: Learner, weights: Weights, batch: Batch) -> tuple[Weights, Trace]:
-    """The gradient averaged over samples."""
+    """The gradient averaged over weight samples, and the forward pass."""
     trace = forward(weights, batch.inputs)
     grads = mean_gradient(weights, trace, learner.output_gradients(trace, batch))
     return Weights(*(grad.mean(0) for grad in grads)), trace
@@ -139,7 +138,7 @@ def _measure(learner: Learner, weights: Weights, batch: Batch) -> tuple[Weights,
 
 @final
 class BlockTridiagonalLearner(Learner):
-    """All splits under block-tridiagonal Noisy K-FAC."""
+    """All splits with block-tridiagonal Noisy K-FAC."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -164,13 +163,13 @@ class BlockTridiagonalLearner(Learner):
         )
 
     def _invert(self, curvature: ChainCurvature, damping: float) -> BlockTridiagonalInverse:
-        """The inverse for step and noise, renewed where it is due."""
+        """The inverse for step and noise, updated when due."""
         if is_due(self.steps, self.problem.setting.inverse_interval):
             self.inverse = damped_inverse(curvature, damping, LAYERS)
         return self.inverse
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """Outputs under one draw."""
+        """Outputs under one weight sample."""
         return predict_with(self._draw(), inputs)
 
     def _draw(self, *samples: int) -> Weights:

@@ -1,7 +1,7 @@
-"""Hyperparameters chosen for every split on a fifth of its training rows, then training on all of them.
+"""Choose hyperparameters for every split on a fifth of its training rows, then train on all of them.
 
-Khan et al. choose by Bayesian optimisation with five-fold cross-validation, in 30 trials for each split; Gal & Ghahramani by
-a grid on a fifth. Here it is a grid on a fifth throughout.
+Khan et al. choose with Bayesian optimisation and five-fold cross-validation, 30 trials per split; Gal & Ghahramani with a
+grid on a fifth. Here it is always a grid on a fifth.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ OptionT = TypeVar("OptionT")
 
 
 def tuned(splits: Splits, options: Sequence[OptionT], fit: Callable[[Splits, OptionT], list[Scores]]) -> Scores:
-    """Choose by the log-likelihood of what is held out.
+    """Choose by the held-out log-likelihood.
 
     Args:
         splits: The data.
-        options: What to train with.
-        fit: Trains all splits with one option, and scores them in one or more ways to evaluate, such as noise precisions.
+        options: The options to train with.
+        fit: Function that trains all splits with an option and returns scores for one or more evaluations, such as different
+            noise precisions.
 
     Returns:
-        Scores on the test rows of every split with its own best option and way.
+        Test scores of every split with its best option and evaluation.
     """
-    found = [fit(splits.held_out(), option) for option in options]
-    ways = len(found[0])
-    best = torch.stack([scores.log_likelihood for each in found for scores in each]).argmax(0)
-    chosen = Scores(*(torch.full_like(splits.target_std, torch.nan) for _ in Scores._fields))
-    for number, option in enumerate(options):
-        which = (best // ways == number).nonzero()[:, 0]
-        if len(which) > 0:
-            for way, scores in enumerate(fit(splits.subset(which), option)):
-                taken = best[which] % ways == way
-                for mine, values in zip(chosen, scores, strict=True):
-                    mine[which[taken]] = values[taken]
-    return chosen
+    held_out = [fit(splits.held_out(), option) for option in options]
+    num_evaluations = len(held_out[0])
+    best = torch.stack([scores.log_likelihood for evaluations in held_out for scores in evaluations]).argmax(0)
+    best_scores = Scores(*(torch.full_like(splits.target_std, torch.nan) for _ in Scores._fields))
+    for index, option in enumerate(options):
+        chosen = (best // num_evaluations == index).nonzero()[:, 0]  # splits with this option
+        if len(chosen) == 0:
+            continue
+        for evaluation, scores in enumerate(fit(splits.subset(chosen), option)):
+            selected = best[chosen] % num_evaluations == evaluation
+            for target, values in zip(best_scores, scores, strict=True):
+                target[chosen[selected]] = values[selected]
+    return best_scores

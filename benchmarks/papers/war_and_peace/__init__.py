@@ -1,1 +1,1 @@
-"""The character model of War and Peace, Khan et al. 2018, App. M."""
+"""The character model on War and Peace, Khan et al. 2018, App. M."""

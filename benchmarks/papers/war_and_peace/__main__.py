@@ -1,10 +1,10 @@
-"""The character model of War and Peace, Khan et al. 2018, App. M and Fig. 8.
+"""The character model on War and Peace, Khan et al. 2018, App. M and Fig. 8.
 
     python -m benchmarks.papers.war_and_peace --path war_and_peace.txt [--methods adam vadam] [--seeds 3] [--epochs 3]
         [--limit 1000000] [--json FILE] [--figure FILE] [--text-figure FILE]
 
-An LSTM with two layers of 128 units reads chunks of 50 characters; 80 % of the text is for training, 10 % for validation and
-10 % for the test. JSON is written after each run; what it holds is not run again. SGD passes Adam near epoch 64 (DeepOBS):
+An LSTM with two layers of 128 units reads chunks of 50 characters. 80 % of the text is for training, 10 % for validation and
+10 % for the test. JSON is written after each run; finished runs are skipped. SGD overtakes Adam near epoch 64 (DeepOBS), so
 the order after a few epochs says nothing about the claim of the paper.
 """
 
@@ -27,17 +27,17 @@ from benchmarks.provenance import provenance
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", required=True, help="the text in UTF-8")
+    parser.add_argument("--path", required=True, help="text file in UTF-8")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=Setting.epochs)
-    parser.add_argument("--limit", type=int, help="characters of the text that are used; all by default")
+    parser.add_argument("--limit", type=int, help="number of characters to use (default: all)")
     parser.add_argument("--hidden", type=int, default=Setting.hidden)
-    parser.add_argument("--written", type=int, default=Setting.written, help="characters that a posterior writes")
-    parser.add_argument("--json", type=Path, help="written after each run, and resumed from")
+    parser.add_argument("--written", type=int, default=Setting.written, help="characters to generate with a posterior")
+    parser.add_argument("--json", type=Path, help="written after each run; finished runs are skipped")
     parser.add_argument("--figure", type=Path)
     parser.add_argument(
-        "--text-figure", type=Path, help="the first text under posterior samples, shaded by uncertainty"
+        "--text-figure", type=Path, help="first text generated with posterior samples, shaded by uncertainty"
     )
     return parser
 
@@ -50,9 +50,9 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[Row] = []
     if options.json and options.json.exists():
         rows = json.loads(options.json.read_text("utf-8"))["results"]
-    known = {(row["method"], row["seed"]) for row in rows}
+    done = {(row["method"], row["seed"]) for row in rows}
     for seed, method in ((seed, method) for seed in range(options.seeds) for method in options.methods):
-        if (method, seed) in known:
+        if (method, seed) in done:
             continue
         row, written = run(method, seed, setting)
         rows.append(row)

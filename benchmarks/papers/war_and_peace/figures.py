@@ -1,4 +1,4 @@
-"""Learning curves, and a text whose characters are shaded by their uncertainty."""
+"""Learning curves, and generated text with characters shaded by uncertainty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = 60
 
 
 def draw_curves(rows: list[Row], path: Path) -> None:
-    """NLL on the validation text over updates, every seed a line."""
+    """Plot the validation NLL over updates, one line per seed."""
     with line_figure(path, (5.5, 3.6), fontsize=8) as axes:
         colours = dict(zip(METHODS, (*SERIES, GREY, "black"), strict=False))
         seen: set[str] = set()
@@ -34,13 +34,13 @@ def draw_curves(rows: list[Row], path: Path) -> None:
 
 
 def draw_text(prompt: str, text: str, values: Tensor, path: Path) -> None:
-    """Write a text on a background that says how uncertain each character is.
+    """Draw a text with the uncertainty of each character as background colour.
 
     Args:
-        prompt: What came before, without a background.
-        text: The characters.
-        values: Mutual information of each in nats, ``[len(text)]``.
-        path: Where to; the suffix says the format.
+        prompt: The prompt, drawn without a background.
+        text: The generated characters.
+        values: Mutual information per character in nats, ``[len(text)]``.
+        path: Output file; the suffix selects the format.
     """
     whole = (prompt + text).replace("\n", " ")
     colours = torch.cat([torch.zeros(len(prompt)), values])
@@ -65,5 +65,5 @@ def _cell(along: int, down: int, colour: Any) -> Any:
 
 
 def as_paragraph(text: str) -> str:
-    """A text in lines."""
+    """Wrap a text into lines."""
     return "\n".join(textwrap.wrap(text.replace("\n", " "), 100))

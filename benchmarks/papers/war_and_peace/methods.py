@@ -1,4 +1,4 @@
-"""The optimizers of Khan et al. 2018, Table 4, and callbacks beside an ordinary Adam.
+"""The optimizers of Khan et al. 2018, Table 4, and callbacks on top of an ordinary Adam.
 
     method      K, epochs until α/10     α          β
     VadaGrad    40                       0.0075     0.5     s₁ = 1e-4
@@ -6,8 +6,8 @@
     AdaGrad     80                       0.025      0.5     s₁ = 0
     Adam        40                       0.0012     0.999
 
-The paper names neither the architecture nor N nor the split, and chose α by the test loss. AdaGrad with β is torch's with
-lr = α/√β. VadaGrad counts characters as N here, so that its first noise has the standard deviation 1/√(N s₁).
+The paper does not state the architecture, N and the split, and it chose α by the test loss. AdaGrad with β is torch's with
+lr = α/√β. Here N of VadaGrad is the number of characters, so the initial noise has the standard deviation 1/√(N s₁).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Method:
     """A row of the table.
 
     Attributes:
-        title: What tables call it.
-        optimizer: The user's optimizer.
-        callback: From N, the number of characters, and S to what makes it Bayesian; None for a point estimate.
+        title: Title in tables.
+        optimizer: Constructor of the user's optimizer.
+        callback: Function from N, the number of characters, and S to the callback; None for a point estimate.
     """
 
     title: str
@@ -45,7 +45,7 @@ def _adam_as_printed(params: Iterable[Tensor]) -> Optimizer:
 
 
 def _adam(params: Iterable[Tensor]) -> Optimizer:
-    return torch.optim.Adam(params, lr=2.5e-3)  # that of DeepOBS
+    return torch.optim.Adam(params, lr=2.5e-3)  # as in DeepOBS
 
 
 def _sgd(params: Iterable[Tensor]) -> Optimizer:

@@ -1,4 +1,4 @@
-"""One run: training, its curve on the validation text, and the test."""
+"""One run: training with its validation curve, and the test."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ GRADIENT_BOUND = 5.0  # torch-rnn clips every gradient at ±5
 
 @dataclass(frozen=True)
 class Setting:
-    """What all methods share.
+    """Settings shared by all methods.
 
     Attributes:
-        path: The text.
-        epochs: Passes over it.
-        limit: Characters of the text that are used; None for all.
-        hidden: Units of each of the two layers.
-        samples: S at validation and test.
+        path: Text file.
+        epochs: Passes over the text.
+        limit: Number of characters to use; None for all.
+        hidden: Units per layer, in two layers.
+        samples: S in validation and test.
         context: Characters before each chunk of 50.
         checks: Validations per epoch.
-        val_batches: Batches of each; the test takes all.
-        written: Characters that a posterior writes at the end.
+        val_batches: Batches per validation; the test uses all.
+        written: Number of characters to generate with a posterior.
     """
 
     path: str
@@ -47,13 +47,13 @@ class Setting:
 
 
 class Curve(Callback):
-    """Keeps the validation's NLL."""
+    """Records the validation NLL."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep one point."""
+        """Record one point."""
         if not trainer.sanity_checking:
             self.points.append((trainer.global_step, float(trainer.callback_metrics["val/cls/NLL"])))
 
@@ -63,21 +63,22 @@ def run(method: str, seed: int, setting: Setting) -> tuple[dict[str, Any], Gener
 
     Args:
         method: Key of `METHODS`.
-        seed: Of weights, order and noise.
-        setting: The rest.
+        seed: Seed of weights, batch order and noise.
+        setting: Settings.
 
     Returns:
-        The row of the results; and a text, if there is a posterior.
+        The row of the results, and a generated text if there is a posterior.
     """
     pl.seed_everything(seed, verbose=False)
-    chosen, start = METHODS[method], time.perf_counter()
+    specification, start = METHODS[method], time.perf_counter()
     data = TextDataModule(setting.path, context=setting.context, limit=setting.limit)
     data.setup("fit")
     characters, vocabulary = len(data.train_set.text), len(data.alphabet)
     task = BayesLanguageModel(
-        CharRNN(vocabulary, hidden=setting.hidden, context=setting.context), vocabulary, chosen.optimizer
+        CharRNN(vocabulary, hidden=setting.hidden, context=setting.context), vocabulary, specification.optimizer
     )
-    curve, callback = Curve(), None if chosen.callback is None else chosen.callback(characters, setting.samples)
+    curve = Curve()
+    callback = None if specification.callback is None else specification.callback(characters, setting.samples)
     with quiet():
         trainer = quiet_trainer(
             [curve, callback],

@@ -3,8 +3,8 @@
     python -m benchmarks.papers.exploration.vime [--methods none bbb mvg] [--seeds 5] [--first-seed 0] [--iterations 60]
         [--steps 5000] [--updates 500] [--json FILE] [--figure FILE.png]
 
-TRPO of sb3-contrib, unmodified, with a policy of 32 tanh units. JSON is written after each run; what it holds is not run
-again. Needs the extra ``rl``: ``pip install 'lightning-bayes[rl]'``.
+TRPO is that of sb3-contrib, unmodified, with a policy of 32 tanh units. JSON is written after each run; finished runs are
+skipped. The benchmark needs the extra ``rl``: ``pip install 'lightning-bayes[rl]'``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from benchmarks.papers.exploration.vime.figure import draw
 from benchmarks.papers.exploration.vime.report import TITLES, Row, promises, table
 from benchmarks.provenance import provenance
 
-COPIES: Final = 10  # of the environment, side by side
+COPIES: Final = 10  # parallel copies of the environment
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -35,20 +36,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=5000, help=f"time steps of an iteration, a multiple of {COPIES}")
-    parser.add_argument("--updates", type=int, default=500, help="of the dynamics, after each iteration")
-    parser.add_argument("--json", type=Path, help="written after each run, and resumed from")
+    parser.add_argument("--steps", type=int, default=5000, help=f"time steps per iteration, a multiple of {COPIES}")
+    parser.add_argument("--updates", type=int, default=500, help="updates of the dynamics after each iteration")
+    parser.add_argument("--json", type=Path, help="written after each run; finished runs are skipped")
     parser.add_argument("--figure", type=Path)
     return parser
 
 
 def run(method: str, seed: int, options: argparse.Namespace) -> Row:
-    """One method and seed.
+    """Run one method with one seed.
 
     Args:
         method: ``"none"``, ``"bbb"`` or ``"mvg"``.
-        seed: Of the policy, the environment and the dynamics.
-        options: Of the command line.
+        seed: Seed of the policy, the environment and the dynamics.
+        options: The command line.
 
     Returns:
         Episodes, successes and the error of the dynamics in each iteration.
@@ -85,20 +86,21 @@ def main(arguments: list[str] | None = None) -> None:
     options = make_parser().parse_args(arguments)
     torch.set_num_threads(1)
     setting = {name: getattr(options, name) for name in ("iterations", "steps", "updates")}
-    kept: dict[str, Any] = {**provenance(), "setting": setting, "results": []}
+    saved: dict[str, Any] = {**provenance(), "setting": setting, "results": []}
     if options.json and options.json.exists():
-        kept = json.loads(options.json.read_text("utf-8"))
-    rows: list[Row] = kept["results"]
-    known = {(row["method"], row["seed"]) for row in rows}
+        saved = json.loads(options.json.read_text("utf-8"))
+    rows: list[Row] = saved["results"]
+    done = {(row["method"], row["seed"]) for row in rows}
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    for seed, method in ((seed, method) for seed in seeds for method in options.methods):
-        if (method, seed) in known:
+    for seed, method in product(seeds, options.methods):
+        if (method, seed) in done:
             continue
-        rows.append(row := run(method, seed, options))
+        row = run(method, seed, options)
+        rows.append(row)
         print(f"{method}, seed {seed}, {row['seconds']:.0f} s: {row['successes']}", flush=True)
         if options.json:
             packages = {name: version(name) for name in ("gymnasium", "stable-baselines3", "sb3-contrib")}
-            options.json.write_text(json.dumps({**kept, **packages}) + "\n", "utf-8")
+            options.json.write_text(json.dumps({**saved, **packages}) + "\n", "utf-8")
     print(table(rows))
     print("\n".join(f"- {line}" for line in promises(rows)))
     if options.figure:

@@ -1,4 +1,4 @@
-"""The information gain as a reward, for an unmodified on-policy algorithm of stable-baselines3.
+"""The information gain as a reward for unmodified on-policy algorithms of stable-baselines3.
 
 model = sb3_contrib.TRPO("MlpPolicy", environment, ...)
 model.learn(steps, callback=InformationGain(dynamics))
@@ -20,33 +20,33 @@ require("stable_baselines3", "sb3_contrib")
 
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 
-WEIGHT: Final = 1e-4  # η; enough where rewards are rare, because advantages are normalised
+WEIGHT: Final = 1e-4  # η; sufficient for rare rewards, because advantages are normalised
 LARGEST: Final = 1000.0
 MEDIANS: Final = 10
 
 
 class InformationGain(BaseCallback):  # type: ignore[misc]
-    """Adds η KL to the rewards of each rollout but the first, then trains the dynamics on it.
+    """Adds η KL to the rewards of every rollout except the first, then trains the dynamics on the rollout.
 
-    As in the released code, a gain counts at most 1000 and is divided by the mean of the medians of the last ten rollouts.
+    As in the released code, gains are clipped at 1000 and divided by the mean of the medians of the last ten rollouts.
 
     Args:
-        dynamics: The model; None for no bonus.
-        updates: Its updates after each rollout.
+        dynamics: The dynamics model; None for no bonus.
+        updates: Updates of the model after each rollout.
     """
 
     def __init__(self, dynamics: Dynamics | None, updates: int = 500) -> None:
         super().__init__()
         self.dynamics, self.updates = dynamics, updates
         self.medians: deque[float] = deque(maxlen=MEDIANS)
-        self.errors: list[float] = []  # of the dynamics after each rollout
+        self.errors: list[float] = []  # of the dynamics model after each rollout
         self._following: list[Any] = []
 
     def _on_rollout_start(self) -> None:
         self._following.clear()
 
     def _on_step(self) -> bool:
-        """Note the following states: where an episode ends, the buffer holds the next one's first."""
+        """Record the next states: at the end of an episode, the buffer has the first state of the next one."""
         new, infos = self.locals["new_obs"], self.locals["infos"]
         ends = [info.get("terminal_observation") if info else None for info in infos]
         self._following.append(np.stack([row if end is None else end for row, end in zip(new, ends, strict=True)]))
@@ -66,7 +66,7 @@ class InformationGain(BaseCallback):  # type: ignore[misc]
         self.errors.append(self.dynamics.train(self.updates))
 
     def moves(self) -> Moves:
-        """The transitions of the rollout, with the actions that the environment has seen."""
+        """The transitions of the rollout, with the actions clipped as in the environment."""
         buffer, space = self.model.rollout_buffer, self.model.action_space
         actions = np.clip(buffer.actions, space.low, space.high)
         inputs, following = np.concatenate([buffer.observations, actions], -1), np.stack(self._following)
@@ -74,10 +74,10 @@ class InformationGain(BaseCallback):  # type: ignore[misc]
 
 
 class Tally(BaseCallback):  # type: ignore[misc]
-    """Notes episodes and successes of each rollout.
+    """Records episodes and successes per rollout.
 
     Args:
-        counts: Of the environment.
+        counts: The counts of the environment.
     """
 
     def __init__(self, counts: Counts) -> None:

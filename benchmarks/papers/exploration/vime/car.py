@@ -1,4 +1,4 @@
-"""The mountain car with a sparse reward: 1 where it escapes from the valley, 0 elsewhere, and no cost of actions."""
+"""The mountain car with a sparse reward: 1 when it leaves the valley, otherwise 0, without a cost of actions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from benchmarks.papers.exploration.environments import make, require
 
-PATH: int = 500  # time steps of an episode at most
+PATH: int = 500  # maximum time steps per episode
 
 
 class Counts:
-    """Episodes so far, and those that ended at the goal."""
+    """Number of episodes, and of episodes that reached the goal."""
 
     def __init__(self) -> None:
         self.episodes = self.successes = 0
@@ -19,8 +19,8 @@ class Counts:
 def make_car(counts: Counts) -> Any:
     """Make ``MountainCarContinuous-v0`` with the sparse reward.
 
-    At a time limit stable-baselines3 adds the value of the last state to the rewards in its buffer, so successes are counted
-    here.
+    Successes are counted here, because stable-baselines3 adds the value of the last state to rewards in its buffer at a time
+    limit.
 
     Args:
         counts: Counts episodes and successes.

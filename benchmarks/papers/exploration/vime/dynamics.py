@@ -1,4 +1,4 @@
-"""A Bayesian model of the dynamics, p(s' | s, a): what it has learnt from a pool, and what a transition would teach it."""
+"""A Bayesian dynamics model p(s' | s, a), trained on a pool of transitions, and the information gain of a transition."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POOL: Final = 100_000
 
 
 class Moves(NamedTuple):
-    """Transitions: inputs ``[n, state + action]`` and following states ``[n, state]``."""
+    """Transitions: inputs ``[n, state + action]`` and next states ``[n, state]``."""
 
     inputs: Tensor
     following: Tensor
@@ -44,13 +44,13 @@ OPTIMIZERS: Final[dict[str, Callable[[nn.Module], MeanFieldOptimizer]]] = {"bbb"
 
 @final
 class Dynamics:
-    """One hidden layer of 32 ReLUs, trained on a pool of transitions that is standardised as it is now.
+    """A network with one hidden layer of 32 ReLUs, trained on a pool with its current standardisation.
 
     Args:
         posterior: ``"mvg"``, matrix-variate by Noisy K-FAC, or ``"bbb"``, mean-field by Bayes by Backprop.
-        state: Numbers in a state.
-        action: Numbers in an action.
-        seed: Of weights, noise and batches.
+        state: Size of a state.
+        action: Size of an action.
+        seed: Seed of weights, noise and batches.
     """
 
     def __init__(self, posterior: str, state: int, action: int, seed: int) -> None:
@@ -62,24 +62,17 @@ class Dynamics:
         self.pool = Moves(torch.empty(0, state + action), torch.empty(0, state))
 
     def add(self, moves: Moves) -> None:
-        """Put transitions into the pool, which keeps the latest `POOL`."""
+        """Add transitions to the pool, which keeps the latest `POOL`."""
         self.pool = Moves(*(torch.cat(pair)[-POOL:] for pair in zip(self.pool, moves, strict=True)))
 
     def standardised(self, moves: Moves) -> Moves:
-        """In units of the pool; following states in those of the states."""
+        """Standardise inputs with the pool; next states are standardised like states."""
         mean, std = self.pool.inputs.mean(0), self.pool.inputs.std(0).clamp_min(1e-6)
         of_state = slice(self.state_size)
         return Moves((moves.inputs - mean) / std, (moves.following - mean[of_state]) / std[of_state])
 
     def train(self, updates: int) -> float:
-        """Update on batches of the pool.
-
-        Args:
-            updates: How many.
-
-        Returns:
-            Mean squared error of the posterior mean on the pool, in standardised units.
-        """
+        """Update on batches of the pool; returns the mean squared error of the posterior mean, in standardised units."""
         pool = self.standardised(self.pool)
         for _ in range(updates):
             rows = torch.randint(len(pool.inputs), (BATCH,), generator=self.generator)
@@ -93,13 +86,13 @@ class Dynamics:
 
     @torch.no_grad()
     def gain(self, moves: Moves) -> Tensor:
-        """What each transition alone would teach; see `gain`.
+        """Information gain of each transition alone; see `benchmarks.papers.exploration.vime.gain`.
 
         Args:
-            moves: Transitions in the environment's units.
+            moves: Transitions in the units of the environment.
 
         Returns:
-            KL of the step's posterior from the present one, in nats, ``[n]``.
+            KL of the updated posterior from the current one, in nats, ``[n]``.
         """
         passes, posterior = self._passes(self.standardised(moves)), self.optimizer.posterior()
         variance = posterior.variance()
@@ -116,7 +109,7 @@ class Dynamics:
         return torch.stack(gains).sum(0)
 
     def _passes(self, moves: Moves) -> list[LayerPass]:
-        """What both layers see, at the mean."""
+        """The passes through both layers at the posterior mean."""
         first, _, last = self.net
         assert isinstance(first, nn.Linear)
         assert isinstance(last, nn.Linear)

@@ -1,4 +1,4 @@
-"""Successes so far over iterations: a line for each seed, and the median."""
+"""Cumulative successes over iterations: one line per seed, and the median."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from lightning_bayes.metrics.figure_style import BLUE, GREY, ORANGE
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw and save.
-
-    Args:
-        rows: Results.
-        path: Where to; the suffix says the format.
-    """
+    """Draw the results and save the figure; the suffix of `path` selects the format."""
     with line_figure(path, (5.5, 3.6), fontsize=8) as axes:
         for method, colour in zip(TITLES, (GREY, ORANGE, BLUE), strict=True):
             curves = [list(accumulate(row["successes"])) for row in rows if row["method"] == method]

@@ -1,45 +1,40 @@
-"""Successes of each method, seed by seed, and what has to hold."""
+"""Successes of each method and seed, and the claims to check."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
-Row: TypeAlias = dict[str, Any]  # one method and seed, as JSON keeps it
+Row: TypeAlias = dict[str, Any]  # one method and seed, as stored in JSON
 
 TITLES: Final = {"none": "no bonus", "bbb": "VIME, mean-field (BBB)", "mvg": "VIME, matrix-variate"}
 NEEDED: Final = 4 / 5
 
 
 def successes(rows: list[Row], method: str) -> dict[int, int]:
-    """Episodes at the goal of each seed."""
+    """Successful episodes per seed."""
     return {row["seed"]: sum(row["successes"]) for row in rows if row["method"] == method}
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown: successes and episodes of every seed."""
+    """Format a Markdown table of successes and episodes per seed."""
     lines = [
         "| method | iterations | successes of each seed | of all episodes | seconds |",
         "| --- | ---: | --- | ---: | ---: |",
     ]
     for method, title in TITLES.items():
-        if found := [row for row in rows if row["method"] == method]:
-            episodes = sum(sum(row["episodes"]) for row in found)
-            each = ", ".join(f"{sum(row['successes'])}" for row in found)
-            total, seconds = sum(successes(rows, method).values()), sum(row["seconds"] for row in found)
-            lines.append(f"| {title} | {len(found[0]['episodes'])} | {each} | {total} of {episodes} | {seconds:.0f} |")
+        runs = [row for row in rows if row["method"] == method]
+        if runs:
+            episodes = sum(sum(row["episodes"]) for row in runs)
+            by_seed = ", ".join(f"{sum(row['successes'])}" for row in runs)
+            total, seconds = sum(successes(rows, method).values()), sum(row["seconds"] for row in runs)
+            iterations = len(runs[0]["episodes"])
+            lines.append(f"| {title} | {iterations} | {by_seed} | {total} of {episodes} | {seconds:.0f} |")
     return "\n".join(lines)
 
 
 def promises(rows: list[Row]) -> Iterator[str]:
-    """What has to hold, on the seeds that both methods have.
-
-    Args:
-        rows: Results.
-
-    Yields:
-        A line for each comparison.
-    """
+    """Yield one line per comparison, on the seeds that both methods have."""
     mvg = successes(rows, "mvg")
     for rival in ("none", "bbb"):
         other = successes(rows, rival)
