@@ -57,8 +57,9 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         results = [self._one_pass(sample, backward) for sample in self._samples]
-        has_work = self._trainer.world_size > 1 or not self._optimizer.num_examples
-        if has_work and step_follows(self._trainer):
+        strategy = self._trainer.strategy
+        is_single = self._trainer.world_size == 1 and not isinstance(strategy, BayesDDPStrategy)
+        if not (is_single and self._optimizer.num_examples) and step_follows(self._trainer):
             self._reduce()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:

@@ -467,10 +467,10 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
-        ("configs", r"^osawa2019_cifar10_lenet_vogn +LeNet-5 on CIFAR-10"),
+        ("configs", r"^osawa2019_cifar10_lenet_vogn +LeNet-5 on unaugmented CIFAR-10"),
         ("data", r"^digits +scikit-learn's digits"),
         ("models", r"^timm/NAME +any model of timm$"),
-        ("methods", r"^vogn +VOGN: the optimizer moves the mean"),
+        ("methods", r"^vogn +VOGN: the optimizer updates the mean"),
         ("presets", r"^osawa2019-cifar10-lenet +VOGNCallback.from_preset\('osawa2019-cifar10-lenet'\)$"),
     ],
 )

@@ -166,7 +166,7 @@ def test_an_update_that_is_not_finite_changes_nothing(optimizer, step_rule, prob
     kept, state = copy.deepcopy(model.state_dict()), copy.deepcopy(opt.state_dict())
     with opt.sampled_params():
         F.cross_entropy(model(problem[0] * torch.nan), problem[1]).backward()
-    with pytest.warns(UserWarning, match="is skipped, the posterior is unchanged"):
+    with pytest.warns(UserWarning, match="is skipped and the posterior is unchanged"):
         opt.step()
     assert all(map(torch.equal, model.state_dict().values(), kept.values()))
     for mine, before in zip(opt.state_dict()["state"].values(), state["state"].values(), strict=True):

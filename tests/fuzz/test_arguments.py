@@ -151,13 +151,13 @@ def fit_overflowing(*callbacks, **options):
 @pytest.mark.parametrize("updates", [2, 6])
 def test_an_update_that_overflows_is_noticed_at_the_end_or_by_the_next_pass(updates):
     with pytest.raises(
-        NonFiniteError, match=r"Update 2 or one before left .* net\.0\.weight.* smaller lr \(1000000000000"
+        NonFiniteError, match=r"Update 2 or an earlier one left .* net\.0\.weight.* smaller lr \(1000000000000"
     ):
         fit_overflowing(max_steps=updates)
 
 
 def test_a_checkpoint_of_overflowed_weights_is_not_written(tmp_path):
     every = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    with pytest.raises(NonFiniteError, match="Update 2 or one before left"):
+    with pytest.raises(NonFiniteError, match="Update 2 or an earlier one left"):
         fit_overflowing(every, enable_checkpointing=True)
     assert [path.name for path in tmp_path.iterdir()] == ["step=1.ckpt"]

@@ -219,7 +219,7 @@ def skipping(rank):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         state = train(callback, share(rank, 2), normalised=True, broken=broken, max_epochs=1, **on_ranks(2))
-    said = [str(warning.message) for warning in said if "not finite" in str(warning.message)]
+    said = [str(warning.message) for warning in said if "non-finite" in str(warning.message)]
     return {"state": state, "counts": [callback.optimizer.skipped_steps, callback.optimizer.num_updates], "said": said}
 
 

@@ -62,7 +62,7 @@ def test_sizes_of_whole_tensors_are_refused(arguments, message, sharded):
 
 
 def test_hosts_have_nothing_to_average(sharded):
-    with pytest.raises(UnsupportedTrainingError, match=r"^FSDP2 has averaged .* opt\.step\(\)"):
+    with pytest.raises(UnsupportedTrainingError, match=r"^FSDP2 averages .* opt\.step\(\)"):
         IVON(sharded, lr=0.01, num_data=48).measured()
 
 

@@ -55,7 +55,7 @@ def test_a_flipped_bit_is_found(tmp_path):
     position = content.index(network().state_dict()["1.running_var"].numpy().tobytes())
     content[position] ^= 1
     (tmp_path / "weights.pt").write_bytes(content)
-    with pytest.raises(WeightsError, match=r"weights\.pt is damaged: .* has another checksum\. Download it again"):
+    with pytest.raises(WeightsError, match=r"weights\.pt is damaged: the checksum of .* is wrong\. Download it again"):
         read_weights(tmp_path / "weights.pt")
 
 
