@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
@@ -57,9 +58,8 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         results = [self._one_pass(sample, backward) for sample in self._samples]
-        strategy = self._trainer.strategy
-        is_single = self._trainer.world_size == 1 and not isinstance(strategy, BayesDDPStrategy)
-        if not (is_single and self._optimizer.num_examples) and step_follows(self._trainer):
+        is_distributed = dist.is_available() and dist.is_initialized()
+        if (is_distributed or not self._optimizer.num_examples) and step_follows(self._trainer):
             self._reduce()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:
