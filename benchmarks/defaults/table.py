@@ -121,7 +121,7 @@ def kept(all_rows: Sequence[Row]) -> list[str]:
         if row.broken is not None:
             verdicts.setdefault(row.key[1:], []).append(row)
     return [
-        f"- beside {optimizer}, {method} keeps every promise on {sum(not row.broken for row in group)} of "
+        f"- with {optimizer}, {method} keeps every promise on {sum(not row.broken for row in group)} of "
         f"{len(group)} problems ({sum(not row.is_broken_unpaired for row in group)} with unpaired standard errors)"
         for (optimizer, method), group in sorted(verdicts.items(), key=lambda item: _order(("digits", *item[0])))
     ]

@@ -94,7 +94,7 @@ def test_the_table_counts_problems_on_which_every_promise_is_kept():
     assert "| digits | sgd | user | 2 | 0.1500 | 0.5000 | 0.1000 | – | – | – |" in text
     assert "| digits | sgd | vogn | 2 | 0.1550 | 0.5000 | 0.1000 | – | – | none |" in text
     assert "| cifar-lenet | sgd | vogn | 1 | 0.4200 | 0.5000 | 0.1000 | – | – | error |" in text
-    assert text.endswith("- beside sgd, vogn keeps every promise on 1 of 2 problems (1 with unpaired standard errors)")
+    assert text.endswith("- with sgd, vogn keeps every promise on 1 of 2 problems (1 with unpaired standard errors)")
 
 
 @pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER, "vogn@0.3~1/1", "vogn~0.3", "vogn+scale"])
