@@ -116,7 +116,7 @@ def layer_scale(
 def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Shape:
     """The shape of the noise of a layer's matrix, computed from its current factors rather than their last inversion.
 
-    The precision is Ñ/τ_t times the π-damped S ⊗ A, so the mean variance is that of its diagonal.
+    The precision is Ñ/τ_t times the π-damped S ⊗ A. The mean variance is the mean diagonal of its inverse.
 
     Args:
         group: Parameter group of the layer's weight.
