@@ -230,7 +230,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return [param for group, param in self._trained() if "curvature" in self._state(param, group)]
 
     def _since(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> int:
-        """The number of updates that a measurement now accounts for; 0 if the parameter is not due."""
+        """Number of updates for which a measurement in this update would account; 0 if the parameter is not due."""
         return updates_since(state["step"] + 1, self.num_updates + 1, group["curvature_interval"])
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:

@@ -10,9 +10,9 @@ inverses, so a pass samples from factors that are at most T_inv updates old and 
 The gradient of the prior is δ̃ M by default. The paper uses δ̃ W (``prior_at="sample"``), which has the same expectation and
 more variance.
 
-With ``relative_noise`` κ, the noise has the shape of the curvature and a size of κ r_l (`posteriors.shaped_noise`):
+With ``relative_noise`` κ, the noise has the shape of the curvature and a size of κ r_l; `posteriors.shaped_noise` defines p:
 
-    γ' = ε mean(diag S ⊗ A) + the prior's part        Ñ/τ_l = Ñ/τ + mean(diag (R_S R_Sᵀ ⊗ R_A R_Aᵀ)) / (κ r_l)²
+    γ' = ε mean(diag S ⊗ A) + p        Ñ/τ_l = Ñ/τ + mean(diag (R_S R_Sᵀ ⊗ R_A R_Aᵀ)) / (κ r_l)²
 
 so that W = M + R_S E R_Aᵀ / √(Ñ/τ_l) has the mean variance κ² r_l², unless the data require less.
 """

@@ -136,7 +136,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             is_only_batch: Whether all passes of this update, in all processes, use the same batch.
 
         Yields:
-            The capture. Call its `observe` with the loss before backward.
+            The capture, whose `observe` expects the loss before backward; None under ``torch.no_grad()``.
 
         Raises:
             UnsupportedTrainingError: If a pass is open already.
