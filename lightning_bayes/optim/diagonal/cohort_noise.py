@@ -96,9 +96,8 @@ class CohortNoise:
         self._numels = self.flat.new_tensor([param.numel() ** 0.5 for param in self._params]).square()
         self.cached_pool: tuple[Pool, Tensor] | None = None
         self._inputs: _ShapeInputs | None = None
-        self._moments: tuple[Tensor, Tensor] | None = (
-            None  # mean 1/(s + γ_t) and γ_t, [params]; None: noise of the bound
-        )
+        # mean 1/(s + γ_t) and γ_t, [params]; None: noise of the bound
+        self._moments: tuple[Tensor, Tensor] | None = None
         self._key: _ShapeKey | None = None
         self._factors: list[float] = []  # 1/√(Ñ/τ_t); empty if reading it would synchronise with a device
         self._unit = self.flat  # u of the small parameters
@@ -166,7 +165,9 @@ class CohortNoise:
             A tensor per parameter, shaped like it.
         """
         scores: dict[nn.Parameter, Tensor] = {}
-        for i in (i for i in self._large if self.owners[i] in targets):
+        for i in self._large:
+            if self.owners[i] not in targets:
+                continue
             param, score = self._params[i], empty(self._params[i])
             for block in blocks([param]):
                 part = block.join([score])
@@ -213,18 +214,18 @@ class CohortNoise:
 
     def _update_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> None:
         """Recompute the cached u, Ñ/τ_t and γ_t if the curvature, the sizes or the hyperparameters have changed."""
-        measured, has_weight_prior = [state["curvature"] for state in states], "prior_precision" in states[0]
+        curvatures, has_weight_prior = [state["curvature"] for state in states], "prior_precision" in states[0]
         hyper = without_prior(effective(group)) if has_weight_prior else effective(group)
         is_shaped = hyper.relative_noise is not None
         numbers = (
             (hyper.stated_damping, hyper.noise_flatness) if is_shaped else tuple(hyper.precision_arguments.values())
         )
         numbers = (is_shaped, *numbers, hyper.scale if has_weight_prior else 0.0)
-        inputs = _ShapeInputs(measured, [version_of(tensor) for tensor in measured], numbers)
+        inputs = _ShapeInputs(curvatures, [version_of(tensor) for tensor in curvatures], numbers)
         self._hyper = hyper
         if self._inputs is None or not self._inputs.is_same(inputs):
             self._inputs, self._key = inputs, None
-            self._curvatures = noise_terms(group, states)[1] if has_weight_prior else measured
+            self._curvatures = noise_terms(group, states)[1] if has_weight_prior else curvatures
             self._update_unit(is_shaped)
         self._shape = self._current_shape(states) if is_shaped else None
 

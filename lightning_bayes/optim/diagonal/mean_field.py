@@ -132,11 +132,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """The algorithm's pure, elementwise update. Its arguments are the state, ĝ, ĥ and, by keyword, hyperparameters."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`.
-
-        Args:
-            param_group: The group.
-        """
+        """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self._functions.append(take_functions(group, self.hyperparameters))
@@ -236,8 +232,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _read_pass(self, finished: FinishedPass) -> Curvature:
         params = self._measured_params()
         curvature = self.estimator.read(finished, params, self._scores) if self._measures_now() else {}
-        for group, param in self._trained() if self.prior_at_sample else ():
-            finished.add_prior_of_noise_(param, stated_prior_of(group, self.state[param]))
+        if self.prior_at_sample:
+            for group, param in self._trained():
+                finished.add_prior_of_noise_(param, stated_prior_of(group, self.state[param]))
         return curvature
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
@@ -307,8 +304,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _finish_update(self, measurement: Measurement) -> None:
         """Record the tensor sizes after a measurement, count the update, and evaluate the schedules."""
         for group, functions in zip(self.param_groups, self._functions, strict=True):
-            for params in self._cohorts(group) if measurement.has_curvature and group["relative_noise"] else ():
-                record_sizes(params, [self.state[param] for param in params])
+            if measurement.has_curvature and group["relative_noise"]:
+                for params in self._cohorts(group):
+                    record_sizes(params, [self.state[param] for param in params])
             before = effective(group)
             group["step"] += 1
             if functions:
@@ -393,8 +391,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     def _determined(self) -> Iterator[Tensor]:
         """The effective number of parameters of each tensor."""
-        for group in (group for group in self.param_groups if group["noisy"]):
-            for param in (param for params in self._cohorts(group) for param in params):
+        for group in self.param_groups:
+            params = [param for cohort in self._cohorts(group) for param in cohort] if group["noisy"] else []
+            for param in params:
                 state = self.state[param]
                 if state["step"] and state["noisy"]:
                     yield determined_of(group, state, param)

@@ -123,11 +123,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         return ["inverse"] if self.base_step is None else []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; see `MeanFieldOptimizer.add_param_group`. Raises if the factors exceed the memory limit.
-
-        Args:
-            param_group: The group.
-        """
+        """Add a group; see `MeanFieldOptimizer.add_param_group`. Raises if the factors exceed the memory limit."""
         super().add_param_group(param_group)
         if self.unsupported_layers == "refuse" and self._factor_engine.has_factors is not has_factors:
             require_factors(self.model, self.division(), self._factor_engine)
@@ -190,8 +186,10 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         """Cohorts of the parameters without Kronecker factors."""
         in_matrices = {param for layer in self._layers() for param in layer.params}
         cohorts = [[p for p in cohort if p not in in_matrices] for cohort in super()._cohorts(group)]
-        for param in (param for cohort in cohorts for param in cohort if "curvature" not in self.state[param]):
-            self.state[param]["curvature"] = torch.zeros_like(param)  # previously part of a matrix
+        for cohort in cohorts:
+            for param in cohort:
+                if "curvature" not in self.state[param]:  # previously part of a matrix
+                    self.state[param]["curvature"] = torch.zeros_like(param)
         return [cohort for cohort in cohorts if cohort]
 
     def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,8 +290,9 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     def _refresh(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
         """Update the factors from the measurement, and invert those that are due."""
         measures = bool(measurement.curvature)
-        for layer in layers if measures else ():
-            self._average_factors(layer, measurement)
+        if measures:
+            for layer in layers:
+                self._average_factors(layer, measurement)
         counts = [self.state[layer.weight]["measurements"] for layer in layers]
         due = [layers[i] for i in layers_due(counts, self.num_updates + 1, self.inverse_interval, measures=measures)]
         kinds = {layer: products for layer in due if (products := self._kinds(layer))}
