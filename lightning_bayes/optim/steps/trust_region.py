@@ -46,8 +46,10 @@ def _radius(cohort: Cohort) -> Tensor | float:
     lr = float(group["lr"])
     if group["radius"] != "sgd":
         return lr
-    sizes = root_mean_squares([state["momentum"] for state in cohort.states]) / (1 - group["betas"][0] ** cohort.number)
-    return sizes * (lr / (1 - group["momentum"]))
+    bias_correction = 1 - group["betas"][0] ** cohort.number
+    sizes = root_mean_squares([state["momentum"] for state in cohort.states]) / bias_correction  # RMS(m̂)
+    radii: Tensor = sizes * (lr / (1 - group["momentum"]))
+    return radii
 
 
 def bounded_step_(means: Sequence[Tensor], steps: Sequence[Tensor], radius: Tensor | float) -> None:
