@@ -53,7 +53,7 @@ class AbstractEngine(ABC):
         """Measure the forward and backward passes inside the context; restore the model on exit."""
 
     def check_reached(self, captured: Capture) -> None:
-        """Require a called layer, and a measurement of each parameter that has a gradient, in a finished capture."""
+        """Require of a finished capture that a layer was called and that every parameter with a gradient was measured."""
         named = self.model.named_parameters()
         trainable = {name: p for name, p in named if p.requires_grad and p not in self.left_out}
         reached = captured.reached
@@ -74,7 +74,7 @@ class AbstractEngine(ABC):
             )
 
     def measured_parameters(self, among: Iterable[Tensor]) -> list[nn.Parameter]:
-        """The model's measured parameters among some tensors."""
+        """The measured parameters of the model among the tensors in `among`."""
         tensors = set(among)
         if not tensors:
             return []
@@ -106,7 +106,7 @@ class AbstractEngine(ABC):
         return False
 
     def used_outside_layers(self, captured: Capture) -> set[Tensor]:
-        """Parameters that the loss uses more often than it calls their layers."""
+        """Parameters that enter the loss more often than their layers are called, unless these uses were measured."""
         if not captured.uses:
             return set()
         calls: Counter[Tensor] = Counter()

@@ -64,7 +64,7 @@ class ExampleCapture(WrappingCapture):
         return plain_call(self, unit, params)
 
     def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
-        """Pass on an outer product if the layer is linear, has no positions and is called once."""
+        """Pass on outer products for a linear layer without positions whose parameters have no other call."""
         if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
             return False
         x, delta = in_full_precision(inputs[0]), in_full_precision(grads[0])

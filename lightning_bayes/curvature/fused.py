@@ -39,7 +39,7 @@ class FusedEngine(WrappingEngine):
 
 @final
 class FusedCapture(WrappingCapture):
-    """The squares of one pass."""
+    """Per-example squared gradients of one pass."""
 
     def __init__(self, engine: FusedEngine) -> None:
         super().__init__(engine)
@@ -55,7 +55,7 @@ class FusedCapture(WrappingCapture):
         return self._measures_losses or super().should_measure(accumulators)
 
     def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
-        """Loop over the examples for outputs that all examples share and for parameters used outside of layers."""
+        """Loop over the examples if some outputs are shared by all examples or parameters are used outside of layers."""
         shared = [output for output in outputs if output.layout == SHARED]
         outside = [param for param in self.engine.measured_parameters(self.uses) if self.uses[param]]
         if shared or outside:

@@ -261,7 +261,7 @@ class LossReader:
         if len(dims) == len(shape) or dim in dims:
             return self._reduced(node, kind, values, shape)
         if dim is None and self.shows_layers:
-            return Unclear(f"takes the {kind} over dimensions that may include the examples")
+            return Unclear(f"computes the {kind} over dimensions that may include the examples")
         return replace(
             values,
             layout=self._layout_after(node, values, shape),
@@ -331,9 +331,8 @@ class LossReader:
                 "example each belongs to. Pass targets [batch, ...] and outputs [batch, classes, ...] to the loss."
             )
         layout = layout or 1
-        if (
-            graph.example_dim(shape, layout, self.batch_size) or 0
-        ) > 1:  # after the class dimension, which targets lack
+        dim = graph.example_dim(shape, layout, self.batch_size)
+        if dim is not None and dim > 1:  # the examples come after the class dimension, which targets lack
             layout //= shape[1]
         if counted.numel() % (layout * self.batch_size):  # such targets have no ignored ones, as checked above
             return counted.new_ones(self.batch_size)

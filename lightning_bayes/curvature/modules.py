@@ -41,11 +41,8 @@ _POOLING: dict[Any, Callable[..., nn.Module]] = {
 _SHAPES = (torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, torch.reshape)
 _SUMS = (torch.add, Tensor.add)
 _MEANS = (torch.mean, Tensor.mean)
-_GLOBAL_POOLING = {
-    3: nn.AdaptiveAvgPool1d,
-    4: nn.AdaptiveAvgPool2d,
-    5: nn.AdaptiveAvgPool3d,
-}  # by dimensions of the input
+# By the number of dimensions of the input.
+_GLOBAL_POOLING = {3: nn.AdaptiveAvgPool1d, 4: nn.AdaptiveAvgPool2d, 5: nn.AdaptiveAvgPool3d}
 _LOSSES: dict[Any, Callable[..., nn.Module]] = {
     F.cross_entropy: nn.CrossEntropyLoss,
     F.mse_loss: nn.MSELoss,

@@ -125,7 +125,7 @@ class WrappingCapture(Capture, ABC):
         return all(self.calls[param] == 1 for param in params)
 
     def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward accumulates parameter gradients; ``autograd.grad`` by inputs does not."""
+        """Whether the running backward accumulates parameter gradients, unlike ``autograd.grad`` with respect to inputs."""
         return not self.is_following and any(map(will_execute, accumulators))
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
@@ -138,7 +138,7 @@ class WrappingCapture(Capture, ABC):
         self.squares[param] = square
 
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Add one call's c_i to those of the other calls that use the parameter."""
+        """Add the c_i of one call to the c_i of the other calls that use the parameter."""
         total = self.shared.get(param)
         if total is not None and len(total) != len(contribution):
             raise ExampleDimensionError(

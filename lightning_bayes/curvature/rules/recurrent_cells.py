@@ -65,7 +65,7 @@ class Cell(ABC):
 
     @abstractmethod
     def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
-        """Gradients of all gate pre-activations, from those of the outputs and of the final states (None for zero)."""
+        """Gradients of all gate pre-activations, given the gradients of outputs and final states (None for zero)."""
 
     def _of_input(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
