@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_losses
-from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
+from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.layouts import ROWS
-from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.rules.linear import linear
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 
@@ -58,10 +57,6 @@ class ExampleCapture(WrappingCapture):
     def reached(self) -> set[nn.Parameter]:
         """The parameters of the layers that were called."""
         return set(self.calls)
-
-    def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-        """The object that measures one call of `unit`."""
-        return plain_call(self, unit, params)
 
     def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Pass on outer products for a linear layer without positions whose parameters have no other call."""

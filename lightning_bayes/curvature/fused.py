@@ -16,13 +16,11 @@ from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.example_loop import ExampleLoop
-from lightning_bayes.curvature.layer_calls import LayerCall, plain_call
 from lightning_bayes.curvature.layouts import SHARED, LayerOutput, retained_grads_kept
-from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.per_example_loss import reduced_losses
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
@@ -45,10 +43,6 @@ class FusedCapture(WrappingCapture):
         super().__init__(engine)
         self._loop: ExampleLoop | None = None
         self._measures_losses = False
-
-    def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-        """The object that measures one call of `unit`."""
-        return plain_call(self, unit, params)
 
     def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the running backward measures per-example losses or accumulates parameter gradients."""

@@ -23,7 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
 from lightning_bayes.curvature.gradients import GradientEngine
-from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
+from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
@@ -136,7 +136,7 @@ class KroneckerCapture(WrappingCapture):
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
-        return _FactorCall(self, unit, params) if unit.module in self.request.layers else plain_call(self, unit, params)
+        return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
 
     def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the running backward is the additional one or accumulates parameter gradients."""

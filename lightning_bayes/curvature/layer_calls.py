@@ -300,8 +300,3 @@ def in_full_precision(value: Any) -> Any:
     """Convert half-precision tensors to float32: float16 underflows for squared gradients such as 1e-4²."""
     is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
     return value.float() if is_half else value
-
-
-def plain_call(captured: WrappingCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-    """A call of `unit` that is measured by its rule, or by the generic rule."""
-    return (RuleCall if unit.rule is not None else GenericCall)(captured, unit, params)

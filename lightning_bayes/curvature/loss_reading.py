@@ -67,7 +67,7 @@ class LossReader:
     Attributes:
         loss: The content of the root; None if the loss does not depend on any example.
         mixing: The operation that mixes examples between layers and loss; empty if there is none.
-        has_lone_pieces: Whether a term depends on one piece of the rows, such as ``v[:n]``, and not on the others.
+        has_lone_pieces: Whether a term depends on one piece of the rows, such as ``v[:n]``, and on no other piece.
         terms: For each term that reduces examples, the mask of the targets that count, examples first; None if all count.
     """
 

@@ -7,7 +7,7 @@ Subclasses choose which calls they measure and what they store.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.gradient_hooks import changes_refused
-from lightning_bayes.curvature.layer_calls import LayerCall
+from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, refuse_scripted
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
@@ -99,10 +99,10 @@ class WrappingCapture(Capture, ABC):
         """The replacement for a module's forward."""
         if self.inside_generic or unit is self.passing:
             return forward(*args, **kwargs)
-        is_measured = torch.is_grad_enabled()
-        if not is_measured and not _in_reentrant_checkpoint():
+        has_gradients = torch.is_grad_enabled()
+        if not has_gradients and not _in_reentrant_checkpoint():
             return forward(*args, **kwargs)
-        if is_measured and is_in_functorch():
+        if has_gradients and is_in_functorch():
             raise UnsupportedTrainingError(
                 f"{unit.label} is called under a transform of torch.func, which prevents a measurement. Use "
                 "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
@@ -110,11 +110,11 @@ class WrappingCapture(Capture, ABC):
         params = {name: p for name, p in unit.named_parameters() if p.requires_grad}
         if not is_in_backward():  # in backward, a checkpoint repeats a call that was counted before
             self.calls.update(params.values())
-        return self.record(unit, params).run(forward, args, kwargs) if is_measured else forward(*args, **kwargs)
+        return self.record(unit, params).run(forward, args, kwargs) if has_gradients else forward(*args, **kwargs)
 
-    @abstractmethod
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit` with these trainable parameters."""
+        return (GenericCall if unit.rule is None else RuleCall)(self, unit, params)
 
     def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Handle a call without its rule, given its inputs and output gradients; returns whether it was handled."""

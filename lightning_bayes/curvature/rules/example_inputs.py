@@ -30,7 +30,7 @@ class ExampleInputs:
         batch_size: Number of examples.
 
     Raises:
-        UnsupportedLayerError: If the inputs are packed sequences.
+        UnsupportedLayerError: If an input is a packed sequence, or an attention mask mixes examples and heads.
     """
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
