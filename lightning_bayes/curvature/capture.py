@@ -242,5 +242,5 @@ class Capture(ABC):
 def refuse_losses() -> NoReturn:
     """Raise `UnsupportedTrainingError`: this capture cannot measure per-example losses."""
     raise UnsupportedTrainingError(
-        f"{KEY} is measured by engine='fused' with squared gradients (VOGN) only. Remove it, or use such a method."
+        f"{KEY} is supported only by engine='fused' with squared gradients (VOGN). Remove it, or use such a method."
     )

@@ -354,7 +354,7 @@ def _are_apart(nodes: Sequence[Any]) -> bool:
 
 def _mixed_by_loss(operation: str) -> str:
     return (
-        f"The loss mixes the examples of the batch by {operation}, so no part of it belongs to one example alone, with any "
+        f"The loss mixes the examples of the batch by {operation}, so no part of it belongs to one example alone, for any "
         "loss_reduction. Use a mean of per-example losses, or a method without per-example curvature, such as IVON."
     )
 

@@ -42,7 +42,7 @@ class LayerOutput:
 
     unit: MeasuredModule
     rows: int  # number of examples of the call according to its rule or its first input
-    dim: int | None  # dimension of the first output that holds these rows; None if unknown, so any dimension may
+    dim: int | None  # dimension of the first output that holds these rows; None if unknown
     edges: list[tuple[Any, int]]  # autograd node and output index of each output
     shapes: list[Shape]
     tensors: list[ReferenceType[Tensor]]

@@ -51,7 +51,7 @@ class Likelihood(ABC):
             HyperparameterError: If the likelihood does not define this method.
         """
         raise HyperparameterError(
-            f"{type(self).__name__} does not state its curvature. Define its method root, or sample labels from it with "
+            f"{type(self).__name__} does not define its curvature. Override its method root, or sample labels from it with "
             "curvature='fisher'."
         )
 

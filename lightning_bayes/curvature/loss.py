@@ -112,7 +112,7 @@ def _reduction(loss: Content | None, batch_size: int) -> str:
     if isinstance(loss, (Reduced, Part)) and loss.divisor != 1:
         why = f"is a sum rescaled by 1/{loss.divisor:g}"
     else:
-        why = loss.why if isinstance(loss, Unclear) else "adds up the losses of some examples alone"
+        why = loss.why if isinstance(loss, Unclear) else "sums the losses of only some examples"
     raise UnsupportedTrainingError(
         f"The loss {why} in a batch of {batch_size} examples, so it may be a mean or a sum over them. Pass "
         "loss_reduction='mean' or 'sum', take the .mean() over the examples, or return the per-example losses as well: "

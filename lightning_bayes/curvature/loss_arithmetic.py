@@ -80,7 +80,7 @@ class LossArithmetic:
         """The sum of losses of different examples."""
         counts = torch.stack([part.examples for part in inputs]).sum(0)
         if int(counts.max()) > 1:
-            return Unclear("adds up losses of some examples more often than once")
+            return Unclear("counts the losses of some examples more than once")
         divisor = inputs[0].divisor
         if not bool(counts.all()):
             return Part(counts.bool(), divisor=divisor)

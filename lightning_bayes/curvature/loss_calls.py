@@ -105,4 +105,4 @@ class LossCalls(TorchFunctionMode):
         for function, args, kwargs, result in self._calls:
             if result.grad_fn is loss.grad_fn:
                 return read_call(function, args, kwargs, self.reader)
-        raise UnsupportedTrainingError(f"{self.reader} needs the loss as one function that it supports. {ADVICE}")
+        raise UnsupportedTrainingError(f"{self.reader} needs a loss that one supported loss function returns. {ADVICE}")

@@ -126,7 +126,7 @@ class LossReader:
         node, shape = edge[0], graph.shape_of(edge)
         record = getattr(node, "record", None)
         if math.prod(shape) == 1:
-            return Unclear(f"comes out of {record.unit.label} as one number" if record else _reduced_by(node))
+            return Unclear(f"is returned by {record.unit.label} as one number" if record else _reduced_by(node))
         if len(shape) == 3 and record is not None and isinstance(record.unit.module, nn.RNNBase):
             is_first = record.unit.module.batch_first and not edge[1]  # last states are always [layers, B, features]
             return Examples(layout=1 if is_first else shape[0])
@@ -318,7 +318,7 @@ class LossReader:
         if math.prod(sizes) % self.batch_size == 0 and (is_declared or selected is None):
             return
         raise UnsupportedTrainingError(
-            f"A term of the loss is over values of shape {list(sizes or (1,))}, but the layers saw {self.batch_size} "
+            f"A term of the loss reduces values of shape {list(sizes or (1,))}, but the layers saw {self.batch_size} "
             "examples, so it may not hold a value for each. Choose rows with a mask, mask targets with ignore_index, or "
             'return the per-example losses as well: {"loss": loss, "per_example_loss": losses}.'
         )

@@ -19,7 +19,7 @@ def require_real_and_separate(model: nn.Module, *, takes_spread: bool = False) -
     spread = [name for name, p in trained if is_spread(p)]
     if spread and not takes_spread:
         raise UnsupportedTrainingError(
-            f"These parameters are DTensors, spread over processes by fully_shard (FSDP2) or by a parallel plan: "
+            f"These parameters are DTensors, sharded over processes by fully_shard (FSDP2) or a parallel plan: "
             f"{name_some(spread)}. Per-example and per-layer curvature needs whole weights, which FSDP2 frees in backward. "
             "Use a method that needs only the mean gradient (IVON, Vadam), or keep whole parameters in each process with "
             "strategy='ddp' or 'bayes_ddp'. If memory is short, freeze layers and train adapters (LoRA)."

@@ -143,7 +143,8 @@ class WrappingCapture(Capture, ABC):
         if total is not None and len(total) != len(contribution):
             raise ExampleDimensionError(
                 f"A parameter of shape {tuple(param.shape)} is used with {len(total)} and with {len(contribution)} "
-                "examples in one pass, so its contributions cannot be added example by example."
+                "examples in one pass, so its contributions cannot be added example by example. Use the same examples in "
+                "every call, or freeze the parameter with requires_grad_(False)."
             )
         self.shared[param] = contribution if total is None else total + contribution
 
