@@ -90,7 +90,7 @@ class BackpackEngine(AbstractEngine):
                 undo.enter_context(changes_refused(units))
                 undo.enter_context(out_of_place(self.model))
                 undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
-                undo.enter_context(self.watching_whole(captured))
+                undo.enter_context(self.watching_model_call(captured))
                 undo.callback(captured.drop_nodes)
                 for unit in units:
                     hook = unit.module.register_forward_pre_hook(partial(self._note, unit), with_kwargs=True)

@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_probe import ExampleProbe, Whole
+from lightning_bayes.curvature.example_probe import ExampleProbe, ModelCall
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
 from lightning_bayes.curvature.parameter_uses import count_uses
@@ -42,7 +42,7 @@ class Capture(ABC):
         uses: How often each parameter enters the observed loss, see `count_uses`.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules that no observed loss has reached.
-        whole: The first call of the model as a whole with equally many input and output rows.
+        model_call: The first call of the whole model with equally many input and output rows.
         measured_outside: Parameters whose uses outside of layers were measured.
         is_following: Whether the running backward follows single examples and measures nothing.
         has_taken_examples: Whether the squares come from explicit per-example losses.
@@ -52,7 +52,7 @@ class Capture(ABC):
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
         self._reached: list[LayerOutput] = []
-        self.whole: Whole | None = None
+        self.model_call: ModelCall | None = None
         self.is_following = self.has_taken_examples = False
         self._mixing = ""  # why the examples cannot be separated
         self._batch_size: int | None = None
@@ -113,7 +113,7 @@ class Capture(ABC):
         if self.finder is None or loss.grad_fn is None or not self.outputs or self._is_empty:
             return []
         with self.following():
-            result = self.finder.find(loss, self.outputs, self.whole, divided_by_host, declared)
+            result = self.finder.find(loss, self.outputs, self.model_call, divided_by_host, declared)
         if result is None:
             return []
         self._mixing = result.error
@@ -131,7 +131,7 @@ class Capture(ABC):
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
         for output in (*self.outputs, *self._reached):
             output.edges.clear()
-        self.outputs, self._reached, self.whole = [], [], None
+        self.outputs, self._reached, self.model_call = [], [], None
 
     @contextmanager
     def following(self) -> Iterator[None]:

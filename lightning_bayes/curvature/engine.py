@@ -14,8 +14,8 @@ from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
+from lightning_bayes.curvature.model_call import ModelCallHook
 from lightning_bayes.curvature.parameters import require_real_and_separate
-from lightning_bayes.curvature.whole_call import NoteWhole
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
 from lightning_bayes.private_torch import has_children
@@ -89,12 +89,12 @@ class AbstractEngine(ABC):
         return [unit for unit, params in trained if params - self.left_out]
 
     @contextmanager
-    def watching_whole(self, captured: Capture) -> Iterator[None]:
+    def watching_model_call(self, captured: Capture) -> Iterator[None]:
         """Record in `captured` the first call of an outermost module with equally many input and output rows."""
         units = {unit.module for unit in self.units()}
         is_lightning = hasattr(self.model, "training_step")
         outermost = [self.model, *(self.model.children() if is_lightning else ())]
-        record = NoteWhole(captured)
+        record = ModelCallHook(captured)
         with ExitStack() as undo:
             for module in outermost:
                 if module not in units and has_children(module):

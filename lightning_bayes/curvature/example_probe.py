@@ -6,8 +6,8 @@ The output gradients of the layers show where the example is (`layouts`). These 
 layers. Passes are of one kind if they call the same layers and have the same pattern of equal sizes. Later passes of a kind
 reuse the layouts.
 
-The number of examples n is one of the sizes that layers see. The number of rows of the model as a whole takes precedence if
-it is consistent; otherwise n is the number for which most calls have their examples in rows.
+The number of examples n is one of the sizes that layers see. The number of rows in a call of the whole model takes
+precedence if it is consistent; otherwise n is the number for which most calls have their examples in rows.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MAX_MORE = 8  # examples followed after the first two, if some call gets no gra
 _MAX_PROBES = 5  # per kind of pass, if some layers get no gradient, such as layers before zero weights
 
 
-class Whole(NamedTuple):
-    """A call of the model as a whole whose first input and first output have equally many rows."""
+class ModelCall(NamedTuple):
+    """A call of the whole model whose first input and first output have equally many rows."""
 
     rows: int
     edge: GradientEdge  # of the output
@@ -99,14 +99,19 @@ class ExampleProbe:
         self._mixing = ""  # the operation by which the last loss mixes its examples
 
     def find(
-        self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool, declared: int = 0
+        self,
+        loss: Tensor,
+        outputs: Sequence[LayerOutput],
+        model_call: ModelCall | None,
+        by_host: bool,
+        declared: int = 0,
     ) -> PassLayouts | None:
         """Find where the calls of a pass hold the examples.
 
         Args:
             loss: The loss, before backward.
             outputs: The calls of the pass, in order.
-            whole: The call of the model as a whole, if there is one.
+            model_call: The call of the whole model, if there is one.
             by_host: Whether the training loop divided the loss.
             declared: The number of explicit per-example losses, if there are any. Each may depend on all rows.
 
@@ -115,7 +120,7 @@ class ExampleProbe:
         """
         sizes = [
             declared,
-            whole.rows if whole else 0,
+            model_call.rows if model_call else 0,
             *(size for out in outputs for shape in ((out.rows,), *out.shapes) for size in shape),
         ]
         kind = _kind(outputs, sizes)
@@ -123,7 +128,7 @@ class ExampleProbe:
         if planned is not None:
             return planned
         try:
-            result = self._probe(loss, outputs, whole, by_host, declared)
+            result = self._probe(loss, outputs, model_call, by_host, declared)
         except _NotFiniteError:  # the update will be skipped
             return PassLayouts(outputs[-1].rows, False, tuple(None for _ in outputs))
         if result is None or result.error:
@@ -136,10 +141,10 @@ class ExampleProbe:
         return result
 
     def _probe(
-        self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool, declared: int
+        self, loss: Tensor, outputs: Sequence[LayerOutput], model_call: ModelCall | None, by_host: bool, declared: int
     ) -> PassLayouts | None:
         sizes = {out.rows for out in outputs if out.rows}
-        candidates = {declared} if declared else sizes | ({whole.rows} if whole else set())
+        candidates = {declared} if declared else sizes | ({model_call.rows} if model_call else set())
         if candidates == {1}:
             return PassLayouts(1, False, tuple(ROWS for _ in outputs), error=_one_at_a_time(loss, outputs))
         if not can_repeat_backward(loss):
@@ -149,14 +154,14 @@ class ExampleProbe:
             attempt
             for n in sorted(candidates, reverse=True)
             if n > 1
-            for attempt in self._try(loss, outputs, n, whole, by_host)
+            for attempt in self._try(loss, outputs, n, model_call, by_host)
         ]
         feasible = [result for result in attempts if result is not None]
         if not declared and not any(result.is_clear for result in feasible):
             feasible = self._with_fewer(loss, outputs, by_host) or feasible
         if feasible:
-            of_whole = [result for result in feasible if whole and result.num_examples == whole.rows]
-            return min(of_whole or feasible, key=lambda result: result.score)
+            of_model = [result for result in feasible if model_call and result.num_examples == model_call.rows]
+            return min(of_model or feasible, key=lambda result: result.score)
         if declared:
             edges = [GradientEdge(*edge) for out in outputs for edge in out.edges]
             grads = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)
@@ -188,7 +193,7 @@ class ExampleProbe:
         return isinstance(reader.loss, Reduced) and reader.loss.divisor == 1
 
     def _try(
-        self, loss: Tensor, outputs: Sequence[LayerOutput], n: int, whole: Whole | None, by_host: bool
+        self, loss: Tensor, outputs: Sequence[LayerOutput], n: int, model_call: ModelCall | None, by_host: bool
     ) -> Iterator[PassLayouts | None]:
         """Yield layouts for n examples, or None if the calls do not fit; yield nothing if the loss does not fit."""
         for examples_second in (False, True):
@@ -206,8 +211,8 @@ class ExampleProbe:
             if not examples.is_possible:
                 continue
             model_output = None
-            if whole is not None and whole.rows == n and is_alive(whole.edge.node):
-                model_output = whole.edge
+            if model_call is not None and model_call.rows == n and is_alive(model_call.edge.node):
+                model_output = model_call.edge
             result = _followed(examples, outputs, examples_second, model_output)
             if result is None:
                 yield None
@@ -235,7 +240,7 @@ def _kind(outputs: Sequence[LayerOutput], sizes: list[int]) -> Kind:
 
 
 def _followed(
-    examples: SingleExamples, outputs: Sequence[LayerOutput], examples_second: bool, whole: GradientEdge | None
+    examples: SingleExamples, outputs: Sequence[LayerOutput], examples_second: bool, model_output: GradientEdge | None
 ) -> PassLayouts | None:
     """The layouts that fit all followed examples; None if the examples mix."""
     n = examples.num_examples
@@ -253,8 +258,8 @@ def _followed(
         for count, example in enumerate(followed):
             if count > 1 and is_settled():
                 break
-            grads = gradients(example, edges if whole is None else [*edges, whole])
-            if whole is not None and not _is_in_row(grads.pop(), example):
+            grads = gradients(example, edges if model_output is None else [*edges, model_output])
+            if model_output is not None and not _is_in_row(grads.pop(), example):
                 return None
             if not all(bool(grad.isfinite().all()) for grad in grads if grad is not None):
                 raise _NotFiniteError

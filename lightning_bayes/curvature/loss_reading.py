@@ -6,9 +6,10 @@ The reader visits the nodes from the layers to the loss and determines the conte
    `loss_graph` tracks where the examples are, `loss_selection` which ones are selected or masked.
 2. Loss functions record their reduction, and ``mean`` and ``sum`` their dimensions. If they reduce the examples, the content
    becomes `Reduced`. A loss of a single example, ``loss(v[j])``, is a `Part`.
-3. `loss_arithmetic` reads functions of reduced values. A sum is a mean once it is divided by an integer number of examples
-   or of their values, or by the sum of its weights. The sum of the parts of all examples is a sum. Terms of the same kind
-   add up to that kind, and a factor keeps the kind. A function of a mean is a mean.
+3. `loss_arithmetic` reads functions of reduced values. A sum becomes a mean if it is divided by the sum of its weights, or
+   by an integer that counts the examples, their values or the targets that are not ignored. The sum of the parts of all
+   examples is a sum. Terms of the same kind add up to that kind, and a factor keeps the kind. A function of a mean is a
+   mean.
 4. A term that does not depend on any example, such as a penalty on the weights, has the content None and is ignored.
 
 Everything else is `Unclear`: a ratio or product of terms, a function of a sum, compiled or unknown operations, a slice of

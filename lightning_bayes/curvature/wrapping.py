@@ -51,7 +51,7 @@ class WrappingEngine(AbstractEngine, ABC):
             for unit in units:
                 unit.module.forward = _Wrapped(call, unit, unit.module.forward)
                 wrapped.append(unit.module)
-            with changes_refused(units), self.watching_whole(captured):
+            with changes_refused(units), self.watching_model_call(captured):
                 yield captured
         finally:
             captured.drop_nodes()
