@@ -105,7 +105,7 @@ class ExampleLoop:
         }
         sums: dict[nn.Parameter, Tensor] = {}
         rows: dict[nn.Parameter, list[Tensor]] = {param: [] for param in has_other_uses}
-        batch_grads = _by_parameter(outputs, leaves, examples.of_batch(edges))
+        batch_grads = _by_parameter(outputs, leaves, examples.batch_gradients(edges))
         with examples.separated() as gradients:
             # Gradients of the terms that depend on no example, such as a penalty on the weights.
             leaf_grads = gradients(None, edges)[len(edges) - len(leaves) :]

@@ -245,7 +245,7 @@ def _followed(
     """The layouts that fit all followed examples; None if the examples mix."""
     n = examples.num_examples
     edges = [GradientEdge(*edge) for out in outputs for edge in out.edges]
-    batch_grads = list(_by_output(outputs, examples.of_batch(edges)))
+    batch_grads = list(_by_output(outputs, examples.batch_gradients(edges)))
     fitting: list[list[Layout] | None] = [None for _ in outputs]  # None: no followed example has a gradient
 
     def is_settled() -> bool:

@@ -63,14 +63,14 @@ class SingleExamples:
             for handle in handles:
                 handle.remove()
 
-    def of_batch(self, inputs: Sequence[GradientEdge | Tensor]) -> list[Tensor | None]:
+    def batch_gradients(self, inputs: Sequence[GradientEdge | Tensor]) -> list[Tensor | None]:
         """The gradients of the whole loss with respect to edges or leaves, without masks."""
         mixed_inputs: Any = list(inputs)  # torch accepts a mix of edges and leaves, but its annotation does not
         return list(torch.autograd.grad(self.loss, mixed_inputs, retain_graph=True, allow_unused=True))
 
     def _gradients(self, example: int | None, inputs: Sequence[GradientEdge | Tensor]) -> list[Tensor | None]:
         self._example = example
-        grads = self.of_batch(inputs)
+        grads = self.batch_gradients(inputs)
         # Autograd captures the gradient of an edge before the prehooks of its node run.
         for index, edge in enumerate(inputs):
             outer = None if isinstance(edge, Tensor) else self._cuts.get(edge.node, {}).get(edge.output_nr)
