@@ -102,7 +102,10 @@ def table(rows: list[Row]) -> str:
     columns = ["nll", "matched error", "independent error", "mi_auroc", "matched mi_auroc", "independent mi_auroc"]
     for name, count in dict.fromkeys((str(row["problem"]), int(row["samples"])) for row in rows):
         runs = [row for row in rows if (row["problem"], row["samples"]) == (name, count)]
-        cells = [f"{fmean(float(row[key]) for row in runs):.4f}" if key in runs[0] else "–" for key in columns]
+        digits = {key: 5 if key.endswith("error") else 4 for key in columns}
+        cells = [
+            f"{fmean(float(row[key]) for row in runs):.{digits[key]}f}" if key in runs[0] else "–" for key in columns
+        ]
         lines.append(f"| {name} | {count} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
