@@ -36,7 +36,7 @@ class MCDropoutCallback(EvaluationCallback):
         seed: Seed of the sampled passes.
 
     Raises:
-        HyperparameterError: If an argument lies outside of its range, or only one of `p` and `layers` is passed.
+        HyperparameterError: If an argument is out of range, or only one of `p` and `layers` is passed.
 
     Example:
         >>> callback = MCDropoutCallback(eval_samples=32, p=0.1, layers=r"model\.(conv|fc)\d")

@@ -137,7 +137,7 @@ PRESETS: Final = (
         25.0,
         200,
         _USPS,
-        "The code starts from precision 1, below the prior's; here the prior's precision is the start.",
+        "The code starts from precision 1, below the prior's; here training starts from the prior's precision.",
     ),
     _vogn_1("breast-cancer", 1.0, 2000, _BREAST_CANCER),
     Preset(
