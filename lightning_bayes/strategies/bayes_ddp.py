@@ -170,7 +170,7 @@ class BayesDDPStrategy(DDPStrategy):
             return
         if self.world_size % self._groups:
             raise HyperparameterError(
-                f"num_groups={self._groups} puts the batches of one of the {self.world_size} ranks into several noise "
+                f"num_groups={self._groups} puts batches of one of the {self.world_size} ranks into several noise "
                 "groups, some of which span several ranks. Methods that square the gradient of a group do not support this. "
                 f"Choose a multiple or a divisor of {self.world_size}."
             )
