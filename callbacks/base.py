@@ -8,7 +8,7 @@ A fit takes these steps:
 4. `on_train_batch_end` sets the default noise scale once the first loss is known.
 5. Evaluation averages predictions over posterior samples (`find_samples`).
 6. Checkpoints hold the posterior mean as weights, and the optimizer's state as the posterior.
-7. `undo` removes every patch, also after an exception.
+7. `undo` removes the patches of the fit, also after an exception. `teardown` removes all patches.
 """
 
 from __future__ import annotations

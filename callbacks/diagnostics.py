@@ -1,4 +1,4 @@
-"""Logs diagnostics of the posterior during training, and warns about layers with a useless posterior."""
+"""Logs diagnostics of the posterior during training, and warns about layers with a degenerate posterior."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class EvaluationCallback(Callback, ABC):
         self.undo()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo everything: after an exception, Lightning does not call `teardown`."""
+        """Undo everything: after an exception, Lightning does not call the `teardown` of callbacks."""
         self.undo()
 
 

@@ -72,7 +72,7 @@ class MCDropoutCallback(EvaluationCallback):
         self._hooked: nn.Module | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remove dropout that an earlier run inserted."""
+        """Remove dropout that an earlier run inserted, and require that no other callback averages predictions."""
         super().setup(trainer, pl_module, stage)
         self.undo()
         require_single_evaluation(trainer)

@@ -97,7 +97,7 @@ def _uci(name: str, callback: str, batch: int, samples: int, init_precision: flo
         },
         _PAPER + "appendix J.1, and uci_code",
         f"MLP with one hidden layer of 50 ReLU; standardised inputs and targets, 20 splits of 90 to 10; batch {batch}; 40 "
-        "epochs; Gaussian noise of its own precision",
+        "epochs; Gaussian noise with a tuned precision",
         " ".join((_TUNED, _SWAPPED, _JOINT, *differs)),
     )
 
