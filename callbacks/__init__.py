@@ -1,4 +1,4 @@
-"""The Lightning seam: callbacks that turn training into variational inference."""
+"""Lightning callbacks for variational inference, other posteriors, and evaluation under a posterior."""
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.bbb import BBBCallback

@@ -8,7 +8,7 @@ A fit takes these steps:
 4. `on_train_batch_end` sets the default noise scale once the first loss is known.
 5. Evaluation averages predictions over posterior samples (`find_samples`).
 6. Checkpoints hold the posterior mean as weights, and the optimizer's state as the posterior.
-7. `undo` removes every patch, also after an exception.
+7. `undo` removes the patches of the fit, also after an exception. `teardown` removes all patches.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         **fields: See `CallbackFields`.
 
     Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        HyperparameterError: If an argument is out of range.
     """
 
     field_defaults: ClassVar[Mapping[str, Any]] = {}
@@ -221,7 +221,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Find the posterior to evaluate under.
 
         Returns:
-            Weight samples; None without a posterior.
+            Weight samples; None without a posterior, and if the number of samples is 0.
         """
         count = sample_count(trainer, self.eval_samples, self.val_samples)
         if not count or not self.optimizer_class.noisy:
@@ -240,7 +240,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         return CALLBACK_KEY
 
     def state_dict(self) -> dict[str, Any]:
-        """Names of the optimizer's parameters in its order, which make its state a posterior; link; learning rate."""
+        """Parameter names in the optimizer's order, needed to read its state as a posterior; the link; the learning rate."""
         if self.optimizer is None:
             return {}
         return {

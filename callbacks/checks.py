@@ -71,13 +71,11 @@ def check_swappable(optimizers: list[Optimizer], module: nn.Module, bounds_step:
     Raises:
         UnsupportedTrainingError: If there are several optimizers, or this one cannot be swapped.
     """
-    names = (
-        ", ".join(type(o).__name__ for o in optimizers if o.param_groups) or "None"
-    )  # Lightning's dummy has no groups
     if len(optimizers) != 1 or not optimizers[0].param_groups:
+        names = ", ".join(type(o).__name__ for o in optimizers if o.param_groups)  # Lightning's dummy has no groups
         raise UnsupportedTrainingError(
-            f"The callback swaps one optimizer, and configure_optimizers returned {names}. Return one optimizer over the "
-            "parameters to learn."
+            f"The callback swaps one optimizer, and configure_optimizers returned {names or 'None'}. Return one optimizer "
+            "over the parameters to learn."
         )
     old = optimizers[0]
     _check_params(old, module)

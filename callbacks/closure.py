@@ -1,4 +1,4 @@
-"""The Monte-Carlo closure: K × (sample → training_step → backward → mean), then one reduction over processes.
+"""The Monte-Carlo closure: K × (draw weights → training_step → backward → restore the mean), then one reduction.
 
 It replaces Lightning's closure, which the optimizer calls once, so accumulation, clipping, AMP's scaler and ``global_step``
 keep their meaning. An optimizer that called Lightning's closure K times would count the last micro-batch K times under
@@ -35,7 +35,7 @@ class MonteCarloClosure(Closure):
             they draw the same noise as one large batch.
 
     Attributes:
-        watch: Called with the capture of the first pass, if set.
+        watch: Called with the capture of the first pass that has a loss, if set.
     """
 
     def __init__(self, base: Closure, trainer: Trainer, optimizer: NoisyOptimizer, samples: list[int]) -> None:
@@ -115,7 +115,7 @@ class MonteCarloClosure(Closure):
 
 
 def _with_examples(result: ClosureResult) -> torch.Tensor:
-    """The loss, with the per-example losses attached if training_step returned them, whose graph is then released."""
+    """The loss, with the per-example losses attached if training_step returned them. The result keeps them detached."""
     assert result.closure_loss is not None
     losses = result.extra.get(KEY)
     if losses is None:

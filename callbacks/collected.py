@@ -95,13 +95,14 @@ class ExtremeImages:
         """
         if images.ndim != 4 or images.shape[1] not in {1, 3}:
             return
-        columns = (images.detach().cpu().float(), targets, probs)
+        images = images.detach().cpu().float()
         if self._extremes is not None:
-            columns = tuple(torch.cat(pair) for pair in zip(self._extremes, columns, strict=True))  # type: ignore[assignment]
-        order = columns[2].amax(-1).argsort(descending=True, stable=True)
+            pairs = zip(self._extremes, (images, targets, probs), strict=True)
+            images, targets, probs = (torch.cat(pair) for pair in pairs)
+        order = probs.amax(-1).argsort(descending=True, stable=True)
         if len(order) > 2 * self.count:
             order = torch.cat([order[: self.count], order[-self.count :]])
-        self._extremes = (columns[0][order], columns[1][order], columns[2][order])
+        self._extremes = (images[order], targets[order], probs[order])
 
     def gathered(self, gather: Gather) -> tuple[Tensor, Tensor, Tensor] | None:
         """Gather the images of all processes.

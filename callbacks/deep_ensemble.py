@@ -41,7 +41,7 @@ class DeepEnsembleCallback(EvaluationCallback):
             member's training loss, else ``"softmax"``.
 
     Raises:
-        HyperparameterError: If there is no member, or `samples` is not a whole number of at least 0.
+        HyperparameterError: If `members` is empty or a single path, or `samples` is not a whole number of at least 0.
     """
 
     opt_out_hint = "remove DeepEnsembleCallback"

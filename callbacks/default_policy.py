@@ -29,7 +29,7 @@ from lightning_bayes.posteriors.shaped_noise import FLATNESS
 from lightning_bayes.predictive import Link
 
 _INTERVAL = 10  # T if the user's optimizer updates the mean
-_NATURAL_PRIOR_PRECISION = 1.0  # δ with an explicit learning rate
+_NATURAL_PRIOR_PRECISION = 1.0  # δ if the user's optimizer does not update the mean
 _STRONG_PRIOR = 10.0  # a prior precision that hurt small networks
 
 
@@ -47,8 +47,8 @@ def choose_defaults(
 ) -> ChosenDefaults:
     """Choose the step, the curvature interval and the first noise scale.
 
-    The default interval is 10 if the user's optimizer updates the mean, so that the curvature only shapes the noise. It is 1
-    if the curvature divides the gradient, or costs nothing.
+    The default interval is 10 if the user's optimizer steps, and the curvature only shapes the noise (or, if `grafts`, the
+    direction of the step). It is 1 if the curvature divides the gradient, or costs nothing.
 
     Args:
         callback: Name of the callback's class, for messages.

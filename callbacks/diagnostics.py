@@ -1,4 +1,4 @@
-"""Logs diagnostics of the posterior during training and warns about layers with a bad one."""
+"""Logs diagnostics of the posterior during training, and warns about layers with a degenerate posterior."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PosteriorDiagnostics(Callback):
     weights, or the data contribute almost nothing to the precision.
 
     Args:
-        every_n_epochs: Epochs between two logs; 1 includes the first epoch.
+        every_n_epochs: Number of epochs per log; 1 logs after every epoch.
         per_layer: Whether to log each layer. Warnings always name layers.
 
     Raises:

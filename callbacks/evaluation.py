@@ -1,4 +1,4 @@
-"""Evaluation under samples: averages validation, test and prediction, with the link of the module or its loss."""
+"""Evaluation under samples: averages validation, test and prediction, with the link of the module or of its loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FinishesSamples(Protocol):
 
 @final
 class PosteriorEvaluation:
-    """Averages a module's predictions over samples from `start` to `stop`.
+    """Averages a module's predictions over samples between `start` and `stop`.
 
     Args:
         link: How outputs become predictions; None reads it from the module, then from the training loss.
@@ -48,7 +48,7 @@ class PosteriorEvaluation:
         self._forward: SampledForward | None = None
 
     def observe_loss(self, loss: torch.Tensor) -> None:
-        """Read the link from the first loss of a fit, which needs its graph."""
+        """Read the link from the first loss of a fit. The loss must have its graph."""
         if not self.has_seen_loss:
             self.has_seen_loss, self.loss_link = True, link_of_loss(loss)
 
@@ -65,9 +65,10 @@ class PosteriorEvaluation:
         """Replace the module's forward by the average over samples, and in prediction also its ``predict_step``."""
         require_single_evaluation(trainer)
         link = self.link_of(module) or "softmax"
-        for callback in trainer.callbacks if trainer.state.fn != "fit" else ():  # type: ignore[attr-defined]
-            if isinstance(callback, FinishesSamples):
-                samples = callback.finished_samples(trainer, module, samples, link)
+        if trainer.state.fn != "fit":
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, FinishesSamples):
+                    samples = callback.finished_samples(trainer, module, samples, link)
         self._forward = SampledForward(
             module,
             spread(trainer, recalibrated(trainer, module, samples)),
@@ -156,7 +157,7 @@ class EvaluationCallback(Callback, ABC):
         self.undo()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo everything: after an exception, Lightning does not call `teardown`."""
+        """Undo everything: after an exception, Lightning does not call the `teardown` of callbacks."""
         self.undo()
 
 

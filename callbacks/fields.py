@@ -30,8 +30,8 @@ class CallbackFields(HyperparameterFields, total=False):
             act on both.
         step: ``"user"``: the user's optimizer updates the mean. ``"natural"`` with `lr`: the paper's step. ``"natural"``
             without `lr`: the natural-gradient direction with the length of the user's step, tensor by tensor
-            (`optim.steps.graft`; a heuristic). None: ``"user"`` without `lr`, ``"natural"`` with it; OGN, K-FAC and Vprop-0
-            bound their own step.
+            (`optim.steps.graft`; a heuristic). None: ``"user"`` without `lr`, ``"natural"`` with it; without `lr`, OGN,
+            K-FAC and Vprop-0 take their natural step within a trust region (`optim.steps.trust_region`).
         mc_samples: K, weight samples per batch and process in training; default 1, for CVI 10.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean. Default 10.
         linearized: Whether validation, test and prediction linearise the model around the mean, f(x, μ) + J (θ - μ), which
@@ -39,8 +39,9 @@ class CallbackFields(HyperparameterFields, total=False):
         val_samples: Weight samples for validation during a fit; each costs one forward pass per batch. 0 validates at the
             posterior mean. None: 3, or S if S is smaller or `TemperatureScaling` fits a temperature for S samples.
         prior_precision: δ of the prior N(μ₀, 1/δ). None: δ = Ñ·wd/τ from the optimizer's L2 ``weight_decay``. Without weight
-            decay, 1 with an explicit `lr`; in the default step, no prior acts on the mean: it is unregularised, because the
-            implicit prior is centred at the mean, with a precision set by the curvature (`posteriors.shaped_noise`).
+            decay, 1 with an explicit `lr`, and for OGN, K-FAC and Vprop-0. In the default step, no prior acts on the mean:
+            it is unregularised, because the implicit prior is centred at the mean, with a precision set by the curvature
+            (`posteriors.shaped_noise`).
         prior: A mean-field posterior of earlier data, or a checkpoint with one. It sets μ₀ and δ of each weight that it
             contains, by the LightningModule's names, as if training continued with all data (`optim.weight_prior`). Other
             weights keep `prior_mean` and `prior_precision`. Use a posterior trained with an explicit `lr`: the default
@@ -57,8 +58,8 @@ class CallbackFields(HyperparameterFields, total=False):
         noise_flatness: ε, flatness of the noise of size κ (`posteriors.shaped_noise`). None: 0.03, or 1 if κ defaults to 0.3
             for convolutions.
         curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates
-            run the bare model. None: 10 if the user's optimizer updates the mean and the curvature is a running average
-            (`optim.runtime.measuring`), else 1.
+            run the bare model. None: 10 if the user's optimizer sets the step or its length and updates may skip the
+            measurement (`optim.runtime.measuring`), else 1.
         link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else the link of the
             training loss (``mse_loss``: ``"identity"``), else ``"softmax"``.
         bayesian: Regular expression for the names of the parameters that have a posterior. The other parameters take the
@@ -109,16 +110,16 @@ def _merge_docstrings(*records: Any) -> None:
     """Copy the inherited attributes into each record's docstring, where jsonargparse reads help texts."""
     inherited = ""
     for record in records:
-        head, _, own = (record.__doc__ or "").partition("Attributes:\n")
+        head, _, attributes = (record.__doc__ or "").partition("Attributes:\n")
         # If a name occurs twice, jsonargparse uses the last entry.
-        inherited = f"{inherited.rstrip()}\n{own.rstrip()}\n".lstrip("\n")
+        inherited = f"{inherited.rstrip()}\n{attributes.rstrip()}\n".lstrip("\n")
         record.__doc__ = f"{head}Attributes:\n{inherited}    "
 
 
 _merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
 
 _CALLBACK_NAMES = ("lr", "num_data", "prior_precision", "eval_samples", "val_samples", "linearized", "link")
-_UNDECIDED = ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")  # chosen later
+_UNDECIDED = ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")  # None: chosen later
 _DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False}
 
 

@@ -43,7 +43,7 @@ class EvaluationFigures(Callback):
     Args:
         dirpath: Folder to write to. None: ``figures`` in the run's folder ``trainer.log_dir``, or in the trainer's
             ``default_root_dir`` if the logger has no folder.
-        required: Whether to raise an error if the module does not return its logits; otherwise no figures are drawn.
+        required: Whether to raise an error if the module does not return its logits. If False, no figures are drawn for it.
     """
 
     def __init__(self, dirpath: str | None = None, required: bool = True) -> None:
@@ -116,8 +116,10 @@ def draw(
     if len(next(iter(predicted.scores.values()))) > 1:
         figures["ood_scores"] = score_histograms(predicted.scores)
     first = next(iter(predicted.probs))
-    shifts = {"mean" if suffix else first: by_severity(logged, suffix) for suffix in ("", "_mean")}
-    shifts = {kind: curves for kind, curves in shifts.items() if curves}
+    shifts = {}
+    for kind, suffix in ((first, ""), ("mean", "_mean")):
+        if severities := by_severity(logged, suffix):
+            shifts[kind] = severities
     if shifts:
         figures["shift"] = shift_curves(shifts)
     return figures

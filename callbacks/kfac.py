@@ -52,9 +52,9 @@ class KFACCallback(VariationalCallback):
     field_defaults: ClassVar[Mapping[str, Any]] = {"damping": _DAMPING}
 
     def __init__(self, **fields: Unpack[KroneckerFields]) -> None:
-        shared, own = _split(fields)
+        shared, kfac_only = _split(fields)
         super().__init__(**shared)
-        _set_own(self, own)
+        _set_own(self, kfac_only)
 
     def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
         """Share the inversions among ranks, and log how each layer is measured."""
@@ -82,9 +82,9 @@ class NoisyKFACCallback(VariationalCallback):
         check_prior_at(prior_at)
         if fields.get("lr") is None:
             fields = cast(KroneckerFields, {**_USER_STEP_DEFAULTS, **fields})
-        shared, own = _split(fields)
+        shared, kfac_only = _split(fields)
         super().__init__(**shared)
-        _set_own(self, own)
+        _set_own(self, kfac_only)
         self.optimizer_kwargs["prior_at"] = prior_at
 
     def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
@@ -95,17 +95,17 @@ class NoisyKFACCallback(VariationalCallback):
 def _split(fields: KroneckerFields) -> tuple[CallbackFields, dict[str, Any]]:
     """The shared arguments, and the arguments that only K-FAC has, with defaults filled in."""
     shared = {name: value for name, value in fields.items() if name not in _KFAC_DEFAULTS}
-    own: dict[str, Any] = {name: fields.get(name, default) for name, default in _KFAC_DEFAULTS.items()}
-    check_intervals(own["stats_interval"], own["inverse_interval"])
-    check_fisher(own["fisher"])
-    check_factors(fields.get("engine", "fused"), own["factors"], own["unsupported_layers"])
-    return cast(CallbackFields, shared), own
+    kfac_only: dict[str, Any] = {name: fields.get(name, default) for name, default in _KFAC_DEFAULTS.items()}
+    check_intervals(kfac_only["stats_interval"], kfac_only["inverse_interval"])
+    check_fisher(kfac_only["fisher"])
+    check_factors(fields.get("engine", "fused"), kfac_only["factors"], kfac_only["unsupported_layers"])
+    return cast(CallbackFields, shared), kfac_only
 
 
-def _set_own(callback: VariationalCallback, own: dict[str, Any]) -> None:
-    KroneckerOptimizer.hyperparameters.check(own)
-    callback.set_own(kl_clip=own["kl_clip"])
-    callback.optimizer_kwargs |= {name: value for name, value in own.items() if name != "kl_clip"}
+def _set_own(callback: VariationalCallback, kfac_only: dict[str, Any]) -> None:
+    KroneckerOptimizer.hyperparameters.check(kfac_only)
+    callback.set_own(kl_clip=kfac_only["kl_clip"])
+    callback.optimizer_kwargs |= {name: value for name, value in kfac_only.items() if name != "kl_clip"}
 
 
 def _share_inversions(trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:

@@ -48,12 +48,14 @@ class LaplaceCallback(PosthocCallback):
         subset: ``"last_layer"``, ``"all"``, or a regular expression to search in parameter names.
         curvature: ``"ggn"``, ``"fisher"`` or ``"empirical_fisher"``.
         prior_precision: δ; ``"marglik"`` maximises the marginal likelihood; ``"validation"`` minimises the NLL of the
-            validation set. None: ``"validation"`` for classification with a validation set, because the marginal likelihood
-            of a network that has learned its training data gives far too wide a posterior; else ``"marglik"``.
+            validation set. None: ``"validation"`` for classification with a validation set and without `online_every`,
+            because the marginal likelihood of a network that has fitted its training data makes the posterior far too wide;
+            else ``"marglik"``.
         prior_structure: ``"scalar"`` or ``"layerwise"``.
         linearized: The predictive. ``"closed_form"``: linearised, with the probit approximation. True: linearised, with
             samples, which is cheaper for all layers of a large network. False: sampled networks.
-        eval_samples: S, number of samples; in a closed-form regression, number of points; 0 evaluates the network.
+        eval_samples: S, number of samples; a regression in closed form represents its Gaussian by S values. 0 evaluates the
+            network.
         mc_samples: Labels drawn per example for ``"fisher"``.
         online_every: Epochs between maximisations of the marginal likelihood during the fit. Each sets the optimizer's
             weight decay to δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975). None disables them.
@@ -66,7 +68,7 @@ class LaplaceCallback(PosthocCallback):
         result: The last `Laplace`; None before the first.
 
     Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        HyperparameterError: If an argument is out of range.
     """
 
     def __init__(
@@ -84,9 +86,8 @@ class LaplaceCallback(PosthocCallback):
         seed: int = 0,
         save_to: str | None = None,
     ) -> None:
-        super().__init__(
-            None if likelihood is None else link_of(find_likelihood(likelihood)[0]), eval_samples, linearized, seed
-        )
+        link = None if likelihood is None else link_of(find_likelihood(likelihood)[0])
+        super().__init__(link, eval_samples, linearized, seed)
         self.save_to = save_to
         check_settings(structure, prior_precision or "marglik", prior_structure)
         if online_every is not None and (online_every < 1 or subset != "all" or prior_structure != "scalar"):

@@ -36,7 +36,7 @@ class MCDropoutCallback(EvaluationCallback):
         seed: Seed of the sampled passes.
 
     Raises:
-        HyperparameterError: If an argument lies outside of its range, or only one of `p` and `layers` is passed.
+        HyperparameterError: If an argument is out of range, or only one of `p` and `layers` is passed.
 
     Example:
         >>> callback = MCDropoutCallback(eval_samples=32, p=0.1, layers=r"model\.(conv|fc)\d")
@@ -72,7 +72,7 @@ class MCDropoutCallback(EvaluationCallback):
         self._hooked: nn.Module | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remove dropout that an earlier run inserted."""
+        """Remove dropout that an earlier run inserted, and require that no other callback averages predictions."""
         super().setup(trainer, pl_module, stage)
         self.undo()
         require_single_evaluation(trainer)

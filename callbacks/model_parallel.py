@@ -32,7 +32,7 @@ def check_model_parallel(trainer: Trainer, module: LightningModule, linearized: 
         linearized: Whether predictions are linearised.
 
     Raises:
-        UnsupportedTrainingError: If no weights are sharded, or the evaluation needs whole weights.
+        UnsupportedTrainingError: If no weights or the module itself is sharded, or the evaluation needs whole weights.
     """
     if not is_model_parallel(trainer):
         return

@@ -1,4 +1,4 @@
-"""Converts the user's parameter groups to those of a noisy optimizer."""
+"""Converts the user's parameter groups to groups of a noisy optimizer."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
-from lightning_bayes.callbacks.validation_set import ValidationSet, added_up, on_device
+from lightning_bayes.callbacks.validation_set import ValidationSet, on_device, sum_over_processes
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import SCALE_KEY
@@ -50,8 +50,9 @@ class PosteriorScale(Callback):
     evaluation. With the identity link, the noise comes from the module's attribute ``likelihood``, if it is a
     `lightning_bayes.curvature.Gaussian`; otherwise σ is chosen together with the width.
 
-    With the linearised predictive, the validation set is evaluated once. Otherwise each width costs an evaluation, about 25
-    in total. The outputs of one evaluation are held in memory, ``[samples, examples, outputs]``.
+    With linearised samples, the validation set is evaluated twice, for any number of widths. Otherwise, also with the closed
+    form, each width costs an evaluation, about 25 in total. The outputs of an evaluation are held in memory,
+    ``[samples, examples, outputs]``.
 
     Args:
         linearized: Whether predictions are linearised, see `LinearizedSamples`; None follows the callback with the
@@ -148,14 +149,14 @@ class PosteriorScale(Callback):
     def _scalable(self, samples: Samples) -> _Scalable:
         if isinstance(samples, ClosedFormSamples) and self.linearized is None:
             return samples
-        networks = samples.samples if isinstance(samples, _EXPANSIONS) else samples
-        if not isinstance(networks, PosteriorSamples):
+        weight_samples = samples.samples if isinstance(samples, _EXPANSIONS) else samples
+        if not isinstance(weight_samples, PosteriorSamples):
             raise UnsupportedTrainingError(
                 f"PosteriorScale changes the width of a posterior over weights, but {type(samples).__name__} have none. Use "
                 "it with a callback such as VOGNCallback."
             )
-        linear = isinstance(samples, _EXPANSIONS) if self.linearized is None else self.linearized
-        return LinearizedSamples(networks) if linear else networks
+        linearized = isinstance(samples, _EXPANSIONS) if self.linearized is None else self.linearized
+        return LinearizedSamples(weight_samples) if linearized else weight_samples
 
     def _choose(
         self,
@@ -173,7 +174,7 @@ class PosteriorScale(Callback):
         linear_outputs = _linear_in_scale(samples, evaluate) if isinstance(samples, LinearizedSamples) else None
         likelihood = getattr(module, "likelihood", None)
         noise_std = likelihood.std if isinstance(likelihood, Gaussian) else None
-        reduce = added_up(trainer, module)
+        reduce = sum_over_processes(trainer, module)
 
         def nll(scale: float) -> float:
             result = evaluate(samples.scaled(scale)) if linear_outputs is None else linear_outputs(scale)
@@ -218,7 +219,7 @@ def _evaluate(trainer: Trainer, module: LightningModule, samples: Samples, batch
 
 
 def _evaluation_of(trainer: Trainer) -> EvaluationCallback:
-    callbacks = [each for each in trainer.callbacks if isinstance(each, EvaluationCallback)]  # type: ignore[attr-defined]
+    callbacks = [c for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
     if not callbacks:
         raise UnsupportedTrainingError(
             "PosteriorScale changes the width of a posterior, but no callback of this trainer has one. Add VOGNCallback()."

@@ -28,7 +28,7 @@ class PosthocCallback(EvaluationCallback, ABC):
         seed: The seed of the samples.
 
     Raises:
-        HyperparameterError: If a number lies outside of its range.
+        HyperparameterError: If a number is out of range.
     """
 
     save_to: str | None = None

@@ -41,8 +41,8 @@ class PredictionWriter(BasePredictionWriter):
             writes no such column.
 
     Raises:
-        HyperparameterError: If the extension is unknown, or the threshold is not a probability. Raises ModuleNotFoundError
-            if Parquet needs a package that is not installed.
+        HyperparameterError: If the extension is unknown, or the threshold is not a probability.
+        ModuleNotFoundError: If Parquet needs a package that is not installed.
     """
 
     def __init__(self, dirpath: str | None = None, filename: str = FILENAME, reject_below: float | None = None) -> None:
@@ -103,7 +103,7 @@ class PredictionWriter(BasePredictionWriter):
         rank_zero_info(f"{len(table['dataloader_idx'])} predictions ({', '.join(all_columns)}) are in {path}")
 
     def _is_replaced(self, trainer: Trainer) -> bool:
-        writers = [each for each in trainer.callbacks if isinstance(each, PredictionWriter)]  # type: ignore[attr-defined]
+        writers = [c for c in trainer.callbacks if isinstance(c, PredictionWriter)]  # type: ignore[attr-defined]
         return self.is_default and not all(writer.is_default for writer in writers)
 
 
@@ -169,6 +169,6 @@ def stack(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None:
 
 
 def filename(trainer: Trainer, name: str = FILENAME) -> str:
-    """The file name of this process. Each process writes its own file, so that none waits for another."""
+    """The file name of this process. Each process writes its own file, so that no process waits for another."""
     path = Path(name)
     return name if trainer.world_size == 1 else f"{path.stem}_rank{trainer.global_rank}{path.suffix}"

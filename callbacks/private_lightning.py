@@ -1,6 +1,6 @@
 """All private symbols of Lightning that this package uses, and the Lightning versions that it was tested with.
 
-Lightning may rename private symbols in any release. Each appears once, in this file, and is checked before a fit. Other code
+Lightning may rename private symbols in any release. They are used only in this file and are checked before a fit. Other code
 calls the functions below. A test finds uses of Lightning's private symbols outside of this file.
 """
 

@@ -25,8 +25,8 @@ class BatchNormRecalibration(Callback):
 
     For each sample that another callback averages over, the running statistics are re-estimated as a plain average over B
     training batches; predictions at the mean use statistics of the mean. The module's original statistics are restored
-    afterwards. This costs ``(S + 1) · B`` forward passes at the start. Validation during a fit uses the statistics collected
-    in training, which checkpoints keep.
+    afterwards. This costs up to ``(S + 1) · B`` forward passes at the start, or ``B`` with ``of="mean"``. Validation during
+    a fit uses the statistics collected in training, which checkpoints keep.
 
     Args:
         batches: B, from the training loader of the data module, of the module, or of the last fit with this callback.
@@ -34,7 +34,7 @@ class BatchNormRecalibration(Callback):
         seed: Seed of the shuffling and augmentation of these batches; the global random state is restored.
 
     Raises:
-        HyperparameterError: If `batches` is below 1 or `of` is unknown.
+        HyperparameterError: If `batches` is not a whole number of at least 1, or `of` is unknown.
     """
 
     def __init__(self, batches: int = 50, of: Literal["sample", "mean"] = "sample", seed: int = 0) -> None:

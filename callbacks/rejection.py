@@ -10,7 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
-from lightning_bayes.callbacks.validation_set import ValidationSet, evaluated
+from lightning_bayes.callbacks.validation_set import ValidationSet, evaluate_batches
 from lightning_bayes.errors import DataError, HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.predictive import Rejector, ScaledModule
 
@@ -22,15 +22,15 @@ class RejectorCallback(Callback):
     Before a test, the callback evaluates the validation set and fits a threshold: predictions whose largest probability
     exceeds it are wrong for at most a fraction `risk` of new answers, with the given confidence. The test logs
     ``test/reject/threshold``, ``test/reject/coverage`` (fraction of the test set that is answered) and ``test/reject/error``
-    (fraction of wrong answers). Probabilities are those of the predictive before temperature scaling. The guarantee holds
-    only if the validation set chose nothing else, such as an epoch, a width or a prior.
+    (fraction of the answers that are wrong). Probabilities come from the predictive before temperature scaling. The
+    guarantee holds only if the validation set was used for nothing else, such as to choose an epoch, a width or a prior.
 
     The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}``, and the module must have a
     ``sampled_forward``; `lightning_bayes.zoo.BayesClassifier` does both. The validation set's logits are held in memory.
 
     Args:
         risk: r*, tolerated fraction of errors among the answers, between 0 and 1.
-        confidence: 1 - δ, probability that the risk stays below `risk`.
+        confidence: 1 - δ, probability over validation sets that the risk is at most `risk`.
 
     Raises:
         HyperparameterError: If one of them is not between 0 and 1.
@@ -70,7 +70,7 @@ class RejectorCallback(Callback):
                 "lightning_bayes.predictive.Rejector.fit yourself."
             )
         self._counts.zero_()
-        steps = list(evaluated(trainer, pl_module, self._validation.loader(trainer)))
+        steps = list(evaluate_batches(trainer, pl_module, self._validation.loader(trainer)))
         probs, labels = torch.cat([_probs(step) for step in steps]), torch.cat([step.targets for step in steps])
         try:
             self.rejector = Rejector.fit(probs, labels, self.risk, self.confidence)

@@ -26,13 +26,14 @@ _SIDE = 3  # largest size of a dimension
 def require_resumable(optimizer: Optimizer) -> None:
     """Require an optimizer whose `state_dict` holds all of its state.
 
-    torch's own optimizers pass without a test, and so do optimizers whose copy cannot step on small tensors.
+    torch's own optimizers pass without a test, and so do optimizers that have already stepped, or whose copy cannot step on
+    small tensors.
 
     Args:
         optimizer: The user's optimizer, which is not changed.
 
     Raises:
-        UnsupportedTrainingError: If a resumed copy takes other steps; names the attributes that it changes.
+        UnsupportedTrainingError: If a resumed copy takes different steps; names the attributes that steps change.
     """
     if type(optimizer).__module__.startswith("torch.optim") or optimizer.state:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, final
 
 from lightning.pytorch import LightningModule, Trainer
@@ -69,10 +70,10 @@ class ResumeGuard:
         saved = self._saved.get("param_names", names)
         if saved == names:
             return
-        saved_list, current_list = (", ".join(name for group in both for name in group) for both in (saved, names))
+        saved_order, current_order = ", ".join(chain(*saved)), ", ".join(chain(*names))
         raise PosteriorError(
             "configure_optimizers returns parameters in another order or other groups than the checkpoint holds, so "
-            f"their curvature would be mixed up (saved: {saved_list}; now: {current_list}). Restore the old order."
+            f"their curvature would be mixed up (saved: {saved_order}; now: {current_order}). Restore the old order."
         )
 
     def commit(self) -> None:

@@ -1,8 +1,8 @@
 """Replaces a module's ``forward`` by its average over samples, such as S weight samples of a posterior.
 
-While active, ``forward`` runs under S samples and combines the outputs into one of the same kind. For logits that is the
-**log of the mean probability**, so the user's cross-entropy and accuracy become those of the Monte-Carlo predictive. Forward
-hooks do not work here: under DDP, a step itself runs inside the module's forward.
+While active, ``forward`` runs under S samples and combines their outputs into one output of the same kind. Logits become the
+**log of the mean probability**, so the user's cross-entropy and accuracy evaluate the Monte-Carlo predictive. Forward hooks
+do not work here: under DDP, a step itself runs inside the module's forward.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class SampledForward:
         """Replace the module's methods.
 
         Args:
-            predict: Whether this is prediction. It replaces Lightning's default ``predict_step`` by one that returns
-                probabilities, entropy and mutual information. If the user overrides ``predict_step`` and returns a
-                dictionary, entropy and mutual information are added to it.
+            predict: Whether to replace ``predict_step`` as well. In place of Lightning's default, a step returns
+                probabilities, entropy and mutual information, or mean and variance. If the user's ``predict_step`` calls
+                ``self(...)`` once and returns a dictionary, the uncertainty is added to it.
         """
         patch, module = self._patches.set, self.module
         patch(module, "forward", self._combined)
@@ -143,7 +143,8 @@ class SampledForward:
             calls = self.calls - calls_before
             if isinstance(result, dict) and calls == 1 and self._last is not None:
                 summary = self._summary(self._last)
-                return {**{name: value for name, value in summary.items() if name not in {"probs", "mean"}}, **result}
+                uncertainty = {name: value for name, value in summary.items() if name not in {"probs", "mean"}}
+                return {**uncertainty, **result}
             self._warn_without_uncertainty(result, calls)
             return result
 

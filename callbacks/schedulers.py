@@ -19,13 +19,13 @@ _SCHEDULER_RATES = ("base_lrs", "max_lrs", LAST_RATES)
 def override_rates(groups: list[dict[str, Any]], schedulers: Iterable[Any], lr: float | Schedule) -> None:
     """Make `lr` the peak of every group's schedule, and keep the schedule's shape.
 
-    Schedulers compute learning rates from the optimizer's initial ones, so they would overwrite a new current rate in their
+    Schedulers compute learning rates from the initial rates, so changing only the current rate would not last beyond their
     next step.
 
     Args:
         groups: Converted groups; changed in place.
         schedulers: The user's schedulers; changed in place.
-        lr: Learning rate, or a schedule that replaces the user's schedulers.
+        lr: Learning rate, or a schedule. A schedule raises UnsupportedTrainingError if the user has schedulers as well.
     """
     if callable(lr):
         _set_schedule(groups, list(schedulers), lr)
@@ -38,7 +38,8 @@ def override_rates(groups: list[dict[str, Any]], schedulers: Iterable[Any], lr: 
         peak = max([group.get("max_lr", start), *(rates[index] for rates in cyclic)])
         factors.append(lr / peak if peak else 1.0)
         group.update({key: group[key] * factors[-1] for key in _GROUP_RATES if key in group})
-        group["lr"] = group["lr"] if peak else lr
+        if not peak:
+            group["lr"] = lr
     for scheduler in all_schedulers:
         for name in _SCHEDULER_RATES:
             if hasattr(scheduler, name):

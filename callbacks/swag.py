@@ -32,7 +32,8 @@ class SWAGCallback(PosthocCallback):
     https://arxiv.org/abs/2002.08791).
 
     Args:
-        start: Fraction of the epochs after which collection starts, from 0 to 1. At least the last two epochs count.
+        start: Fraction of the epochs after which collection starts, at least 0 and below 1. Collection starts in the
+            second-last epoch at the latest.
         every: Epochs between two collections.
         max_rank: R, number of stored deviations, each as large as the network.
         lr: Constant learning rate of all parameter groups once collection starts, as in the paper; None keeps the user's
@@ -44,7 +45,7 @@ class SWAGCallback(PosthocCallback):
         seed: The seed of the samples.
 
     Raises:
-        HyperparameterError: If an argument lies outside of its range.
+        HyperparameterError: If an argument is out of range.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class SWAGCallback(PosthocCallback):
         if not trainer.current_epoch:
             self.moments = SWAG(self.max_rank)
         epochs = trainer.max_epochs or -1
-        collections = len([epoch for epoch in range(max(epochs, 0)) if self._collects(trainer, epoch)])
+        collections = sum(self._collects(trainer, epoch) for epoch in range(epochs))
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._collect(pl_module)  # a second iterate, so that a trial run also makes the posterior
         elif collections < 2:

@@ -11,7 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
-from lightning_bayes.callbacks.validation_set import ValidationSet, added_up, evaluated
+from lightning_bayes.callbacks.validation_set import ValidationSet, evaluate_batches, sum_over_processes
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import ScaledModule, fit_temperature
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
@@ -21,24 +21,25 @@ from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
 class TemperatureScaling(Callback):
     """Fits the temperature that minimises the NLL of the validation set (see `lightning_bayes.predictive.temperature`).
 
-    Each validation of a fit ends with a new temperature, logged as ``val/temperature``, from the logits that the validation
-    step returned. The checkpoint keeps the temperature of its weights. In a test, the module logs metrics of the scaled
-    prediction under ``test/post/``, in addition to those of the unscaled one. Predictions are scaled too. If the checkpoint
-    has no temperature, or the trainer has a `PosteriorScale`, the validation set is evaluated first. Its logits are held in
-    memory, ``[samples, examples, classes]``.
+    Each validation ends with a new temperature, logged as ``val/temperature``, from the logits that the validation step
+    returned. The checkpoint keeps the temperature of its weights. In a test, the module logs metrics of the scaled
+    prediction under ``test/post/``, in addition to the metrics of the unscaled prediction. Predictions are scaled too. If
+    the checkpoint has no temperature, or the trainer has a `PosteriorScale`, the validation set is evaluated first. Its
+    logits are held in memory, ``[samples, examples, classes]``.
 
     The module's ``validation_step`` must return ``{"outputs": logits, "targets": classes}``, and the module must use its
     attribute ``temperature``; `lightning_bayes.zoo.BayesClassifier` does both.
 
     Args:
-        refit: Whether to fit before a test even if the checkpoint has a temperature, such as for another number of samples.
+        refit: Whether to fit before each test or prediction even if the checkpoint has a temperature, such as for another
+            number of samples.
     """
 
     def __init__(self, refit: bool = False) -> None:
         self.refit = refit
         self.temperature: float | None = None  # for the current weights
         self._patches = Patches()
-        self._seen: list[StepOutputs] = []
+        self._steps: list[StepOutputs] = []
         self._validation = ValidationSet(type(self).__name__, "temperature")
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class TemperatureScaling(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Discard the logits of an interrupted validation, and keep the loaders."""
-        self._seen = []
+        self._steps = []
         self._validation.keep(trainer)
 
     def on_validation_batch_end(
@@ -75,11 +76,11 @@ class TemperatureScaling(Callback):
     ) -> None:
         """Collect the logits of the first validation loader."""
         if dataloader_idx == 0 and not trainer.sanity_checking:
-            self._seen.append(step_outputs(pl_module, "validation_step", outputs))
+            self._steps.append(step_outputs(pl_module, "validation_step", outputs))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit and log the temperature."""
-        if self._seen and not trainer.sanity_checking:
+        if self._steps and not trainer.sanity_checking:
             self._fit(trainer, pl_module)
             pl_module.log("val/temperature", float(self.temperature or 1.0), sync_dist=True)
 
@@ -114,7 +115,7 @@ class TemperatureScaling(Callback):
             )
         # Validation during the fit did not use the width that a PosteriorScale has chosen.
         if self.temperature is None or self.refit or _has_width(trainer):
-            self._seen = list(evaluated(trainer, pl_module, self._validation.loader(trainer)))
+            self._steps = list(evaluate_batches(trainer, pl_module, self._validation.loader(trainer)))
             self._fit(trainer, pl_module)
             rank_zero_info(
                 f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
@@ -122,10 +123,10 @@ class TemperatureScaling(Callback):
         self._patches.set(pl_module, "temperature", self.temperature)
 
     def _fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        outputs = torch.cat([step.outputs for step in self._seen], dim=1)
-        targets = torch.cat([step.targets for step in self._seen])
-        self._seen = []
-        self.temperature = fit_temperature(outputs, targets, added_up(trainer, pl_module))
+        outputs = torch.cat([step.outputs for step in self._steps], dim=1)
+        targets = torch.cat([step.targets for step in self._steps])
+        self._steps = []
+        self.temperature = fit_temperature(outputs, targets, sum_over_processes(trainer, pl_module))
         if not SMALLEST * 1.01 < self.temperature < LARGEST / 1.01:
             rank_zero_warn(
                 f"The temperature {self.temperature:.3g} is at the end of the search range from {SMALLEST} to {LARGEST}: "

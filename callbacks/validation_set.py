@@ -24,7 +24,7 @@ class ValidationSet:
 
     def __init__(self, callback: str, number: str) -> None:
         self.callback, self.number = callback, number
-        self._seen: Any = None  # loaders of the last fit or validation; the trainer forgets them in a test
+        self._loaders: Any = None  # loaders of the last fit or validation; the trainer forgets them in a test
 
     def require(self, trainer: Trainer) -> None:
         """Keep the loaders of a fit's validation set; raises `UnsupportedTrainingError` if there is none."""
@@ -34,13 +34,13 @@ class ValidationSet:
 
     def keep(self, trainer: Trainer) -> None:
         """Keep the loaders of the current validation."""
-        self._seen = trainer.val_dataloaders
+        self._loaders = trainer.val_dataloaders
 
     def find(self, trainer: Trainer | None) -> Any:
-        """The first validation loader of the data module, else the first one kept; `trainer` is None in a fit."""
+        """The first validation loader of the data module, else of the loaders that were kept; `trainer` is None in a fit."""
         datamodule = getattr(trainer, "datamodule", None)
         if datamodule is None:
-            return _first(self._seen)
+            return _first(self._loaders)
         if not is_overridden("val_dataloader", datamodule, LightningDataModule):
             return None
         datamodule.setup("validate")
@@ -67,7 +67,7 @@ def _first(loaders: Any) -> Any:
     return next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
 
 
-def added_up(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Tensor]:
+def sum_over_processes(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Tensor]:
     """A function that sums a tensor over processes."""
 
     def reduce(total: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def on_device(trainer: Trainer, batch: Any) -> Any:
     return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
 
 
-def evaluated(trainer: Trainer, module: Any, batches: Iterable[Any]) -> Iterator[StepOutputs]:
+def evaluate_batches(trainer: Trainer, module: Any, batches: Iterable[Any]) -> Iterator[StepOutputs]:
     """Evaluate the validation set inside another evaluation, in the same mode and under the same samples.
 
     Args:

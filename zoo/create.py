@@ -63,8 +63,8 @@ def create_model(
     """Build a model by name, with random or pretrained weights.
 
     If the pretrained weights have a different number of classes, they are loaded without the last layer, and a message says
-    so. Nothing else may differ: a `WeightsError` lists every missing, unexpected or misshapen tensor. Afterwards,
-    `input_transform` returns the transform that the weights were trained with.
+    so. Nothing else may differ: a `WeightsError` lists every tensor that is missing, unexpected or of a different shape.
+    Afterwards, `input_transform` returns the transform that the weights were trained with.
 
     Args:
         name: A name from `list_models`, ``timm/NAME`` or ``torchvision/NAME``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -82,7 +83,7 @@ def generate(
     with at_posterior_mean(model, posterior):
         for _ in range(length):
             inputs = torch.tensor([tokens[-window:]], device=device)
-            logits = weight_samples.outputs(model, lambda inputs=inputs: model(inputs)[..., -1])  # type: ignore[misc]
+            logits = weight_samples.outputs(model, partial(model, inputs))[..., -1]
             prediction = summarise(logits.cpu(), "softmax")
             assert isinstance(prediction, Prediction)
             tokens.append(int(torch.multinomial(prediction.probs[0, : len(alphabet)], 1, generator=generator)))

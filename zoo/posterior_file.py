@@ -73,14 +73,14 @@ def save_posterior(
     """Write a posterior file and a model card next to it.
 
     The model may be any module. `load` can rebuild it if it comes from `create_model`, if it is a LightningModule that calls
-    ``save_hyperparameters``, or if `factory` is given. Otherwise, pass the model to `load`.
+    ``save_hyperparameters``, if its class takes no arguments, or if `factory` is given. Otherwise, pass the model to `load`.
 
     If writing fails, for example because the disk is full, a `CheckpointError` gives the reason and an existing file stays
     intact.
 
     Args:
-        path: The file, such as ``"digits.safetensors"`` with the card ``digits.md``. The format is safetensors, whatever the
-            suffix. Missing folders are created.
+        path: The file, such as ``"digits.safetensors"`` with the card ``digits.md``. The format is safetensors for
+            any suffix. Missing folders are created.
         model: The model. Its current weights are not saved.
         posterior: The posterior over the model's weights. ``posterior.select("model.")`` extracts it from the posterior of a
             task.

@@ -97,7 +97,7 @@ def _uci(name: str, callback: str, batch: int, samples: int, init_precision: flo
         },
         _PAPER + "appendix J.1, and uci_code",
         f"MLP with one hidden layer of 50 ReLU; standardised inputs and targets, 20 splits of 90 to 10; batch {batch}; 40 "
-        "epochs; Gaussian noise of its own precision",
+        "epochs; Gaussian noise with a tuned precision",
         " ".join((_TUNED, _SWAPPED, _JOINT, *differs)),
     )
 
@@ -137,7 +137,7 @@ PRESETS: Final = (
         25.0,
         200,
         _USPS,
-        "The code starts from precision 1, below the prior's; here the prior's precision is the start.",
+        "The code starts from precision 1, below the prior's; here training starts from the prior's precision.",
     ),
     _vogn_1("breast-cancer", 1.0, 2000, _BREAST_CANCER),
     Preset(

@@ -164,15 +164,15 @@ class BayesDDPStrategy(DDPStrategy):
             tensors: Floating-point tensors, in the same order and with the same shapes on all ranks.
 
         Raises:
-            HyperparameterError: If the batches of a rank are in several noise groups that span several ranks.
+            HyperparameterError: If a rank's batches are in several noise groups, some of which span several ranks.
         """
         if not self.shares_noise:
             return
         if self.world_size % self._groups:
             raise HyperparameterError(
-                f"num_groups={self._groups} puts batches of one of the {self.world_size} ranks into several noise groups "
-                "that span several ranks. Methods that square the gradient of a group do not support this. Choose a "
-                f"multiple or a divisor of {self.world_size}."
+                f"num_groups={self._groups} puts batches of one of the {self.world_size} ranks into several noise "
+                "groups, some of which span several ranks. Methods that square the gradient of a group do not support this. "
+                f"Choose a multiple or a divisor of {self.world_size}."
             )
         with self._named_ranks():
             all_reduce_sum_(tensors, self._process_group())

@@ -1,4 +1,4 @@
-"""LightningDataModules, one per source. Validation data is always split from the training set.
+"""LightningDataModules, one per source. Validation data never comes from the test set.
 
 Importing this package imports every file, which registers its data module.
 """

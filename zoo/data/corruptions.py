@@ -7,7 +7,7 @@ so results are comparable with each other, but not with published results. With 
     gaussian_noise   x + c ε                            brightness   x + c
     shot_noise       Poisson(c x) / c                   contrast     c (x - mean) + mean, mean over pixels
     speckle_noise    x + c x ε                          fog          (x + c f) m / (m + c), f smooth noise, m = max x
-    impulse_noise    c of the pixels black or white     elastic      x displaced by a smooth field of c pixels
+    impulse_noise    a fraction c of values 0 or 1      elastic      x displaced by a smooth field of c pixels
     gaussian_blur    width c pixels                     pixelate     resized by c (area) and back (nearest)
     defocus_blur     disk of radius c pixels            jpeg         compressed at quality c
     motion_blur      line of length c pixels            zoom_blur    mean over magnifications 1 to c

@@ -173,8 +173,8 @@ def _read_folder(folder: Path) -> tuple[tuple[str, ...], _Samples]:
 
 def _hold_out(samples: _Samples, size: float) -> tuple[_Samples, _Samples]:
     fraction = size if size < 1 else size / len(samples)
-    kept, held_out = stratified_split([target for _, target in samples], fraction)
-    return [samples[i] for i in kept], [samples[i] for i in held_out]
+    remaining, held_out = stratified_split([target for _, target in samples], fraction)
+    return [samples[i] for i in remaining], [samples[i] for i in held_out]
 
 
 def _crop_and_mirror(image_size: int, channels: int) -> Augmentation:

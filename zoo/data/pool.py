@@ -21,8 +21,8 @@ class PoolDataModule(LightningDataModule):
     """Trains on labelled rows, predicts unlabelled rows, and labels the rows that an acquisition function chooses.
 
     ``trainer.fit`` uses the labelled rows; their number is N for callbacks with a posterior. ``trainer.predict`` uses the
-    unlabelled rows in a fixed order; `label` takes positions in this order. Validation and test data are those of the
-    source. Checkpoints store which rows are labelled.
+    unlabelled rows in a fixed order; `label` takes positions in this order. The source provides validation and test data.
+    Checkpoints store which rows are labelled.
 
     Args:
         source: The data module whose training set is the pool. Its augmentation applies to all rows.

@@ -56,13 +56,13 @@ def stratified_split(targets: Sequence[int] | Tensor, fraction: float) -> tuple[
         HyperparameterError: If the fraction is out of range, or would leave no examples of a class.
 
     Example:
-        >>> kept, held_out = stratified_split([0, 0, 0, 0, 1, 1], fraction=0.5)
-        >>> len(held_out), sorted(kept + held_out)
+        >>> train, held_out = stratified_split([0, 0, 0, 0, 1, 1], fraction=0.5)
+        >>> len(held_out), sorted(train + held_out)
         (3, [0, 1, 2, 3, 4, 5])
     """
     if not 0 <= fraction < 1:
         raise HyperparameterError(f"The held-out fraction {fraction:g} of each class must be in [0, 1).")
-    kept, held_out = [], []
+    remaining, held_out = [], []
     for label, members in _by_class(_random_order(len(targets)), targets).items():
         count = max(1, round(fraction * len(members))) if fraction > 0 else 0
         if count >= len(members):
@@ -71,8 +71,8 @@ def stratified_split(targets: Sequence[int] | Tensor, fraction: float) -> tuple[
                 "smaller fraction, or add examples."
             )
         held_out += members[:count]
-        kept += members[count:]
-    return kept, held_out
+        remaining += members[count:]
+    return remaining, held_out
 
 
 def few_shots(indices: Sequence[int], targets: Sequence[int] | Tensor, shots: int) -> list[int]:

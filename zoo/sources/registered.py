@@ -39,7 +39,7 @@ def published(name: str, weights: str | None, in_channels: int, arguments: dict[
     """See `ModelSource.published`."""
     entry = _entry(name)
     if entry.torchvision is None:
-        others = sorted(other for other, entry in MODELS.items() if entry.torchvision is not None)
+        others = sorted(other for other, model in MODELS.items() if model.torchvision is not None)
         raise WeightsError(
             f"There are no published weights for {name}, only for {', '.join(others)}. Use one of these, or pass the path "
             "of a weights file as pretrained."
