@@ -6,7 +6,7 @@
     identity            N(f, v), represented by S values with this mean and variance
 
 Computing v takes one backward pass per output. Each layer's part of J is held for one output at a time, until its block
-of Σ is complete. If every parameter is a block of its own, the full J is never in memory.
+of Σ is complete. If every parameter is a separate block, the full J is never in memory.
 """
 
 from __future__ import annotations
