@@ -57,10 +57,12 @@ def at_the_end(optimizer: MeanFieldOptimizer, name: str) -> str:
     if not log_temperatures:  # such as in a run resumed from a checkpoint without noise
         return f"{name}: no parameter has noise, so there is no posterior."
     ratio = diagnostics.noise_to_weight(optimizer.posterior())
+    ends = dict.fromkeys(f"{number:.1f}" for number in (log_temperatures[0], log_temperatures[-1]))
+    span = f"{' to '.join(ends)}{' across tensors' if len(ends) > 1 else ''}"
     return (
         f"{name}: the data determine about {determined:,.0f} of {total:,} parameters; the prior determines the others. "
-        f"The posterior temperature is log τ = {log_temperatures[0]:.1f} to {log_temperatures[-1]:.1f} across tensors "
-        f"(0: the Bayesian posterior, negative: colder). The RMS noise is {ratio:.1g} times the RMS weight."
+        f"The posterior temperature is log τ = {span} (0: the Bayesian posterior, negative: colder). The RMS noise is "
+        f"{ratio:.1g} times the RMS weight."
     )
 
 

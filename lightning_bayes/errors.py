@@ -16,7 +16,7 @@ def name_some(names: Iterable[str], characters: int = 240) -> str:
         characters: Maximum length of the list. The first name is always included.
 
     Returns:
-        The names that fit, and the number of names left out.
+        The names that fit, joined by commas, and the number of omitted names, if any.
 
     Example:
         >>> name_some(["fc1.weight", "fc1.bias"])

@@ -66,7 +66,7 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
 
 
 def check_private_symbols(attributes: tuple[tuple[str, Any, tuple[str, ...]], ...] = _ATTRIBUTES) -> None:
-    """Raise `UnsupportedTrainingError`, which lists missing symbols; `attributes` as in the table above."""
+    """Raise `UnsupportedTrainingError`, listing all missing symbols; `attributes` is a table like `_ATTRIBUTES`."""
     missing = [f"{label}.{name}" for label, owner, names in attributes for name in names if not hasattr(owner, name)]
     if missing:
         raise UnsupportedTrainingError(
@@ -98,7 +98,7 @@ def conv_helper(kind: type[nn.Module]) -> Any:
 
 
 def gradient_hooks(param: Tensor) -> dict[int, Any]:
-    """Hooks on a tensor's gradient by key."""
+    """The hooks on a tensor's gradient, by key."""
     return param._backward_hooks or {}
 
 
@@ -108,7 +108,7 @@ def is_view(tensor: Tensor) -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Number of in-place changes of a tensor."""
+    """Version counter of a tensor: autograd increments it with every in-place change."""
     return tensor._version
 
 
@@ -142,7 +142,7 @@ def is_alive(node: Any) -> bool:
 
 
 def saved_by(node: Any, name: str, default: Any = None) -> Any:
-    """The value that an autograd node saved as `name`, such as ``"dim"``; `default` if there is none."""
+    """The value that an autograd node saved under `name`, such as ``"dim"``; `default` if there is none."""
     return getattr(node, f"_saved_{name}", default)
 
 

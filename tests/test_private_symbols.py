@@ -61,7 +61,7 @@ def test_a_missing_symbol_of_torch_is_named_with_the_version():
 
 
 @pytest.mark.parametrize(
-    "read", [lambda: private_backpack.known_layers(SimpleNamespace()), private_backpack.hook_handles]
+    "read", [lambda: private_backpack.supported_layers(SimpleNamespace()), private_backpack.hook_handles]
 )
 def test_a_missing_symbol_of_backpack_is_named_with_the_version(read, monkeypatch):
     monkeypatch.setattr(private_backpack, "CTX", SimpleNamespace())

@@ -31,6 +31,7 @@ from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import VOGNCallback
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import NetworkSamples, PosteriorSamples, Samples, placed
+from lightning_bayes.predictive.samples import sample_seed
 
 REFERENCE = 500  # independent samples
 SETS = 5  # sets of S samples of each kind
@@ -38,15 +39,15 @@ Row: TypeAlias = dict[str, str | int | float]
 
 
 class IndependentSamples(NetworkSamples):
-    """S independent samples of a posterior."""
+    """S independent samples of a posterior: the draws of `PosteriorSamples` before they are matched."""
 
     def __init__(self, posterior: AbstractPosterior, count: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.count, self._weights = count, [posterior.sample(generator) for _ in range(count)]
+        self.posterior, self.count, self.seed = posterior, count, seed
 
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Context in which `model` has the weights of sample `index`."""
-        return placed(model, self._weights[index])
+        generator = torch.Generator().manual_seed(sample_seed(self.seed, index))
+        return placed(model, self.posterior.sample(generator))
 
 
 KINDS: dict[str, Callable[[AbstractPosterior, int, int], Samples]] = {
@@ -101,7 +102,10 @@ def table(rows: list[Row]) -> str:
     columns = ["nll", "matched error", "independent error", "mi_auroc", "matched mi_auroc", "independent mi_auroc"]
     for name, count in dict.fromkeys((str(row["problem"]), int(row["samples"])) for row in rows):
         runs = [row for row in rows if (row["problem"], row["samples"]) == (name, count)]
-        cells = [f"{fmean(float(row[key]) for row in runs):.4f}" if key in runs[0] else "–" for key in columns]
+        digits = {key: 5 if key.endswith("error") else 4 for key in columns}
+        cells = [
+            f"{fmean(float(row[key]) for row in runs):.{digits[key]}f}" if key in runs[0] else "–" for key in columns
+        ]
         lines.append(f"| {name} | {count} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,13 +1,14 @@
 """The BackPACK engine: `backpack.extensions.SumGradSquared` with the interface of the fused engine.
 
 BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) calls one *module extension* per layer in its backward hooks.
-Our module extensions pass the layer's input and output gradient to the layer's rule. So BackPACK supports every layer type
-that has a rule: BatchNorm in training mode, LayerNorm, GroupNorm, embeddings with padding, and a fast convolution. With
-``own_rules=False`` BackPACK uses its own implementation, which shares no code with our rules and can validate them.
+Our module extensions pass the layer's input and output gradient to the layer's rule. This adds the layer types that have a
+rule, such as BatchNorm in training mode, LayerNorm, GroupNorm and embeddings with padding, and a faster convolution.
+Recurrent layers are an exception: their rule needs the gradients of all outputs, which a backward hook does not receive.
+With ``own_rules=False`` BackPACK uses its own implementation, which shares no code with our rules and can validate them.
 
 BackPACK's hooks forbid changing a layer's output in place, so modules with an ``inplace`` option run out of place inside a
-capture. BackPACK silently skips or overwrites unsupported cases. This engine raises an error before or during the first
-forward instead, which names the modules.
+capture. BackPACK silently skips or overwrites unsupported cases. This engine instead raises an error that names the
+modules, before or during the first forward.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ _FUSED_INSTEAD = "Use engine='fused', which measures it."
 
 
 class BackpackEngine(AbstractEngine):
-    """Measures with BackPACK.
+    """Measures per-example squared gradients with BackPACK.
 
     Args:
         model: The model. Parameters are matched by identity, so the model may be wrapped later.
         loss_reduction: How losses reduce their examples.
-        own_rules: Whether layers use this package's rules if they exist. False uses BackPACK's implementation, which
+        own_rules: Whether layers with a rule of this package use it. False uses BackPACK's implementation, which
             supports linear layers, convolutions, embeddings and BatchNorm in evaluation mode, and is several times slower.
         workspace_mib: Memory limit in MiB for per-example values.
     """
@@ -89,7 +90,7 @@ class BackpackEngine(AbstractEngine):
                 undo.enter_context(changes_refused(units))
                 undo.enter_context(out_of_place(self.model))
                 undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
-                undo.enter_context(self.watching_whole(captured))
+                undo.enter_context(self.watching_model_call(captured))
                 undo.callback(captured.drop_nodes)
                 for unit in units:
                     hook = unit.module.register_forward_pre_hook(partial(self._note, unit), with_kwargs=True)
@@ -106,7 +107,7 @@ class BackpackEngine(AbstractEngine):
         return self.own_rules and unit.rule is not None and unit.rule.by_hooks
 
     def _note(self, unit: MeasuredModule, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forward pre-hook of every unit that records the call."""
+        """Forward pre-hook of every unit: record the call."""
         if torch.is_grad_enabled() and unit.rule is not None:
             inputs = unit.rule.prepare(module, unit.rule.bind(module, args, kwargs))
             detached = (x.detach() if isinstance(x, Tensor) else x for x in inputs)

@@ -42,12 +42,12 @@ _PASSABLE = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm),
     *(nn.Embedding, nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Softplus),
 )
-_FRESH = (  # modules that `AsModules` creates for functions, and that BackPACK's table of factors lacks
+_CREATED = (  # modules that `AsModules` creates for functions and that BackPACK's factor extensions do not support
     *(nn.ELU, nn.SELU, nn.LeakyReLU, nn.LogSigmoid, nn.MaxPool1d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
-_OTHERWISE = "measure by engine='fused'"
-_ADVICE = "Measure by engine='fused', or freeze the layer with requires_grad_(False)."
+_OTHERWISE = "use engine='fused'"
+_ADVICE = "Use engine='fused', or freeze the layer with requires_grad_(False)."
 
 
 @final
@@ -72,12 +72,12 @@ class _CallStatistics(NamedTuple):
 
     positions: int  # T
     mean_input: Tensor  # m, [K]
-    inputs: Tensor | None  # Ā if the weight is frozen, since BackPACK does not compute it then
+    inputs: Tensor | None  # Ā if the weight is frozen: BackPACK does not compute it then
 
 
 @final
 class BackpackFactors(FactorRecords):
-    """Factors from BackPACK for the layers that it supports, and from our own rules for other requested layers.
+    """Factors from BackPACK for the layers that it supports, and from `FactorMoments` for other requested layers.
 
     Args:
         request: The layers and labels to measure.
@@ -89,11 +89,11 @@ class BackpackFactors(FactorRecords):
         super().__init__(request, workspace)
         if request.loss_scale != 1:
             raise UnsupportedTrainingError(
-                f"BackPACK's {quantity} takes no scaled loss, as from a torch.amp.GradScaler or precision='16-mixed'. Use "
+                f"BackPACK's {quantity} does not support a scaled loss (torch.amp.GradScaler, precision='16-mixed'). Use "
                 "precision='32-true' or engine='fused'."
             )
         self.quantity = quantity
-        self._own = FactorMoments(request, workspace)
+        self._moments = FactorMoments(request, workspace)
         self._by_backpack = {layer for layer in request.layers if has_backpack_factors(layer)}
         self._statistics: dict[nn.Module, _CallStatistics] = {}
         self._values: dict[nn.Parameter, list[Tensor]] = {}
@@ -102,12 +102,12 @@ class BackpackFactors(FactorRecords):
     @property
     def called(self) -> Collection[nn.Module]:
         """The layers with a call."""
-        return [*self._own.called, *self._statistics]
+        return [*self._moments.called, *self._statistics]
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Record the statistics of a call that BackPACK does not report; see `LayerRecords.add`."""
         if layer not in self._by_backpack:
-            self._own.add(layer, x, grad_output, is_first)
+            self._moments.add(layer, x, grad_output, is_first)
             return
         has_weight = layer.weight.requires_grad
         inputs = None if has_weight else input_factor(layer, x, bias=self.request.layers[layer])
@@ -120,9 +120,9 @@ class BackpackFactors(FactorRecords):
         """Attach BackPACK's hooks for the passes inside; see `LayerRecords.watching`."""
         units = find_measured_modules(model)
         extension = self._extension()
-        layers, passing = self._division(model)
+        layers, passing = self._split_modules(model)
         self._check(units, layers, passing)
-        _let_through(extension, passing, self._as_modules)
+        _add_pass_through(extension, passing, self._as_modules)
         with ExitStack() as undo:
             undo.callback(collect, units, extension.savefield)  # also after an error, clear BackPACK's results
             calls = BackpackCapture()
@@ -135,14 +135,14 @@ class BackpackFactors(FactorRecords):
         self._as_modules.require_loss(loss, divided_by_host)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Disable BackPACK's hooks for a backward; see `LayerRecords.aside`."""
+    def sampling(self) -> Iterator[None]:
+        """Disable BackPACK's hooks for the backward of sampled labels; see `LayerRecords.sampling`."""
         with backpack(retain_graph=True), self._as_modules.paused():
             yield
 
     def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
         """(S, Ā) of each layer; see `FactorRecords.mean_factors`."""
-        factors = self._own.mean_factors(output_scale, loss_scale)
+        factors = self._moments.mean_factors(output_scale, loss_scale)
         for layer, statistics in self._statistics.items():
             factors[layer] = self._factors(layer, statistics, loss_scale)
         return factors
@@ -164,8 +164,8 @@ class BackpackFactors(FactorRecords):
         seed_labels(extension, self.request.mc_samples, self.request.seed)
         return extension
 
-    def _division(self, model: nn.Module) -> tuple[list[MeasuredModule], list[MeasuredModule]]:
-        """The layers that BackPACK handles, and the layers that pass curvature on by a vector-Jacobian product."""
+    def _split_modules(self, model: nn.Module) -> tuple[list[MeasuredModule], list[MeasuredModule]]:
+        """The layers that BackPACK handles, and the layers that propagate curvature by vector-Jacobian products."""
         layers, passing = [], []
         for name, module in model.named_modules():
             unit = MeasuredModule(name, module, rule_for(module))
@@ -194,14 +194,14 @@ def _passes(module: nn.Module, quantity: KroneckerQuantity) -> bool:
     return quantity == "kfac" or (quantity == "kflr" and not uses_batch_statistics(module))
 
 
-def _let_through(extension: Any, passing: list[MeasuredModule], as_modules: AsModules) -> None:
-    """Extend `extension` by `_PassThrough` for the modules in `passing` and for unsupported functions."""
+def _add_pass_through(extension: Any, passing: list[MeasuredModule], as_modules: AsModules) -> None:
+    """Register `_PassThrough` in `extension` for the modules in `passing` and for the modules in `_CREATED`."""
     pass_through = _PassThrough(as_modules)
-    for kind in {*_FRESH, *(type(unit.module) for unit in passing)}:
+    for kind in {*_CREATED, *(type(unit.module) for unit in passing)}:
         original = layer_extension(extension, kind)
         replacement: ModuleExtension = pass_through
         if original is not None:
-            replacement = _EitherWay(original, pass_through, {unit.module for unit in passing})
+            replacement = _PassThroughFor(original, pass_through, {unit.module for unit in passing})
         extension.set_module_extension(kind, replacement, overwrite=True)
 
 
@@ -214,7 +214,7 @@ class _PassThrough(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no 
         self.as_modules = as_modules
 
     def backpropagate(self, extension: Any, module: Any, g_inp: Any, g_out: Any, columns: Tensor) -> Tensor:
-        """Maps columns ``[V, N, *out]`` at the output to ``[V, N, *in]`` at the input."""
+        """Map columns ``[V, N, *out]`` at the output to ``[V, N, *in]`` at the input."""
         if isinstance(extension, extensions.KFRA):
             raise NotImplementedError(f"kfra has no rule for {type(module).__name__}")
         with self.as_modules.paused(), torch.enable_grad():
@@ -225,7 +225,7 @@ class _PassThrough(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no 
 
 
 @final
-class _EitherWay(ModuleExtension):  # type: ignore[misc]
+class _PassThroughFor(ModuleExtension):  # type: ignore[misc]
     """BackPACK's extension of a layer type, except for modules in `passing`, which use `_PassThrough`."""
 
     def __init__(self, original: ModuleExtension, pass_through: _PassThrough, passing: set[nn.Module]) -> None:

@@ -38,7 +38,7 @@ def watched(
     captured: Capture,
     otherwise: str,
 ) -> Iterator[None]:
-    """Measure the passes inside with a BackPACK extension: `layers` propagate curvature, `captured` records calls."""
+    """Measure the passes inside with a BackPACK extension: `layers` propagate curvature; `captured` records their calls."""
     advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
     with ExitStack() as undo:
         undo.enter_context(out_of_place(model))

@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_probe import ExampleProbe, Whole
+from lightning_bayes.curvature.example_probe import ExampleProbe, ModelCall
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
 from lightning_bayes.curvature.parameter_uses import count_uses
@@ -37,12 +37,12 @@ class Capture(ABC):
 
     Attributes:
         squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
-        sizes: Numbers of examples that each unit saw, by the unit's label.
+        sizes: The different numbers of examples that each unit saw, by the unit's label.
         calls_of: Number of calls of each unit, by the unit's label.
         uses: How often each parameter enters the observed loss, see `count_uses`.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules that no observed loss has reached.
-        whole: The first call of the model as a whole with equally many input and output rows.
+        model_call: The first call of the whole model with equally many input and output rows.
         measured_outside: Parameters whose uses outside of layers were measured.
         is_following: Whether the running backward follows single examples and measures nothing.
         has_taken_examples: Whether the squares come from explicit per-example losses.
@@ -52,7 +52,7 @@ class Capture(ABC):
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
         self._reached: list[LayerOutput] = []
-        self.whole: Whole | None = None
+        self.model_call: ModelCall | None = None
         self.is_following = self.has_taken_examples = False
         self._mixing = ""  # why the examples cannot be separated
         self._batch_size: int | None = None
@@ -70,10 +70,10 @@ class Capture(ABC):
 
         Args:
             loss: The loss, with its graph.
-            divided_by_host: Whether the training loop added a last division, such as that of gradient accumulation.
+            divided_by_host: Whether the training loop added a last division, such as the one for gradient accumulation.
 
         Raises:
-            UnsupportedTrainingError: If an earlier loss of the pass has another reduction.
+            UnsupportedTrainingError: If the reduction cannot be read, or an earlier loss of the pass has another one.
             ExampleDimensionError: If layers mix the examples.
         """
         require_scalar(loss)
@@ -113,13 +113,13 @@ class Capture(ABC):
         if self.finder is None or loss.grad_fn is None or not self.outputs or self._is_empty:
             return []
         with self.following():
-            found = self.finder.find(loss, self.outputs, self.whole, divided_by_host, declared)
-        if found is None:
+            result = self.finder.find(loss, self.outputs, self.model_call, divided_by_host, declared)
+        if result is None:
             return []
-        self._mixing = found.error
-        self._batch_size, self.examples_second = found.num_examples, found.examples_second
+        self._mixing = result.error
+        self._batch_size, self.examples_second = result.num_examples, result.examples_second
         reached: list[LayerOutput] = []
-        for output, layout in zip(self.outputs, found.layouts, strict=True):
+        for output, layout in zip(self.outputs, result.layouts, strict=True):
             if layout is not None:
                 output.layout = layout
                 reached.append(output)
@@ -131,7 +131,7 @@ class Capture(ABC):
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
         for output in (*self.outputs, *self._reached):
             output.edges.clear()
-        self.outputs, self._reached, self.whole = [], [], None
+        self.outputs, self._reached, self.model_call = [], [], None
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -146,7 +146,7 @@ class Capture(ABC):
             self.is_following = False
 
     def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
-        """Prepare for the calls in `outputs`; raises `ExampleDimensionError` for layouts that the engine cannot measure."""
+        """Prepare for the calls in `outputs`; raise `ExampleDimensionError` for layouts that the engine cannot measure."""
         unsupported = [out for out in outputs if out.layout != ROWS]
         if unsupported:
             first = unsupported[0]
@@ -160,7 +160,7 @@ class Capture(ABC):
 
     @property
     def known_batch_size(self) -> int | None:
-        """Number of examples of the batch; None if layers saw different numbers and no layout was found."""
+        """Number of examples of the batch; None if there was no call, or if sizes differ and no layout was found."""
         sizes = set().union(*self.sizes.values())
         return self._batch_size or (next(iter(sizes)) if len(sizes) == 1 else None)
 
@@ -224,7 +224,7 @@ class Capture(ABC):
         return self.loss_reduction == "mean" or (is_known and self.scale.reduction == "mean")
 
     def gradient_factor(self) -> float:
-        """Factor that turns the gradient of backward into the mean gradient."""
+        """Factor from the gradient that backward computes to the mean gradient."""
         return 1.0 if self.scale.reduction == "mean" else 1.0 / self.num_examples
 
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
@@ -242,5 +242,5 @@ class Capture(ABC):
 def refuse_losses() -> NoReturn:
     """Raise `UnsupportedTrainingError`: this capture cannot measure per-example losses."""
     raise UnsupportedTrainingError(
-        f"{KEY} is measured by engine='fused' with squared gradients (VOGN) only. Remove it, or use such a method."
+        f"{KEY} is supported only by engine='fused' with squared gradients (VOGN). Remove it, or use such a method."
     )

@@ -14,8 +14,8 @@ from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
+from lightning_bayes.curvature.model_call import ModelCallHook
 from lightning_bayes.curvature.parameters import require_real_and_separate
-from lightning_bayes.curvature.whole_call import NoteWhole
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
 from lightning_bayes.private_torch import has_children
@@ -53,7 +53,7 @@ class AbstractEngine(ABC):
         """Measure the forward and backward passes inside the context; restore the model on exit."""
 
     def check_reached(self, captured: Capture) -> None:
-        """Require a called layer, and a measurement of each parameter that has a gradient, in a finished capture."""
+        """Require of a finished capture that a layer was called and that every parameter with a gradient was measured."""
         named = self.model.named_parameters()
         trainable = {name: p for name, p in named if p.requires_grad and p not in self.left_out}
         reached = captured.reached
@@ -74,7 +74,7 @@ class AbstractEngine(ABC):
             )
 
     def measured_parameters(self, among: Iterable[Tensor]) -> list[nn.Parameter]:
-        """The model's measured parameters among some tensors."""
+        """The measured parameters of the model among the tensors in `among`."""
         tensors = set(among)
         if not tensors:
             return []
@@ -89,12 +89,12 @@ class AbstractEngine(ABC):
         return [unit for unit, params in trained if params - self.left_out]
 
     @contextmanager
-    def watching_whole(self, captured: Capture) -> Iterator[None]:
+    def watching_model_call(self, captured: Capture) -> Iterator[None]:
         """Record in `captured` the first call of an outermost module with equally many input and output rows."""
         units = {unit.module for unit in self.units()}
         is_lightning = hasattr(self.model, "training_step")
         outermost = [self.model, *(self.model.children() if is_lightning else ())]
-        record = NoteWhole(captured)
+        record = ModelCallHook(captured)
         with ExitStack() as undo:
             for module in outermost:
                 if module not in units and has_children(module):
@@ -106,7 +106,7 @@ class AbstractEngine(ABC):
         return False
 
     def used_outside_layers(self, captured: Capture) -> set[Tensor]:
-        """Parameters that the loss uses more often than it calls their layers."""
+        """Parameters that enter the loss more often than their layers are called, unless these uses were measured."""
         if not captured.uses:
             return set()
         calls: Counter[Tensor] = Counter()

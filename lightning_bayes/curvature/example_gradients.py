@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_losses
-from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
+from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.layouts import ROWS
-from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.rules.linear import linear
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 
@@ -59,12 +58,8 @@ class ExampleCapture(WrappingCapture):
         """The parameters of the layers that were called."""
         return set(self.calls)
 
-    def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-        """The object that measures one call of `unit`."""
-        return plain_call(self, unit, params)
-
     def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
-        """Pass on an outer product if the layer is linear, has no positions and is called once."""
+        """Pass on outer products for a linear layer without positions whose parameters have no other call."""
         if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
             return False
         x, delta = in_full_precision(inputs[0]), in_full_precision(grads[0])

@@ -39,12 +39,14 @@ class ExampleLoop:
         self.captured = captured
         self._squares: dict[nn.Parameter, Tensor] = {}  # Σ_i c_i², on the scale of the observed loss
         self._shared: dict[nn.Parameter, Tensor] = {}  # c_i of parameters with other uses, [n, *shape]
-        self._scale: Tensor | float | None = None  # gradient of the differentiated loss by the observed loss
+        self._scale: Tensor | float | None = (
+            None  # derivative of the differentiated loss with respect to the observed loss
+        )
 
     def run(
         self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter]
     ) -> None:
-        """Compute per-example contributions to calls with a shared output and to parameters used outside of layers."""
+        """Compute the contributions from calls with a shared output, and from uses of `leaves` outside of layers."""
         captured = self.captured
         if captured.known_batch_size == 1:
             self._take_single_example(loss, leaves)
@@ -56,16 +58,19 @@ class ExampleLoop:
             divided_by_host,
             captured.examples_second,
         )
-        examples = None if reader is None or not can_repeat_backward(loss) else SingleExamples(loss, reader)
-        if reader is None or examples is None or not examples.is_possible:
-            return  # the check after the pass names the parameters without a measurement
-        in_loss = _leaves_after_layers(reader)
+        # If the loop is impossible, the check after the pass names the parameters without a measurement.
+        if reader is None or not can_repeat_backward(loss):
+            return
+        examples = SingleExamples(loss, reader)
+        if not examples.is_possible:
+            return
+        after_layers = _leaves_after_layers(reader)
         with captured.following(), without_autocast(loss.device.type), torch.no_grad():
-            self._follow(examples, outputs, leaves, in_loss)
+            self._follow(examples, outputs, leaves, after_layers)
         captured.measured_outside.update(leaves)
         for output in outputs:
             output.is_looped = True
-        self._warn(outputs, [leaf for leaf in leaves if leaf not in in_loss], examples.num_examples)
+        self._warn(outputs, [leaf for leaf in leaves if leaf not in after_layers], examples.num_examples)
         loss.grad_fn.register_prehook(self._note_scale)  # type: ignore[union-attr]
 
     def _take_single_example(self, loss: Tensor, leaves: Sequence[nn.Parameter]) -> None:
@@ -87,8 +92,9 @@ class ExampleLoop:
         examples: SingleExamples,
         outputs: Sequence[LayerOutput],
         leaves: Sequence[nn.Parameter],
-        in_loss: set[Any],
+        after_layers: set[Any],
     ) -> None:
+        """Run one backward per example, and store the contributions or their squares."""
         edges: list[Any] = [*(GradientEdge(*edge) for out in outputs for edge in out.edges), *leaves]
         uses_here = Counter(leaves)
         for output in outputs:
@@ -99,11 +105,12 @@ class ExampleLoop:
         }
         sums: dict[nn.Parameter, Tensor] = {}
         rows: dict[nn.Parameter, list[Tensor]] = {param: [] for param in has_other_uses}
-        of_batch = _by_parameter(outputs, leaves, examples.of_batch(edges))
-        with examples.apart() as gradients:
-            of_leaves = zip(leaves, gradients(None, edges)[len(edges) - len(leaves) :], strict=True)
-            constant = {param: grad for param, grad in of_leaves if grad is not None}
-            self._require_no_term(p for p, grad in constant.items() if p in in_loss and bool(grad.any()))
+        batch_grads = _by_parameter(outputs, leaves, examples.batch_gradients(edges))
+        with examples.separated() as gradients:
+            # Gradients of the terms that depend on no example, such as a penalty on the weights.
+            leaf_grads = gradients(None, edges)[len(edges) - len(leaves) :]
+            constant = {param: grad for param, grad in zip(leaves, leaf_grads, strict=True) if grad is not None}
+            self._require_no_term(p for p, grad in constant.items() if p in after_layers and bool(grad.any()))
             for example in range(examples.num_examples):
                 for param, value in _by_parameter(outputs, leaves, gradients(example, edges)).items():
                     value = value - constant[param] if param in constant else value
@@ -114,15 +121,15 @@ class ExampleLoop:
                         _add(self._squares, param, value.square())
         for param, grad in constant.items():
             _add(sums, param, grad)
-        self._require_equal(of_batch, sums)
+        self._require_equal(batch_grads, sums)
         self._shared.update({param: torch.stack(values) for param, values in rows.items() if values})
         self.captured.calls.update(param for param in leaves if param in has_other_uses)
 
-    def _require_equal(self, of_batch: dict[nn.Parameter, Tensor], sums: dict[nn.Parameter, Tensor]) -> None:
+    def _require_equal(self, batch_grads: dict[nn.Parameter, Tensor], sums: dict[nn.Parameter, Tensor]) -> None:
         """Require per-example gradients that add up to the batch gradient."""
-        largest = max(float(grad.abs().max()) for grad in of_batch.values())
+        largest = max(float(grad.abs().max()) for grad in batch_grads.values())
         for param, total in sums.items():
-            grad = of_batch[param]
+            grad = batch_grads[param]
             # The term in `largest` allows for parameters whose gradient is only rounding, such as an attention key's bias.
             atol = 1e-3 * float(grad.abs().max()) + 1e-6 * largest
             if bool(grad.isfinite().all()) and not torch.allclose(total, grad, rtol=1e-2, atol=atol):
@@ -178,7 +185,7 @@ class ExampleLoop:
 def _by_parameter(
     outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter], grads: Sequence[Tensor | None]
 ) -> dict[nn.Parameter, Tensor]:
-    """Parameter gradients from the gradients of output edges, followed by the gradients of leaves."""
+    """Parameter gradients, given the gradients of all edges of `outputs`, followed by the gradients of `leaves`."""
     remaining = iter(grads)
     gradients: dict[nn.Parameter, Tensor] = {}
     for output in outputs:

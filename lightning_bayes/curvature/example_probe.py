@@ -1,12 +1,13 @@
-"""Find where each layer call of a pass holds the examples, by backward passes from the losses of two examples.
+"""Find where each layer call of a pass holds the examples, by backward passes from the losses of single examples.
 
 The sizes of a layer's tensors can mislead: a table may have as many positions as the batch has examples, or a block may be
-sequence-first. So the first pass of each kind runs a backward from the loss of one example, twice. The output gradients of
-the layers show where that example is (`layouts`). These backward passes stop at the outputs of layers. Passes are of one
-kind if they call the same layers and the same sizes are equal. Later passes of a kind reuse the layouts.
+sequence-first. So the first pass of each kind runs backward from the loss of a single example, for two examples or more.
+The output gradients of the layers show where the example is (`layouts`). These backward passes stop at the outputs of
+layers. Passes are of one kind if they call the same layers and have the same pattern of equal sizes. Later passes of a kind
+reuse the layouts.
 
-The number of examples n is one of the sizes that layers see. The number of rows of the model as a whole takes precedence if
-it is consistent; otherwise n is the number for which most calls have their examples in rows.
+The number of examples n is one of the sizes that layers see. The number of rows in a call of the whole model takes
+precedence if it is consistent; otherwise n is the number for which most calls have their examples in rows.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import is_alive
 
-Kind: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # labels of the called layers, and which sizes are equal
+Kind: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # labels of the called layers, and the pattern of equal sizes
 
-_MAX_FOLLOWED = 8  # examples per probe; two suffice unless some call gets no gradient from them
-_MAX_PROBES = 5  # per kind of pass, if layers get no gradient, such as those before weights that are zero
+_MAX_MORE = 8  # examples followed after the first two, if some call gets no gradient from these
+_MAX_PROBES = 5  # per kind of pass, if some layers get no gradient, such as layers before zero weights
 
 
-class Whole(NamedTuple):
-    """A call of the model as a whole whose first input and first output have equally many rows."""
+class ModelCall(NamedTuple):
+    """A call of the whole model whose first input and first output have equally many rows."""
 
     rows: int
     edge: GradientEdge  # of the output
 
 
 @dataclass(frozen=True)
-class Found:
+class PassLayouts:
     """Where the calls of one pass hold the examples."""
 
     num_examples: int  # n
@@ -53,7 +54,7 @@ class Found:
     layouts: tuple[Layout | None, ...]  # of each call; None for a call that the loss does not reach
     is_settled: bool = True  # whether later passes of this kind may reuse the layouts
     is_clear: bool = True  # whether the loss shows its reduction for this n
-    is_joined: bool = True  # whether every term that takes a piece of the rows also takes the other pieces
+    is_joined: bool = True  # whether no term of the loss uses one piece of the rows alone, such as ``v[:n]``
     error: str = ""  # why the examples cannot be separated; empty if they can
 
     @property
@@ -71,8 +72,8 @@ class Plan(NamedTuple):
     examples_second: bool
     layouts: tuple[Layout | None, ...]
 
-    def for_pass(self, outputs: Sequence[LayerOutput], sizes: list[int]) -> Found | None:
-        """The layouts for a pass of this kind; None if its sizes are not multiples of n."""
+    def for_pass(self, outputs: Sequence[LayerOutput], sizes: list[int]) -> PassLayouts | None:
+        """The layouts for a pass of this kind; None if its sizes do not allow them."""
         n = max(sizes[self.position] // self.factor, 1)
         regrouped = [
             out
@@ -81,7 +82,7 @@ class Plan(NamedTuple):
         ]
         if sizes[self.position] % self.factor or any(out.rows % n for out in regrouped):
             return None
-        return Found(n, self.examples_second, self.layouts)
+        return PassLayouts(n, self.examples_second, self.layouts)
 
 
 class _NotFiniteError(Exception):
@@ -98,14 +99,19 @@ class ExampleProbe:
         self._mixing = ""  # the operation by which the last loss mixes its examples
 
     def find(
-        self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool, declared: int = 0
-    ) -> Found | None:
+        self,
+        loss: Tensor,
+        outputs: Sequence[LayerOutput],
+        model_call: ModelCall | None,
+        by_host: bool,
+        declared: int = 0,
+    ) -> PassLayouts | None:
         """Find where the calls of a pass hold the examples.
 
         Args:
             loss: The loss, before backward.
             outputs: The calls of the pass, in order.
-            whole: The call of the model as a whole, if there is one.
+            model_call: The call of the whole model, if there is one.
             by_host: Whether the training loop divided the loss.
             declared: The number of explicit per-example losses, if there are any. Each may depend on all rows.
 
@@ -114,7 +120,7 @@ class ExampleProbe:
         """
         sizes = [
             declared,
-            whole.rows if whole else 0,
+            model_call.rows if model_call else 0,
             *(size for out in outputs for shape in ((out.rows,), *out.shapes) for size in shape),
         ]
         kind = _kind(outputs, sizes)
@@ -122,25 +128,25 @@ class ExampleProbe:
         if planned is not None:
             return planned
         try:
-            found = self._probe(loss, outputs, whole, by_host, declared)
+            result = self._probe(loss, outputs, model_call, by_host, declared)
         except _NotFiniteError:  # the update will be skipped
-            return Found(outputs[-1].rows, False, tuple(None for _ in outputs))
-        if found is None or found.error:
-            return found
+            return PassLayouts(outputs[-1].rows, False, tuple(None for _ in outputs))
+        if result is None or result.error:
+            return result
         self._probes[kind] += 1
-        if found.is_settled or self._probes[kind] >= _MAX_PROBES:
-            n = found.num_examples
+        if result.is_settled or self._probes[kind] >= _MAX_PROBES:
+            n = result.num_examples
             position = sizes.index(n if n in sizes else next(size for size in sizes if size and size % n == 0))
-            self._plans[kind] = Plan(position, sizes[position] // n, found.examples_second, found.layouts)
-        return found
+            self._plans[kind] = Plan(position, sizes[position] // n, result.examples_second, result.layouts)
+        return result
 
     def _probe(
-        self, loss: Tensor, outputs: Sequence[LayerOutput], whole: Whole | None, by_host: bool, declared: int
-    ) -> Found | None:
+        self, loss: Tensor, outputs: Sequence[LayerOutput], model_call: ModelCall | None, by_host: bool, declared: int
+    ) -> PassLayouts | None:
         sizes = {out.rows for out in outputs if out.rows}
-        candidates = {declared} if declared else sizes | ({whole.rows} if whole else set())
+        candidates = {declared} if declared else sizes | ({model_call.rows} if model_call else set())
         if candidates == {1}:
-            return Found(1, False, tuple(ROWS for _ in outputs), error=_one_at_a_time(loss, outputs))
+            return PassLayouts(1, False, tuple(ROWS for _ in outputs), error=_one_at_a_time(loss, outputs))
         if not can_repeat_backward(loss):
             return None
         self._mixing = ""
@@ -148,67 +154,71 @@ class ExampleProbe:
             attempt
             for n in sorted(candidates, reverse=True)
             if n > 1
-            for attempt in self._try(loss, outputs, n, whole, by_host)
+            for attempt in self._try(loss, outputs, n, model_call, by_host)
         ]
-        feasible = [found for found in attempts if found is not None]
-        if not declared and not any(found.is_clear for found in feasible):
+        feasible = [result for result in attempts if result is not None]
+        if not declared and not any(result.is_clear for result in feasible):
             feasible = self._with_fewer(loss, outputs, by_host) or feasible
         if feasible:
-            of_whole = [found for found in feasible if whole and found.num_examples == whole.rows]
-            return min(of_whole or feasible, key=lambda found: found.score)
+            of_model = [result for result in feasible if model_call and result.num_examples == model_call.rows]
+            return min(of_model or feasible, key=lambda result: result.score)
         if declared:
             edges = [GradientEdge(*edge) for out in outputs for edge in out.edges]
             grads = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)
             reached = (_is_reached(output_grads) for output_grads in _by_output(outputs, grads))
-            return Found(declared, False, tuple(SHARED if is_reached else None for is_reached in reached))
+            return PassLayouts(declared, False, tuple(SHARED if is_reached else None for is_reached in reached))
         if 1 in sizes and not attempts:
-            return Found(1, False, tuple(ROWS if out.rows == 1 else Layout("groups") for out in outputs))
+            return PassLayouts(1, False, tuple(ROWS if out.rows == 1 else Layout("groups") for out in outputs))
         if attempts and len(sizes) == 1:
             error = _mixed_by_loss(self._mixing) if self._mixing else _mixed_by_layer(outputs[0])
-            return Found(max(sizes), False, tuple(None for _ in outputs), is_settled=False, error=error)
+            return PassLayouts(max(sizes), False, tuple(None for _ in outputs), is_settled=False, error=error)
         return None
 
-    def _with_fewer(self, loss: Tensor, outputs: Sequence[LayerOutput], by_host: bool) -> list[Found]:
+    def _with_fewer(self, loss: Tensor, outputs: Sequence[LayerOutput], by_host: bool) -> list[PassLayouts]:
         """Layouts for fewer examples than any layer has rows, if several rows of every layer make up one example."""
         rows = {out.rows for out in outputs if out.rows}
         for n in _sizes_of_loss(loss, by_host):
             if any(size <= n or size % n for size in rows):
                 continue
-            for found in self._try(loss, outputs, n, None, by_host):
-                if found is None or not (found.is_clear and found.is_joined):
+            for result in self._try(loss, outputs, n, None, by_host):
+                if result is None or not (result.is_clear and result.is_joined):
                     continue
-                if {layout.kind for layout in found.layouts if layout is not None} <= {"groups", "strided"}:
-                    return [found]
+                if {layout.kind for layout in result.layouts if layout is not None} <= {"groups", "strided"}:
+                    return [result]
         return []
 
-    def _is_clear(self, reader: LossReader | None) -> bool:
-        if self.loss_reduction != "auto" or reader is None or reader.loss is None:
+    def _is_clear(self, reader: LossReader) -> bool:
+        if self.loss_reduction != "auto" or reader.loss is None:
             return True
         return isinstance(reader.loss, Reduced) and reader.loss.divisor == 1
 
     def _try(
-        self, loss: Tensor, outputs: Sequence[LayerOutput], n: int, whole: Whole | None, by_host: bool
-    ) -> Iterator[Found | None]:
-        """Layouts for n examples: None if the calls do not fit, and nothing if the loss cannot have n examples."""
+        self, loss: Tensor, outputs: Sequence[LayerOutput], n: int, model_call: ModelCall | None, by_host: bool
+    ) -> Iterator[PassLayouts | None]:
+        """Yield layouts for n examples, or None if the calls do not fit; yield nothing if the loss does not fit."""
         for examples_second in (False, True):
             try:
                 reader = read_loss(loss, n, self.loss_reduction, by_host, examples_second)
             except UnsupportedTrainingError:
                 continue
-            if reader is not None and reader.mixing:
+            if reader is None:
+                continue
+            if reader.mixing:
                 self._mixing = reader.mixing
                 yield None
                 continue
-            examples = None if reader is None else SingleExamples(loss, reader)
-            if examples is None or not examples.is_possible:
+            examples = SingleExamples(loss, reader)
+            if not examples.is_possible:
                 continue
-            output_of_model = (
-                whole.edge if whole is not None and whole.rows == n and is_alive(whole.edge.node) else None
-            )
-            found = _followed(examples, outputs, examples_second, output_of_model)
-            is_joined = reader is None or not reader.has_lone_pieces
-            yield None if found is None else replace(found, is_clear=self._is_clear(reader), is_joined=is_joined)
-            if found is not None and not any(found.score):
+            model_output = None
+            if model_call is not None and model_call.rows == n and is_alive(model_call.edge.node):
+                model_output = model_call.edge
+            result = _followed(examples, outputs, examples_second, model_output)
+            if result is None:
+                yield None
+                continue
+            yield replace(result, is_clear=self._is_clear(reader), is_joined=not reader.has_lone_pieces)
+            if not any(result.score):
                 return
 
 
@@ -230,12 +240,12 @@ def _kind(outputs: Sequence[LayerOutput], sizes: list[int]) -> Kind:
 
 
 def _followed(
-    examples: SingleExamples, outputs: Sequence[LayerOutput], examples_second: bool, whole: GradientEdge | None
-) -> Found | None:
+    examples: SingleExamples, outputs: Sequence[LayerOutput], examples_second: bool, model_output: GradientEdge | None
+) -> PassLayouts | None:
     """The layouts that fit all followed examples; None if the examples mix."""
     n = examples.num_examples
     edges = [GradientEdge(*edge) for out in outputs for edge in out.edges]
-    batch_grads = list(_by_output(outputs, examples.of_batch(edges)))
+    batch_grads = list(_by_output(outputs, examples.batch_gradients(edges)))
     fitting: list[list[Layout] | None] = [None for _ in outputs]  # None: no followed example has a gradient
 
     def is_settled() -> bool:
@@ -243,13 +253,13 @@ def _followed(
             layouts is not None or not _is_reached(grads) for layouts, grads in zip(fitting, batch_grads, strict=True)
         )
 
-    with examples.apart() as gradients:
+    with examples.separated() as gradients:
         followed = dict.fromkeys((n - 1, (n - 1) // 2, *_with_gradient(outputs, batch_grads, n)))
         for count, example in enumerate(followed):
             if count > 1 and is_settled():
                 break
-            grads = gradients(example, edges if whole is None else [*edges, whole])
-            if whole is not None and not _is_in_row(grads.pop(), example):
+            grads = gradients(example, edges if model_output is None else [*edges, model_output])
+            if model_output is not None and not _is_in_row(grads.pop(), example):
                 return None
             if not all(bool(grad.isfinite().all()) for grad in grads if grad is not None):
                 raise _NotFiniteError
@@ -264,7 +274,7 @@ def _followed(
         fitting[index] = []
     calls = zip(outputs, fitting, batch_grads, strict=True)
     selected = tuple(_select(out, layouts, grads, n) for out, layouts, grads in calls)
-    return Found(n, examples_second, selected, is_settled())
+    return PassLayouts(n, examples_second, selected, is_settled())
 
 
 def _select(
@@ -280,13 +290,13 @@ def _select(
 
 
 def _with_gradient(outputs: Sequence[LayerOutput], batch_grads: Sequence[list[Tensor | None]], n: int) -> list[int]:
-    """More examples to follow: for each call, the first example with a gradient."""
+    """More examples to follow: 0, n/4, and the first example with a gradient in each call."""
     examples = [0, n // 4]
     for out, grads in zip(outputs, batch_grads, strict=True):
         grad = grads[0]
         if grad is not None and out.rows == n and out.dim is not None:
             examples += sorted(entries(grad, out.dim))[:1]
-    return examples[:_MAX_FOLLOWED]
+    return examples[:_MAX_MORE]
 
 
 def _is_in_row(grad: Tensor | None, example: int) -> bool:
@@ -321,9 +331,11 @@ def _is_first(output: LayerOutput) -> bool:
 
 
 def _one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
-    """An error message if the examples seem to pass the layers one by one and are stacked afterwards; else empty."""
+    """An error message if the examples seem to pass through the layers one by one and to be stacked later; else empty."""
     label, calls = Counter(out.unit.label for out in outputs).most_common(1)[0]
-    for node in graph.in_order(graph.root_of(loss), True) if calls > 1 else ():
+    if calls == 1:
+        return ""
+    for node in graph.in_order(graph.root_of(loss), True):
         if graph.is_leaf(node) or graph.name_of(node) not in {"Stack", "Cat"}:
             continue
         edges = [edge for edge in graph.edges_of(node) if edge is not None]
@@ -347,7 +359,7 @@ def _are_apart(nodes: Sequence[Any]) -> bool:
 
 def _mixed_by_loss(operation: str) -> str:
     return (
-        f"The loss mixes the examples of the batch by {operation}, so no part of it belongs to one example alone, with any "
+        f"The loss mixes the examples of the batch by {operation}, so no part of it belongs to one example alone, for any "
         "loss_reduction. Use a mean of per-example losses, or a method without per-example curvature, such as IVON."
     )
 

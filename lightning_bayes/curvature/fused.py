@@ -16,13 +16,11 @@ from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.example_loop import ExampleLoop
-from lightning_bayes.curvature.layer_calls import LayerCall, plain_call
 from lightning_bayes.curvature.layouts import SHARED, LayerOutput, retained_grads_kept
-from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.per_example_loss import reduced_losses
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
@@ -39,23 +37,19 @@ class FusedEngine(WrappingEngine):
 
 @final
 class FusedCapture(WrappingCapture):
-    """The squares of one pass."""
+    """Per-example squared gradients of one pass."""
 
     def __init__(self, engine: FusedEngine) -> None:
         super().__init__(engine)
         self._loop: ExampleLoop | None = None
         self._measures_losses = False
 
-    def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-        """The object that measures one call of `unit`."""
-        return plain_call(self, unit, params)
-
     def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the running backward measures per-example losses or accumulates parameter gradients."""
         return self._measures_losses or super().should_measure(accumulators)
 
     def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
-        """Loop over the examples for outputs that all examples share and for parameters used outside of layers."""
+        """Loop over the examples if some outputs are shared by all examples or parameters are used outside of layers."""
         shared = [output for output in outputs if output.layout == SHARED]
         outside = [param for param in self.engine.measured_parameters(self.uses) if self.uses[param]]
         if shared or outside:

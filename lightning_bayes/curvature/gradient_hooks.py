@@ -17,7 +17,7 @@ from lightning_bayes.private_torch import gradient_hooks
 
 @contextmanager
 def changes_refused(units: Iterable[MeasuredModule]) -> Iterator[None]:
-    """Refuse hooks on measured parameters that change the gradient, which would not match the curvature any more."""
+    """Raise an error if a hook on a measured parameter changes the gradient, which would no longer match the curvature."""
     hooked = [(unit, param) for unit in units for _, param in unit.named_parameters() if gradient_hooks(param)]
     hooks_of: list[Any] = [gradient_hooks(param) for _, param in hooked]
     originals = [(hooks, dict(hooks)) for hooks in hooks_of]

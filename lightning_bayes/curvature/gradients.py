@@ -1,4 +1,4 @@
-"""The engine for methods that need no per-example information. It counts examples at most.
+"""The engine for methods that need no per-example information. At most, it counts the examples.
 
 The curvature of these methods comes from the batch gradient, so every layer is supported and a pass costs as much as plain
 training.
@@ -35,7 +35,7 @@ class GradientEngine(AbstractEngine):
 
     @contextmanager
     def bare(self) -> Iterator[Capture]:
-        """Skip counting and reading the loss, for an update with a single batch whose loss is a mean."""
+        """Neither count examples nor read the loss, for an update with a single batch whose loss is a mean."""
         yield BareCapture(self.loss_reduction)
 
     def check_reached(self, captured: Capture) -> None:
@@ -46,7 +46,7 @@ class GradientEngine(AbstractEngine):
 
 @contextmanager
 def examples_counted(model: nn.Module, captured: Capture) -> Iterator[None]:
-    """Record in `captured` the number of examples of the first module that is called with a tensor."""
+    """Record in `captured` the number of examples of the first module called with a tensor or packed sequence."""
     with ExitStack() as undo:
         for name, module in model.named_modules():
             label = f"{name or 'the model itself'} ({type(module).__name__})"

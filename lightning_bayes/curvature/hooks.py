@@ -59,7 +59,7 @@ def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def without_compiler() -> AbstractContextManager[None]:
-    """Run compiled models eagerly: code compiled without hooks would not call them. Does nothing in torch 2.5."""
+    """Run compiled models eagerly, because code compiled without hooks would not call them. Has no effect in torch 2.5."""
     has_switch = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
     switch: AbstractContextManager[None] = torch.compiler.set_stance("force_eager") if has_switch else nullcontext()
     return switch

@@ -23,7 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
 from lightning_bayes.curvature.gradients import GradientEngine
-from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision, plain_call
+from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
@@ -38,8 +38,8 @@ from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, Un
 class KroneckerEngine(WrappingEngine):
     """Measures Kronecker factors on request.
 
-    Arguments as in `AbstractEngine`; `records` creates the records that a pass fills for the requested layers, and
-    `has_factors` tells whether these records support a layer.
+    Arguments as in `AbstractEngine`. In addition, `records` creates the records of a pass, which collect the calls of the
+    requested layers, and `has_factors` returns whether these records support a layer.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class KroneckerEngine(WrappingEngine):
         self._plain = GradientEngine(model, loss_reduction)
 
     def capture(self, request: Request | None = None) -> AbstractContextManager[Capture]:
-        """Measure the passes inside the context: the layers of the request, or only the gradient without a request."""
+        """Measure the passes inside the context: the layers of the request, or without a request only the gradient."""
         return self._plain.capture() if request is None else self._outputs_kept(KroneckerCapture(self, request))
 
     @contextmanager
@@ -136,15 +136,15 @@ class KroneckerCapture(WrappingCapture):
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
-        return _FactorCall(self, unit, params) if unit.module in self.request.layers else plain_call(self, unit, params)
+        return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
 
     def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward measures or accumulates parameter gradients."""
+        """Whether the running backward is the additional one or accumulates parameter gradients."""
         return self._is_sampling or super().should_measure(accumulators)
 
     @property
     def measures(self) -> bool:
-        """Whether the running backward measures."""
+        """Whether the contributions of the running backward are stored."""
         return self._is_sampling or self.request.likelihood is None
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -174,7 +174,7 @@ class KroneckerCapture(WrappingCapture):
         try:
             for draw in range(self.request.mc_samples):
                 self.draw = draw
-                with self.records.aside():
+                with self.records.sampling():
                     losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
                     loss = torch.stack(losses).sum() * (self.request.loss_scale / math.sqrt(terms))
                     torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
@@ -199,7 +199,7 @@ class KroneckerCapture(WrappingCapture):
         return [self.probe, *(param for param in self.calls if param not in with_factors)]
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
-        """Store Σ_i c_i² of a parameter if the running backward measures; later columns are added."""
+        """Store Σ_i c_i² of a parameter if the running backward measures; add it to earlier draws or columns."""
         if not self.measures:
             return
         if self.draw and param in self.squares:
@@ -228,7 +228,7 @@ class KroneckerCapture(WrappingCapture):
         return float(self.num_examples) if self.scale.reduction == "mean" else 1.0
 
     def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
-        """(S, A) of each layer that backward reached, as means over examples; the GradScaler's scale is not removed."""
+        """(S, Ā) of each layer that backward reached, as means over examples; a GradScaler's loss scale is not removed."""
         assert isinstance(self.records, FactorRecords)
         batch = self._examples
         examples = self.num_examples if self.request.likelihood is None else batch

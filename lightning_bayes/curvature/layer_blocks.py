@@ -23,7 +23,7 @@ def capture_blocks(
     mc_samples: int,
     seed: int | None,
 ) -> KroneckerCapture:
-    """Run a closure and its backward, and measure the factors of every layer; the source "BackPACK" samples labels."""
+    """Run a closure and its backward, and measure every layer; refuse layers without factors and tied parameters."""
     units = find_measured_modules(engine.model)
     refuse(
         [
@@ -33,6 +33,7 @@ def capture_blocks(
         "Replace the layer, freeze it with requires_grad_(False), or measure 'squared_gradients'.",
     )
     layers = {unit.module: _trains_bias(unit.module) for unit in units}
+    # BackPACK's KFAC samples its labels itself.
     labels = None if source == "BackPACK" else LossCalls("The Fisher")
     request = Request(layers, labels, new_seed() if seed is None else seed, mc_samples=mc_samples)
     with ExitStack() as undo:
@@ -48,7 +49,7 @@ def capture_blocks(
 
 
 def blocks_by_parameter(captured: KroneckerCapture) -> dict[nn.Parameter, KroneckerFactors]:
-    """The separate factors of every trainable weight and bias; see `curvature.factors.conversion`."""
+    """Separate factors for every trainable weight and bias; see `curvature.factors.conversion`."""
     blocks: dict[nn.Parameter, KroneckerFactors] = {}
     for layer, factors in captured.mean_factors().items():
         weight, bias = split_bias(factors) if captured.request.layers[layer] else (factors, None)

@@ -85,11 +85,11 @@ class LayerCall(ABC):
 
     @property
     def example_rows(self) -> tuple[int, int | None]:
-        """Number of rows that the call treats as examples, and their dimension; None if it differs between outputs."""
+        """Number of rows that the call treats as examples, and their dimension in the first output; None if unknown."""
         return self.rows, self.dim
 
     def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[nn.Parameter, Tensor]:
-        """The parameter gradients for these output gradients, summed over all rows."""
+        """The gradient of each parameter for these output gradients, summed over all rows."""
         raise NotImplementedError(f"{self.unit.label} is measured by its factors.")
 
     def should_measure(self, accumulators: list[Any]) -> bool:
@@ -164,8 +164,8 @@ class RuleCall(LayerCall):
         return tuple(in_full_precision(value) for value in inputs)
 
     def _grad_output(self, grads: list[Tensor | None]) -> Any:
-        each = tuple(in_full_precision(grad) for grad in grads)
-        return each[0] if len(each) == 1 else each
+        converted = tuple(in_full_precision(grad) for grad in grads)
+        return converted[0] if len(converted) == 1 else converted
 
     def _sums(self, call: tuple[Any, ...], grad_output: Any) -> Sums:
         workspace = self.captured.workspace
@@ -202,16 +202,17 @@ class GenericCall(LayerCall):
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `LayerCall.run`."""
-        kind = WholeBatch if self.unit.own_alone else SingleExamples
-        self.one_call = kind(self.unit.module, args, kwargs, self.captured.workspace)
+        kind = WholeBatch if self.unit.direct_only else SingleExamples
+        self.replayed = kind(self.unit.module, args, kwargs, self.captured.workspace)
         self.detached = {name: p.detach() for name, p in self.unit.named_parameters()}
-        with self._passing() if self.unit.own_alone else self._alone():
-            output = self.one_call.forward(self.detached, self._is_checked)
-        self.captured.note_call(self.unit.label, self.one_call.inputs.batch_size)
-        return self.watched(self.one_call.inputs.leaves, output, list(self.params.values()))
+        with self._children_measured() if self.unit.direct_only else self._measured_as_one():
+            output = self.replayed.forward(self.detached, self._is_checked)
+        self.captured.note_call(self.unit.label, self.replayed.inputs.batch_size)
+        return self.watched(self.replayed.inputs.leaves, output, list(self.params.values()))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _measured_as_one(self) -> Iterator[None]:
+        """Run the children unmeasured, as part of this call."""
         self.captured.inside_generic = True
         try:
             yield
@@ -219,7 +220,8 @@ class GenericCall(LayerCall):
             self.captured.inside_generic = False
 
     @contextmanager
-    def _passing(self) -> Iterator[None]:
+    def _children_measured(self) -> Iterator[None]:
+        """Run the unit itself unwrapped, while its children are measured."""
         outer, self.captured.passing = self.captured.passing, self.unit
         try:
             yield
@@ -229,14 +231,14 @@ class GenericCall(LayerCall):
     @property
     def example_rows(self) -> tuple[int, int | None]:
         """See `LayerCall.example_rows`."""
-        return self.one_call.inputs.batch_size, None
+        return self.replayed.inputs.batch_size, None
 
     def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[nn.Parameter, Tensor]:
         """See `LayerCall.gradient`."""
         trained, grads = self._prepare(inputs, grads)
-        with replay_errors_named(self.unit.label), self._alone(), torch.enable_grad():
-            found = self.one_call.gradient(trained, grads)
-        return {p: found[name] for name, p in self.params.items()}
+        with replay_errors_named(self.unit.label), self._measured_as_one(), torch.enable_grad():
+            gradient = self.replayed.gradient(trained, grads)
+        return {p: gradient[name] for name, p in self.params.items()}
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         """Measure the call; see `LayerCall.backward`."""
@@ -245,36 +247,36 @@ class GenericCall(LayerCall):
             return [g.to(p.dtype) for p, g in self.gradient(inputs, grads).items()]
         trained, grads = self._prepare(inputs, grads)
         # Gradients enabled, as in the forward pass: otherwise oneDNN's LSTM saves nothing for its backward.
-        with replay_errors_named(self.unit.label), self._alone(), torch.enable_grad():
+        with replay_errors_named(self.unit.label), self._measured_as_one(), torch.enable_grad():
             is_alone = self.captured.needs_only_sums(self.params.values())
             if layout == ROWS and is_alone:
-                totals = self.one_call.sums(trained, grads)
+                totals = self.replayed.sums(trained, grads)
                 self._check_once(trained, grads, lambda: totals)
                 return [self.keep(p, *totals[name]) for name, p in self.params.items()]
-            rows = self.one_call.per_example(trained, grads)
+            rows = self.replayed.per_example(trained, grads)
             self._check_once(trained, grads, lambda: {k: (c.sum(0), c.square().sum(0)) for k, c in rows.items()})
             return self.store({name: added_up(c, layout, n) for name, c in rows.items()}, is_alone)
 
     def _prepare(self, inputs: list[Any], grads: list[Tensor | None]) -> tuple[dict[str, Tensor], list[Tensor | None]]:
-        """Set up the call to replay in full precision; returns trained parameters and gradients in full precision."""
-        self.one_call.inputs.leaves = [in_full_precision(x) for x in inputs]
-        self.one_call.buffers = {name: in_full_precision(b) for name, b in self.one_call.buffers.items()}
-        self.one_call.frozen = {name: in_full_precision(p) for name, p in self.detached.items()}
-        trained = {name: self.one_call.frozen.pop(name) for name in self.params}
+        """Set up the replay in full precision; return the trained parameters and the gradients in full precision."""
+        self.replayed.inputs.leaves = [in_full_precision(x) for x in inputs]
+        self.replayed.buffers = {name: in_full_precision(b) for name, b in self.replayed.buffers.items()}
+        self.replayed.frozen = {name: in_full_precision(p) for name, p in self.detached.items()}
+        trained = {name: self.replayed.frozen.pop(name) for name in self.params}
         return trained, [in_full_precision(grad) for grad in grads]
 
     @property
     def _key(self) -> tuple[nn.Module, tuple[int | None, ...]]:
         """The module and the example dimensions of its inputs. Each way of splitting the inputs is checked once."""
-        return self.unit.module, self.one_call.inputs.dims
+        return self.unit.module, self.replayed.inputs.dims
 
     def _is_checked(self) -> bool:
         return self._key in self.captured.checked
 
     def _check_once(self, params: dict[str, Tensor], grads: list[Tensor | None], sums: Callable[[], Sums]) -> None:
         if not self._is_checked() and all(grad.isfinite().all() for grad, _ in sums().values()):
-            self.one_call.check_sum(params, grads, sums())
-            if self.one_call.inputs.batch_size > 1:  # a single example cannot show mixing
+            self.replayed.check_sum(params, grads, sums())
+            if self.replayed.inputs.batch_size > 1:  # a single example cannot show mixing
                 self.captured.checked.add(self._key)
 
 
@@ -298,8 +300,3 @@ def in_full_precision(value: Any) -> Any:
     """Convert half-precision tensors to float32: float16 underflows for squared gradients such as 1e-4²."""
     is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
     return value.float() if is_half else value
-
-
-def plain_call(captured: WrappingCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-    """A call of `unit` that is measured by its rule, or by the generic rule."""
-    return (RuleCall if unit.rule is not None else GenericCall)(captured, unit, params)

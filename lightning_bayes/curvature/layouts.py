@@ -42,7 +42,7 @@ class LayerOutput:
 
     unit: MeasuredModule
     rows: int  # number of examples of the call according to its rule or its first input
-    dim: int | None  # dimension of the first output that holds these rows; None if it differs between outputs
+    dim: int | None  # dimension of the first output that holds these rows; None if unknown
     edges: list[tuple[Any, int]]  # autograd node and output index of each output
     shapes: list[Shape]
     tensors: list[ReferenceType[Tensor]]
@@ -78,7 +78,7 @@ class LayerOutput:
         return any(size % num_examples == 0 for shape in self.shapes for size in shape[: -self._num_features])
 
     def layouts(self, grads: list[Tensor | None], example: int, num_examples: int) -> list[Layout] | None:
-        """The layouts consistent with the gradient of one example's loss, likeliest first; None if it is zero."""
+        """The layouts consistent with the gradient of one example's loss, most likely first; None if it is zero."""
         consistent = [
             list(self._fitting(grad.reshape(shape), dim, example, num_examples))
             for grad, shape, dim in zip(grads, self.shapes, self.dims, strict=True)
@@ -90,7 +90,7 @@ class LayerOutput:
 
     @property
     def dims(self) -> list[int | None]:
-        """The dimension of each output that holds the rows."""
+        """The dimension of each output that holds the rows; None if unknown."""
         later = () if self.unit.rule is None or self.dim is None else self.unit.rule.later_dims
         return [self.dim, *later, *(self.dim for _ in self.shapes)][: len(self.shapes)]
 
@@ -112,7 +112,7 @@ class LayerOutput:
 
 @contextmanager
 def retained_grads_kept(outputs: Iterable[LayerOutput]) -> Iterator[None]:
-    """Restore on exit the gradients that users retain in layer outputs with `torch.Tensor.retain_grad`."""
+    """Clear the gradients that users retain in layer outputs (`torch.Tensor.retain_grad`), and restore them on exit."""
     alive = (reference() for output in outputs for reference in output.tensors)
     with gradients_restored(tensor for tensor in alive if tensor is not None and tensor.retains_grad):
         yield

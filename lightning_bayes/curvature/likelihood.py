@@ -4,8 +4,8 @@
 
 The expectation is over labels sampled from the model. With the labels of the data, the sum is the empirical Fisher, a
 different matrix (Kunstner et al. 2019, https://arxiv.org/abs/1905.12558). One sampled label per example gives an unbiased
-estimate of F: measure ``"squared_gradients"`` of `Likelihood.sampled_loss`. For the likelihoods in this file, F equals the
-generalised Gauss-Newton matrix. Sampling uses the caller's generator, never torch's global one.
+estimate of F: measure the ``"squared_gradients"`` of `Likelihood.sampled_loss`. For the likelihoods in this file, F equals
+the generalised Gauss-Newton matrix. Sampling uses the caller's generator, never torch's global one.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Likelihood(ABC):
 
         Args:
             outputs: The model's outputs, ``[batch, …]``. The result has the same shape.
-            index: The column, from 0 to the number of outputs per example, minus 1.
+            index: The column, from 0 to the number of outputs per example minus 1.
 
         Raises:
             HyperparameterError: If the likelihood does not define this method.
         """
         raise HyperparameterError(
-            f"{type(self).__name__} does not state its curvature. Define its method root, or sample labels from it with "
+            f"{type(self).__name__} does not define its curvature. Override its method root, or sample labels from it with "
             "curvature='fisher'."
         )
 
@@ -173,8 +173,8 @@ class Gaussian(Likelihood):
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.shape != targets.shape:
             raise ShapeError(
-                f"Gaussian got means {list(outputs.shape)} and targets {list(targets.shape)}. Reshape one of them, so that "
-                "the shapes are equal."
+                f"Gaussian got means {list(outputs.shape)} and targets {list(targets.shape)}. Reshape one of them to "
+                "the shape of the other."
             )
         return ((targets - outputs) / self.std).square() / 2 + math.log(self.std) + math.log(2 * math.pi) / 2
 

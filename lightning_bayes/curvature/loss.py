@@ -36,7 +36,7 @@ class LossScale:
 
     Attributes:
         reduction: ``"mean"`` or ``"sum"``.
-        counted: One mask of the targets that count per loss term, examples first. Empty if all examples count.
+        counted: For each loss term, a mask of the targets that count, examples first. Empty if all examples count.
     """
 
     reduction: str = "mean"
@@ -58,7 +58,7 @@ def read_loss_scale(
     batch_size: int | None = None,
     examples_second: bool = False,
 ) -> LossScale:
-    """Read how `loss` reduced its examples.
+    """Read how `loss` reduced its examples; raise `UnsupportedTrainingError` if its graph does not show it.
 
     Args:
         loss: Scalar with a graph, before `backward`.
@@ -112,10 +112,10 @@ def _reduction(loss: Content | None, batch_size: int) -> str:
     if isinstance(loss, (Reduced, Part)) and loss.divisor != 1:
         why = f"is a sum rescaled by 1/{loss.divisor:g}"
     else:
-        why = loss.why if isinstance(loss, Unclear) else "adds up the losses of some examples alone"
+        why = loss.why if isinstance(loss, Unclear) else "sums the losses of only some examples"
     raise UnsupportedTrainingError(
         f"The loss {why} in a batch of {batch_size} examples, so it may be a mean or a sum over them. Pass "
-        "loss_reduction='mean' or 'sum', take the examples' .mean(), or return the per-example losses as well: "
+        "loss_reduction='mean' or 'sum', take the .mean() over the examples, or return the per-example losses as well: "
         '{"loss": loss, "per_example_loss": losses}.'
     )
 

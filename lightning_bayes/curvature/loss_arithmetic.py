@@ -69,7 +69,7 @@ class LossArithmetic:
         return self._joined(inputs) if name in _ADDING else Unclear(f"combines losses of single examples by {name}")
 
     def _scaled_part(self, part: Part, number: Any, is_division: bool) -> Part | Unclear:
-        """A part times or divided by a number. Integer divisors are kept: they may be the number of examples."""
+        """A part times or divided by a number. Integer divisors are recorded, as they may be the number of examples."""
         if is_division and _is_integer(number):
             return replace(part, divisor=part.divisor * float(number))
         divisor = float(number) if is_division else 1 / float(number or math.inf)
@@ -80,7 +80,7 @@ class LossArithmetic:
         """The sum of losses of different examples."""
         counts = torch.stack([part.examples for part in inputs]).sum(0)
         if int(counts.max()) > 1:
-            return Unclear("adds up losses of some examples more often than once")
+            return Unclear("counts the losses of some examples more than once")
         divisor = inputs[0].divisor
         if not bool(counts.all()):
             return Part(counts.bool(), divisor=divisor)
@@ -112,7 +112,7 @@ class LossArithmetic:
         return replace(values, kind="mean", divisor=1.0) if is_mean else replace(values, divisor=total)
 
     def _is_count(self, values: Reduced, number: float) -> bool:
-        """Whether a number is that of the examples, of their values, or of the targets that count."""
+        """Whether a number counts the examples, their values, or the targets that are not ignored."""
         is_multiple = number > 0 and number % self.batch_size == 0 and values.num_added % number == 0
         return is_multiple or number == values.num_counted > 0
 
@@ -150,5 +150,5 @@ def _added(inputs: list[Reduced]) -> Reduced | Unclear:
 
 
 def _is_integer(number: Any) -> bool:
-    """Whether a number has an integer type, such as ``len(x)``; the scale of a `GradScaler` does not."""
+    """Whether a number has an integer type, such as ``len(x)``, unlike the scale of a `GradScaler`."""
     return not (number.is_floating_point() if isinstance(number, Tensor) else isinstance(number, float))

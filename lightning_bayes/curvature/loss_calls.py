@@ -52,7 +52,7 @@ class LossCall(NamedTuple):
 
 
 def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], reader: str) -> LossCall:
-    """Read the arguments of a function in `LIKELIHOODS`; refuses weights, ignored targets and losses without reduction."""
+    """Read the arguments of a function in `LIKELIHOODS`; refuse weights, ignored targets and ``reduction="none"``."""
     arguments: dict[str, Any] = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     outputs, target = arguments.pop("input"), arguments.pop("target")
     _check(function.__name__, arguments, target, reader)
@@ -83,7 +83,7 @@ def _check(name: str, options: dict[str, Any], target: Tensor, reader: str) -> N
 
 
 class LossCalls(TorchFunctionMode):
-    """Inside the context, records the calls of loss functions on outputs with gradients.
+    """Records the calls of loss functions on outputs with gradients inside the context.
 
     Args:
         reader: The part of the package that needs the likelihood, for messages.
@@ -105,4 +105,4 @@ class LossCalls(TorchFunctionMode):
         for function, args, kwargs, result in self._calls:
             if result.grad_fn is loss.grad_fn:
                 return read_call(function, args, kwargs, self.reader)
-        raise UnsupportedTrainingError(f"{self.reader} needs the loss as one function that it supports. {ADVICE}")
+        raise UnsupportedTrainingError(f"{self.reader} needs a loss that one supported loss function returns. {ADVICE}")

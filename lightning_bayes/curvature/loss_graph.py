@@ -31,7 +31,7 @@ _SELECTING = {"Gather", "IndexSelect", "Topk", "Select", "Unbind"}
 
 
 def name_of(node: Any) -> str:
-    """The operation's name in torch: ``"MseLoss"``."""
+    """The operation's name in torch, such as ``"MseLoss"``."""
     return str(node.name().rpartition("Backward")[0])
 
 
@@ -48,7 +48,7 @@ def behind(node: Any) -> Any:
 
 
 def is_layer(node: Any) -> bool:
-    """Whether `node` is the output of a measured layer. A module that returns the loss also has hooks, but is no layer."""
+    """Whether `node` is the output of a measured layer. A module that returns the loss has hooks, too, but is no layer."""
     return is_measured(node) and not (name_of(node) in RESHAPES and is_number((node, 0)))
 
 
@@ -169,7 +169,7 @@ def selects_rows(node: Any, shape: Shape, layout: int, batch_size: int) -> bool:
 
 
 def _indexes_rows(indices: Any, shape: Shape, dim: int) -> bool:
-    """Whether ``v[indices]`` changes the rows of this dimension: all rows in their order change nothing."""
+    """Whether ``v[indices]`` changes the rows of this dimension. Selecting all rows in order does not."""
     index = indices[dim] if dim < len(indices) else None
     if index is None:
         return any(other is not None and other.dtype == torch.bool for other in indices[: dim + 1])

@@ -6,9 +6,10 @@ The reader visits the nodes from the layers to the loss and determines the conte
    `loss_graph` tracks where the examples are, `loss_selection` which ones are selected or masked.
 2. Loss functions record their reduction, and ``mean`` and ``sum`` their dimensions. If they reduce the examples, the content
    becomes `Reduced`. A loss of a single example, ``loss(v[j])``, is a `Part`.
-3. `loss_arithmetic` reads functions of reduced values. A sum is a mean once it is divided by an integer number of examples
-   or of their values, or by the sum of its weights. The sum of the parts of all examples is a sum. Terms of the same kind
-   add up to that kind, and a factor keeps the kind. A function of a mean is a mean.
+3. `loss_arithmetic` reads functions of reduced values. A sum becomes a mean if it is divided by the sum of its weights, or
+   by an integer that counts the examples, their values or the targets that are not ignored. The sum of the parts of all
+   examples is a sum. Terms of the same kind add up to that kind, and a factor keeps the kind. A function of a mean is a
+   mean.
 4. A term that does not depend on any example, such as a penalty on the weights, has the content None and is ignored.
 
 Everything else is `Unclear`: a ratio or product of terms, a function of a sum, compiled or unknown operations, a slice of
@@ -67,7 +68,7 @@ class LossReader:
     Attributes:
         loss: The content of the root; None if the loss does not depend on any example.
         mixing: The operation that mixes examples between layers and loss; empty if there is none.
-        has_lone_pieces: Whether a term depends on one piece of the rows, such as ``v[:n]``, and not on the others.
+        has_lone_pieces: Whether a term depends on one piece of the rows, such as ``v[:n]``, and on no other piece.
         terms: For each term that reduces examples, the mask of the targets that count, examples first; None if all count.
     """
 
@@ -126,7 +127,7 @@ class LossReader:
         node, shape = edge[0], graph.shape_of(edge)
         record = getattr(node, "record", None)
         if math.prod(shape) == 1:
-            return Unclear(f"comes out of {record.unit.label} as one number" if record else _reduced_by(node))
+            return Unclear(f"is returned by {record.unit.label} as one number" if record else _reduced_by(node))
         if len(shape) == 3 and record is not None and isinstance(record.unit.module, nn.RNNBase):
             is_first = record.unit.module.batch_first and not edge[1]  # last states are always [layers, B, features]
             return Examples(layout=1 if is_first else shape[0])
@@ -261,7 +262,7 @@ class LossReader:
         if len(dims) == len(shape) or dim in dims:
             return self._reduced(node, kind, values, shape)
         if dim is None and self.shows_layers:
-            return Unclear(f"takes the {kind} over dimensions that may include the examples")
+            return Unclear(f"computes the {kind} over dimensions that may include the examples")
         return replace(
             values,
             layout=self._layout_after(node, values, shape),
@@ -318,7 +319,7 @@ class LossReader:
         if math.prod(sizes) % self.batch_size == 0 and (is_declared or selected is None):
             return
         raise UnsupportedTrainingError(
-            f"A term of the loss is over values of shape {list(sizes or (1,))}, but the layers saw {self.batch_size} "
+            f"A term of the loss reduces values of shape {list(sizes or (1,))}, but the layers saw {self.batch_size} "
             "examples, so it may not hold a value for each. Choose rows with a mask, mask targets with ignore_index, or "
             'return the per-example losses as well: {"loss": loss, "per_example_loss": losses}.'
         )
@@ -331,9 +332,8 @@ class LossReader:
                 "example each belongs to. Pass targets [batch, ...] and outputs [batch, classes, ...] to the loss."
             )
         layout = layout or 1
-        if (
-            graph.example_dim(shape, layout, self.batch_size) or 0
-        ) > 1:  # after the class dimension, which targets lack
+        dim = graph.example_dim(shape, layout, self.batch_size)
+        if dim is not None and dim > 1:  # the examples come after the class dimension, which targets lack
             layout //= shape[1]
         if counted.numel() % (layout * self.batch_size):  # such targets have no ignored ones, as checked above
             return counted.new_ones(self.batch_size)

@@ -20,7 +20,7 @@ class Weights:
     """Constant factors of values, including masks."""
 
     values: Tensor | None = None  # one factor per value, in the values' shape; None if unknown
-    repeats: int = 1  # number of values that each given factor was expanded to
+    repeats: int = 1  # number of values that share each of the user's factors by broadcasting
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class Examples:
     """Values of single examples."""
 
     layout: int | None = None  # see `loss_graph`; None if unknown
-    selection: Selection | None = None  # None if all examples are there
-    weights: Weights | None = None  # None if there are none
+    selection: Selection | None = None  # None if no examples were left out
+    weights: Weights | None = None  # None if unweighted
     num_added: int = 1  # number of values that were added up to each value
     pieces: frozenset[Any] = frozenset()  # edges of the pieces (`loss_graph.layout_of_piece`) that the values depend on
 

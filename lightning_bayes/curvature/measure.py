@@ -42,7 +42,8 @@ def make_engine(
     """Build the engine that measures `quantity` for `model`.
 
     Args:
-        name: ``"fused"`` (this package's rules, any layer) or ``"backpack"`` (BackPACK with this package's rules).
+        name: ``"fused"`` (this package's rules, any layer) or ``"backpack"`` (BackPACK with this package's rules). The
+            second-order diagonals use BackPACK with either name.
         model: The model whose passes will be measured.
         loss_reduction: ``"auto"`` reads the reduction from the loss's graph; ``"mean"`` and ``"sum"`` declare it.
         workspace_mib: Memory limit in MiB for per-example values.
@@ -52,7 +53,7 @@ def make_engine(
         seed: Seed of these labels, as in `measure`.
 
     Returns:
-        The engine. Raises `HyperparameterError` if it cannot measure the quantity.
+        The engine. Raises `HyperparameterError` if a name is unknown or `name` does not support these Kronecker factors.
     """
     check_names(name, loss_reduction)
     if quantity == "gradient":
@@ -157,7 +158,7 @@ def measure(
         Means over the examples that count in the loss, by parameter name.
 
     Raises:
-        HyperparameterError: If the quantity or the engine is unknown, or the engine cannot measure the quantity.
+        HyperparameterError: If a name is unknown, the engine does not measure the quantity, or `mc_samples` is below 1.
 
     Example:
         >>> import torch
@@ -177,18 +178,18 @@ def measure(
     if mc_samples < 1:
         raise HyperparameterError(f"mc_samples={mc_samples} must be at least 1.")
     with gradients_restored(model.parameters()):
-        built = make_engine(
+        measuring_engine = make_engine(
             engine, model, loss_reduction, workspace_mib, quantity=quantity, mc_samples=mc_samples, seed=seed
         )
-        if isinstance(built, KroneckerEngine):
+        if isinstance(measuring_engine, KroneckerEngine):
             source = "BackPACK" if engine == "backpack" else "This package"
-            blocks = capture_blocks(built, closure, source, quantity, mc_samples, seed)
-            return _by_name(model, blocks, blocks_by_parameter(blocks))
-        with built.capture() as captured:
+            factors = capture_blocks(measuring_engine, closure, source, quantity, mc_samples, seed)
+            return _by_name(model, factors, blocks_by_parameter(factors))
+        with measuring_engine.capture() as captured:
             loss = closure()
             captured.observe(loss)
             loss.backward()  # type: ignore[no-untyped-call]
-        built.check_reached(captured)
+        measuring_engine.check_reached(captured)
         return _by_name(model, captured, captured.mean_curvature())
 
 

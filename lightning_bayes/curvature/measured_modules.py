@@ -27,7 +27,7 @@ class MeasuredModule:
     name: str  # qualified name in the model; empty for the model itself
     module: nn.Module
     rule: LayerRule | None  # None for the generic rule
-    own_alone: bool = False  # whether only the parameters that the module holds directly are measured
+    direct_only: bool = False  # whether only the parameters that the module holds directly are measured
 
     @cached_property
     def label(self) -> str:
@@ -36,7 +36,7 @@ class MeasuredModule:
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The measured parameters of the module by name."""
-        if has_children(self.module) and not self.own_alone:
+        if has_children(self.module) and not self.direct_only:
             return self.module.named_parameters()
         return [(name, p) for name, p in own_parameters(self.module).items() if p is not None]
 
@@ -76,7 +76,7 @@ def refuse_scripted(model: nn.Module) -> None:
 
 
 def refuse(reasons: Iterable[tuple[str, list[str]]], advice: str) -> None:
-    """Raise one error for all reasons with labels of modules, if there are any; `advice` is the last sentence."""
+    """Raise one error that lists the labels of all reasons, if there are any; `advice` is its last sentence."""
     problems = [reason + name_some(labels, 160) for reason, labels in reasons if labels]
     if problems:
         raise UnsupportedLayerError(f"{'; '.join(problems)}. {advice}")
@@ -98,9 +98,9 @@ def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Measu
     rule = rule_for(module)
     params = module.parameters() if rule is not None else (p for p in own_parameters(module).values() if p is not None)
     if any(param.requires_grad for param in params):
-        own_alone = rule is None and any(isinstance(below, BatchNormBase) for below in module.modules())
-        yield MeasuredModule(name, module, rule, own_alone)
-        if not own_alone:
+        direct_only = rule is None and any(isinstance(below, BatchNormBase) for below in module.modules())
+        yield MeasuredModule(name, module, rule, direct_only)
+        if not direct_only:
             return
     for child_name, child in module.named_children():
         yield from _units(f"{name}.{child_name}" if name else child_name, child, seen)

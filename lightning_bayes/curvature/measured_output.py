@@ -21,8 +21,8 @@ class MeasuredOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, record: LayerCall, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
-        """`tensors` are the outputs, followed by the parameters; returns the outputs."""
-        ctx.record, ctx.num_params = record, len(tensors) - num_outputs
+        """Return the outputs. `tensors` are the outputs, followed by the leaves whose gradients the call computes."""
+        ctx.record, ctx.num_leaves = record, len(tensors) - num_outputs
         ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         # Detached tensors share the version counter, so autograd still detects an input that was changed in place.
@@ -48,7 +48,7 @@ class MeasuredOutput(torch.autograd.Function):
         not_tensors = (None, None, None)
         accumulators = [node for node, _ in ctx.next_functions if node is not None and "AccumulateGrad" in node.name()]
         if not ctx.record.should_measure(accumulators) or all(grad is None for grad in grads):
-            return (*not_tensors, *grads, *(None for _ in range(ctx.num_params)))
+            return (*not_tensors, *grads, *(None for _ in range(ctx.num_leaves)))
         inputs = inputs_of(ctx)
         device = next(grad.device.type for grad in grads if grad is not None)
         with without_autocast(device), in_train_modes(ctx.record.modes):
@@ -75,7 +75,7 @@ class _NotTwice(torch.autograd.Function):
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """The inputs of the call that a node of `MeasuredOutput` belongs to."""
+    """The inputs of the call that created a node of `MeasuredOutput`."""
     saved = iter(node.saved_tensors)
     return [next(saved) if is_tensor else x for is_tensor, x in zip(node.is_tensor, node.others, strict=True)]
 

@@ -41,11 +41,8 @@ _POOLING: dict[Any, Callable[..., nn.Module]] = {
 _SHAPES = (torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, torch.reshape)
 _SUMS = (torch.add, Tensor.add)
 _MEANS = (torch.mean, Tensor.mean)
-_GLOBAL_POOLING = {
-    3: nn.AdaptiveAvgPool1d,
-    4: nn.AdaptiveAvgPool2d,
-    5: nn.AdaptiveAvgPool3d,
-}  # by dimensions of the input
+# By the number of dimensions of the input.
+_GLOBAL_POOLING = {3: nn.AdaptiveAvgPool1d, 4: nn.AdaptiveAvgPool2d, 5: nn.AdaptiveAvgPool3d}
 _LOSSES: dict[Any, Callable[..., nn.Module]] = {
     F.cross_entropy: nn.CrossEntropyLoss,
     F.mse_loss: nn.MSELoss,
@@ -98,7 +95,7 @@ class AsModules(TorchFunctionMode):
         """Require a loss that is the result of one supported loss function, and make its dtype the default."""
         torch.set_default_dtype(loss.dtype)  # BackPACK creates the kernels of its pooling in the default dtype
         if not self.losses:
-            raise UnsupportedTrainingError(f"BackPACK needs the loss as one function that it supports. {ADVICE}")
+            raise UnsupportedTrainingError(f"BackPACK needs a loss that one supported loss function returns. {ADVICE}")
         node = loss.grad_fn
         if divided_by_host and node is not None:
             node = node.next_functions[0][0]
@@ -111,8 +108,8 @@ class AsModules(TorchFunctionMode):
         """Require that `x`, input of the module `consumer`, is an input of the model or the output of a BackPACK module."""
         if x.grad_fn is not None and x.grad_fn.name() != "BackwardHookFunctionBackward":
             raise UnsupportedLayerError(
-                f"{consumer} follows {x.grad_fn.name()}, an operation that BackPACK's {self.quantity} cannot see through. "
-                "Build the model from layers, activations, pooling, flatten and a + b that BackPACK supports, or "
+                f"{consumer} follows {x.grad_fn.name()}, an operation that BackPACK's {self.quantity} does not support. "
+                "Build the model from layers, activations, pooling, flatten and a + b, as BackPACK supports them, or "
                 f"{self.otherwise}."
             )
 

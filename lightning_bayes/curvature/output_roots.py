@@ -36,7 +36,7 @@ def check_curvature(curvature: str, mc_samples: int) -> None:
 def root_columns(
     curvature: CurvatureName, likelihood: Likelihood, targets: Any, mc_samples: int, generator: Generator
 ) -> Columns:
-    """A function from outputs ``[B, …]`` to the columns of the same shape. `targets` are for ``"empirical_fisher"``."""
+    """Return a function from outputs ``[B, …]`` to columns of the same shape. Only ``"empirical_fisher"`` uses `targets`."""
 
     def columns(outputs: Tensor) -> Iterator[Tensor]:
         outputs = outputs.detach()

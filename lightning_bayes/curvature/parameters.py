@@ -1,4 +1,4 @@
-"""Checks of the parameters that a model wants to train."""
+"""Checks of a model's trainable parameters."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def require_real_and_separate(model: nn.Module, *, takes_spread: bool = False) -
     spread = [name for name, p in trained if is_spread(p)]
     if spread and not takes_spread:
         raise UnsupportedTrainingError(
-            f"These parameters are DTensors, spread over processes by fully_shard (FSDP2) or by a parallel plan: "
+            f"These parameters are DTensors, sharded over processes by fully_shard (FSDP2) or a parallel plan: "
             f"{name_some(spread)}. Per-example and per-layer curvature needs whole weights, which FSDP2 frees in backward. "
             "Use a method that needs only the mean gradient (IVON, Vadam), or keep whole parameters in each process with "
             "strategy='ddp' or 'bayes_ddp'. If memory is short, freeze layers and train adapters (LoRA)."
         )
-    complex_ones = [name for name, p in trained if p.is_complex()]
-    if complex_ones:
+    complex_params = [name for name, p in trained if p.is_complex()]
+    if complex_params:
         raise UnsupportedLayerError(
-            f"These parameters are complex: {name_some(complex_ones)}. The square of a complex gradient is not a curvature. "
-            "Store the real and the imaginary part as two real parameters (see torch.view_as_complex), or freeze them."
+            f"These parameters are complex: {name_some(complex_params)}. The square of a complex gradient is not a "
+            "curvature. Store real and imaginary parts as two real parameters (see torch.view_as_complex), or freeze them."
         )
     shared = [] if spread else _views_of_the_same_memory(trained)
     if shared:

@@ -30,7 +30,7 @@ def _required(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def known_layers(extension: Any) -> set[type[nn.Module]]:
+def supported_layers(extension: Any) -> set[type[nn.Module]]:
     """The layer types that an extension such as ``backpack.extensions.DiagGGNExact()`` supports."""
     return set(_required(extension, _LAYER_TABLE))
 

@@ -22,7 +22,7 @@ _SCATTERS = ("IndexPut", "IndexAdd", "IndexCopy", "Scatter", "MaskedScatter")
 def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
     """Indices of the calls on selected rows, and of the calls whose output rows are scattered to selected positions."""
     index_of = {node: index for index, out in enumerate(outputs) for node, _ in out.edges}
-    routed = {index for node, index in index_of.items() if _takes_selected_rows(node, outputs[index].rows)}
+    routed = {index for node, index in index_of.items() if _has_selected_rows(node, outputs[index].rows)}
     for node in nodes_behind([loss.grad_fn]):
         if not graph.name_of(node).startswith(_SCATTERS):
             continue
@@ -34,12 +34,11 @@ def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
     return routed
 
 
-def _takes_selected_rows(layer: Any, rows: int) -> bool:
+def _has_selected_rows(layer: Any, rows: int) -> bool:
     ancestors = [node for child, _ in layer.next_functions if child is not None for node in _up_to_layers(child)]
     packed = [node for node in ancestors if graph.name_of(node).startswith("PackPaddedSequence")]
-    if (
-        packed
-    ):  # packing sorts the examples; unpacking restores the order, unless the layer uses the packed rows directly
+    if packed:
+        # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
         return any(graph.shape_of((node, 0))[:1] == (rows,) for node in packed)
     return any(
         _selects(node) and graph.shape_of((node, 0))[:1] == (rows,) for node in ancestors if not is_measured(node)

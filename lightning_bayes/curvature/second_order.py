@@ -26,7 +26,7 @@ from lightning_bayes.curvature.measured_modules import (
 )
 from lightning_bayes.curvature.measurement import SecondOrderDiagonal
 from lightning_bayes.curvature.modules import AsModules
-from lightning_bayes.curvature.private_backpack import known_layers
+from lightning_bayes.curvature.private_backpack import supported_layers
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import new_seed
@@ -62,15 +62,15 @@ class SecondOrderEngine(AbstractEngine):
     def capture(self) -> Iterator[Capture]:
         """Measure one pass inside the context; call the capture's `observe` before backward."""
         extension = self._extension()
-        units, known = find_measured_modules(self.model), known_layers(extension)
-        _check_supported(units, known, self.quantity)
-        layers = _layers(self.model, known)
+        units, supported = find_measured_modules(self.model), supported_layers(extension)
+        _check_supported(units, supported, self.quantity)
+        layers = _layers(self.model, supported)
         as_modules = AsModules(self.quantity)
         captured = _SecondOrderCapture(self, as_modules)
         with ExitStack() as undo:
             undo.callback(collect, units, extension.savefield)  # also after an error, clear BackPACK's results
             undo.callback(captured.drop_nodes)
-            undo.enter_context(self.watching_whole(captured))
+            undo.enter_context(self.watching_model_call(captured))
             undo.enter_context(watched(self.model, layers, extension, as_modules, captured, _OTHERWISE))
             yield captured
             captured.squares.update(collect(units, extension.savefield))
@@ -103,11 +103,12 @@ class _SecondOrderCapture(Capture):
         return {param: value * factor for param, value in self.squares.items()}
 
 
-def _check_supported(units: list[MeasuredModule], known: set[type[nn.Module]], quantity: str) -> None:
+def _check_supported(units: list[MeasuredModule], supported: set[type[nn.Module]], quantity: str) -> None:
+    unsupported = [unit.label for unit in units if not _is_supported(unit, supported)]
     on_batch = [unit.label for unit in units if uses_batch_statistics(unit.module)]
     refuse(
         [
-            (f"BackPACK has no rule of {quantity} for ", [unit.label for unit in units if not _is_known(unit, known)]),
+            (f"BackPACK has no rule of {quantity} for ", unsupported),
             (f"BackPACK has no {quantity} of BatchNorm in training mode: ", on_batch),
             ("BackPACK would overwrite the curvature of tied parameters: ", tied_parameters(units)),
         ],
@@ -115,12 +116,12 @@ def _check_supported(units: list[MeasuredModule], known: set[type[nn.Module]], q
     )
 
 
-def _is_known(unit: MeasuredModule, known: set[type[nn.Module]]) -> bool:
-    return is_stock(unit.module) and type(unit.module) in known
+def _is_supported(unit: MeasuredModule, supported: set[type[nn.Module]]) -> bool:
+    return is_stock(unit.module) and type(unit.module) in supported
 
 
-def _layers(model: nn.Module, known: set[type[nn.Module]]) -> list[MeasuredModule]:
+def _layers(model: nn.Module, supported: set[type[nn.Module]]) -> list[MeasuredModule]:
     """Every layer that curvature can pass through, including frozen layers; `AsModules` handles parameter-free ones."""
     # If curvature has to pass through a frozen layer that is missing here, the check of the next layer detects it.
     layers = [MeasuredModule(name, module, rule_for(module)) for name, module in model.named_modules()]
-    return [layer for layer in layers if _is_known(layer, known) and not uses_batch_statistics(layer.module)]
+    return [layer for layer in layers if _is_supported(layer, supported) and not uses_batch_statistics(layer.module)]

@@ -33,12 +33,12 @@ def only_trained(model: nn.Module, names: Collection[str]) -> Iterator[dict[str,
 def require_measured(
     engine: AbstractEngine, captured: Capture, outputs: Tensor, params: dict[str, nn.Parameter]
 ) -> None:
-    """Require that the outputs depend on every parameter, only through the calls of its layer, after a forward."""
+    """After a forward, require that the outputs depend on every parameter, and only through calls of its layer."""
     captured.observe(outputs.sum())
     others = set().union(*captured.sizes.values()) - {len(outputs)}
     if others:
         raise ExampleDimensionError(
-            f"A layer sees {min(others)} examples where the outputs have {len(outputs)}, so they cannot be separated. Call "
+            f"A layer sees {min(others)} examples but the outputs have {len(outputs)}, so they cannot be separated. Call "
             "the model once per batch, and keep the examples in dimension 0 of every layer's input."
         )
     used_outside = engine.used_outside_layers(captured)

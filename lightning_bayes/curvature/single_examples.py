@@ -5,7 +5,7 @@ gradient of one example:
 
     c_i = ∂L/∂v_i · ∂v_i/∂θ        v_i: the values of example i just before the reduction
 
-BatchNorm in training mode may mix the rows: in its backward, only rows with an output gradient get an input gradient.
+BatchNorm in training mode may mix the rows: its input gradient is set to zero in rows without an output gradient.
 """
 
 from __future__ import annotations
@@ -46,34 +46,33 @@ class SingleExamples:
         return bool(self._cuts)
 
     @contextmanager
-    def apart(self) -> Iterator[Callable[[int | None, Sequence[GradientEdge | Tensor]], list[Tensor | None]]]:
-        """Install the masks.
+    def separated(self) -> Iterator[Callable[[int | None, Sequence[GradientEdge | Tensor]], list[Tensor | None]]]:
+        """Mask gradients inside the context, so that each backward pass belongs to one example.
 
         Yields:
             A function from an example index and edges or leaves to the gradients of the example's part of the loss. With
-            None for the example, it returns the gradients of the terms that do not depend on any example.
+            the index None, it returns the gradients of the terms that do not depend on any example.
         """
         handles = [node.register_prehook(self._masked(cuts)) for node, cuts in self._cuts.items()]
         for node in nodes_behind([self.loss.grad_fn]):
             if graph.name_of(node).startswith(_BATCH_NORMS):
-                handles.append(node.register_hook(_own_rows))
+                handles.append(node.register_hook(_rows_with_gradient))
         try:
             yield self._gradients
         finally:
             for handle in handles:
                 handle.remove()
 
-    def of_batch(self, inputs: Sequence[GradientEdge | Tensor]) -> list[Tensor | None]:
+    def batch_gradients(self, inputs: Sequence[GradientEdge | Tensor]) -> list[Tensor | None]:
         """The gradients of the whole loss with respect to edges or leaves, without masks."""
         mixed_inputs: Any = list(inputs)  # torch accepts a mix of edges and leaves, but its annotation does not
         return list(torch.autograd.grad(self.loss, mixed_inputs, retain_graph=True, allow_unused=True))
 
     def _gradients(self, example: int | None, inputs: Sequence[GradientEdge | Tensor]) -> list[Tensor | None]:
         self._example = example
-        grads = self.of_batch(inputs)
-        for index, edge in enumerate(
-            inputs
-        ):  # autograd captures the gradient of an edge before the prehooks of its node
+        grads = self.batch_gradients(inputs)
+        # Autograd captures the gradient of an edge before the prehooks of its node run.
+        for index, edge in enumerate(inputs):
             outer = None if isinstance(edge, Tensor) else self._cuts.get(edge.node, {}).get(edge.output_nr)
             grad = grads[index]
             if outer is not None and grad is not None:
@@ -128,7 +127,7 @@ def _layout(content: Content | None, shape: graph.Shape, n: int) -> int | None:
     return None if graph.example_dim(shape, content.layout, n) is None else content.layout
 
 
-def _own_rows(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:
+def _rows_with_gradient(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:
     """Keep the rows of a BatchNorm's input gradient that have an output gradient."""
     grad = grad_outputs[0]
     if grad is None or grad_inputs[0] is None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
-    """The elements of a sharded tensor in this process: a range of the flattened whole tensor."""
+    """The elements of a sharded tensor that this process holds: a range of the flattened whole tensor."""
 
     size: int  # number of elements of the whole tensor
     start: int
@@ -38,12 +38,12 @@ def whole(tensor: Any) -> Any:
 
 
 def rows_of(param: Tensor) -> Rows:
-    """The elements of a parameter in this process."""
+    """The elements of a parameter that this process holds."""
     if not is_spread(param):
         return Rows(param.numel(), 0, param.numel())
     mesh: Any = param.device_mesh  # type: ignore[attr-defined]
-    at_once = -(-param.shape[0] // mesh.size()) * (param.numel() // max(1, param.shape[0]))  # as torch.chunk
-    start = min(param.numel(), at_once * mesh.get_local_rank())
+    shard_size = -(-param.shape[0] // mesh.size()) * (param.numel() // max(1, param.shape[0]))  # like torch.chunk
+    start = min(param.numel(), shard_size * mesh.get_local_rank())
     return Rows(param.numel(), start, start + local(param).numel())
 
 

@@ -1,8 +1,8 @@
 """Buffers that the rules reuse for all layers and steps.
 
 The operating system maps a new large buffer page by page on the first write, which costs more than the arithmetic on it. And
-the per-example gradients of a whole batch may not fit into memory. So rules process a few examples at a time; the workspace
-provides the buffers and determines the number of examples.
+the per-example gradients of a whole batch may not fit into memory. So the rules process a few examples at a time. The
+workspace provides the buffers and determines the number of examples.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Workspace:
         return self._buffers[key][:size].view(shape)
 
     def result(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-        """An uninitialised contiguous tensor for a result, reused from the returned ones if possible."""
+        """An uninitialised contiguous tensor for a result; reuses the memory of a returned result if possible."""
         key = (torch.Size(shape).numel(), like.dtype, like.device)
         returned = self._results.get(key)
         self._lent[key] += 1

@@ -7,7 +7,7 @@ Subclasses choose which calls they measure and what they store.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.gradient_hooks import changes_refused
-from lightning_bayes.curvature.layer_calls import LayerCall
+from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, refuse_scripted
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
@@ -51,7 +51,7 @@ class WrappingEngine(AbstractEngine, ABC):
             for unit in units:
                 unit.module.forward = _Wrapped(call, unit, unit.module.forward)
                 wrapped.append(unit.module)
-            with changes_refused(units), self.watching_whole(captured):
+            with changes_refused(units), self.watching_model_call(captured):
                 yield captured
         finally:
             captured.drop_nodes()
@@ -99,10 +99,10 @@ class WrappingCapture(Capture, ABC):
         """The replacement for a module's forward."""
         if self.inside_generic or unit is self.passing:
             return forward(*args, **kwargs)
-        is_measured = torch.is_grad_enabled()
-        if not is_measured and not _in_reentrant_checkpoint():
+        has_gradients = torch.is_grad_enabled()
+        if not has_gradients and not _in_reentrant_checkpoint():
             return forward(*args, **kwargs)
-        if is_measured and is_in_functorch():
+        if has_gradients and is_in_functorch():
             raise UnsupportedTrainingError(
                 f"{unit.label} is called under a transform of torch.func, which prevents a measurement. Use "
                 "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
@@ -110,11 +110,11 @@ class WrappingCapture(Capture, ABC):
         params = {name: p for name, p in unit.named_parameters() if p.requires_grad}
         if not is_in_backward():  # in backward, a checkpoint repeats a call that was counted before
             self.calls.update(params.values())
-        return self.record(unit, params).run(forward, args, kwargs) if is_measured else forward(*args, **kwargs)
+        return self.record(unit, params).run(forward, args, kwargs) if has_gradients else forward(*args, **kwargs)
 
-    @abstractmethod
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit` with these trainable parameters."""
+        return (GenericCall if unit.rule is None else RuleCall)(self, unit, params)
 
     def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Handle a call without its rule, given its inputs and output gradients; returns whether it was handled."""
@@ -125,7 +125,7 @@ class WrappingCapture(Capture, ABC):
         return all(self.calls[param] == 1 for param in params)
 
     def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward accumulates parameter gradients; ``autograd.grad`` by inputs does not."""
+        """Whether the running backward accumulates parameter gradients, unlike ``autograd.grad`` with respect to inputs."""
         return not self.is_following and any(map(will_execute, accumulators))
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
@@ -138,12 +138,13 @@ class WrappingCapture(Capture, ABC):
         self.squares[param] = square
 
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Add one call's c_i to those of the other calls that use the parameter."""
+        """Add the c_i of one call to the c_i of the other calls that use the parameter."""
         total = self.shared.get(param)
         if total is not None and len(total) != len(contribution):
             raise ExampleDimensionError(
                 f"A parameter of shape {tuple(param.shape)} is used with {len(total)} and with {len(contribution)} "
-                "examples in one pass, so its contributions cannot be added example by example."
+                "examples in one pass, so its contributions cannot be added example by example. Use the same examples in "
+                "every call, or freeze the parameter with requires_grad_(False)."
             )
         self.shared[param] = contribution if total is None else total + contribution
 

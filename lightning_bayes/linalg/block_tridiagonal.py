@@ -37,7 +37,7 @@ class BlockTridiagonalInverse(NamedTuple):
     def of(
         cls, diagonal: Sequence[KroneckerProduct], off_diagonal: Sequence[KroneckerProduct], names: Sequence[str] = ()
     ) -> BlockTridiagonalInverse:
-        """Factorise. Damp the diagonal blocks before, so that every Λ_i is positive definite.
+        """Factorise. Damp the diagonal blocks first, so that every Λ_i is positive definite.
 
         Args:
             diagonal: S_ii ⊗ A_ii of each layer, with symmetric positive definite factors.

@@ -1,8 +1,8 @@
 """Cholesky factors of matrices that are positive definite up to rounding.
 
-A running average of outer products is positive semi-definite. Rounding, or a dead unit without damping, can make it
-indefinite. Each matrix of a batch then gets the first jitter of `JITTER_LADDER` with which it factorises, added to the
-diagonal in units of its mean. If all fail, that is an error.
+A running average of outer products is positive semi-definite. Rounding can make it indefinite, and a dead unit without
+damping makes it singular. `cholesky` then adds jitter to the diagonal: each matrix of a batch gets the first value of
+`JITTER_LADDER`, relative to the mean of its diagonal, with which it factorises. If all values fail, an error is raised.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def inverse_root(matrix: Tensor, name: str = "matrix") -> Tensor:
 
 def _upper_inverse(upper: Tensor) -> Tensor:
     """U⁻¹ by halves: the inverse of [[A, B], [0, D]] is [[A⁻¹, -A⁻¹ B D⁻¹], [0, D⁻¹]]."""
-    # A triangular solve does not exploit the zeros of the identity and takes 50 % more multiplications.
+    # A triangular solve does not exploit the zeros of the identity and needs 50 % more multiplications.
     size = upper.shape[-1]
     if size <= MAX_SOLVE_SIDE:
         identity = torch.eye(size, dtype=upper.dtype, device=upper.device).expand_as(upper)
@@ -84,7 +84,7 @@ def _upper_inverse(upper: Tensor) -> Tensor:
 
 
 def inverse(matrix: Tensor, name: str = "matrix") -> Tensor:
-    """The inverse of a symmetric positive definite matrix from its Cholesky factor, including its jitter."""
+    """The inverse of a symmetric positive definite matrix from its Cholesky factor, including any jitter."""
     return torch.cholesky_inverse(cholesky(matrix, name))
 
 

@@ -24,8 +24,8 @@ def pi_ratio(product: KroneckerProduct) -> Tensor:
         product: S and A, ``[..., n, n]``.
 
     Returns:
-        π, ``[...]``, within [1e-6, 1e6]. If one factor vanishes (a dead layer), the bound makes the damped product γ I.
-        If both do, π = 1.
+        π, ``[...]``, within [1e-6, 1e6]. If one factor vanishes (a dead layer), the bounds make the damped product
+        nearly γ I. If both vanish, π = 1.
     """
     left = product.left.diagonal(dim1=-2, dim2=-1).mean(-1)
     right = product.right.diagonal(dim1=-2, dim2=-1).mean(-1)

@@ -7,7 +7,7 @@ With A = L Lᵀ, L⁻¹ C L⁻ᵀ = E₁ diag(s₁) E₁ᵀ and K₁ = L⁻ᵀ E
     (A ⊗ B - C ⊗ D)⁻¹ = (K₁ ⊗ K₂) diag(1 / (1 - s₁ s₂ᵀ)) (K₁ ⊗ K₂)ᵀ
     T                 = (K₁ ⊗ K₂) diag(1 / √(1 - s₁ s₂ᵀ)) (E₁ ⊗ E₂)ᵀ        T Tᵀ = (A ⊗ B - C ⊗ D)⁻¹
 
-T ends in (E₁ ⊗ E₂)ᵀ because the signs of eigenvectors are arbitrary: otherwise rounding could change the sample for a noise.
+T ends in (E₁ ⊗ E₂)ᵀ because the signs of eigenvectors are arbitrary: otherwise rounding could flip a sample.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class DifferenceInverse(NamedTuple):
 
         Args:
             product: A ⊗ B, symmetric positive definite factors.
-            subtracted: C ⊗ D, symmetric positive semi-definite and below A ⊗ B; None for zero.
+            subtracted: C ⊗ D, symmetric positive semi-definite factors; None for zero. The difference must be positive
+                definite.
             name: Name of A ⊗ B for error messages.
 
         Returns:
@@ -60,9 +61,13 @@ class DifferenceInverse(NamedTuple):
         left_subtracted, right_subtracted = (None, None) if subtracted is None else subtracted
         left = _diagonalised(product.left, left_subtracted, f"left factor S of {name}")
         right = _diagonalised(product.right, right_subtracted, f"right factor A of {name}")
-        spectrum = 1 - left[3][..., :, None] * right[3][..., None, :]
-        basis, rotation, inverse = (KroneckerProduct(*pair) for pair in zip(left[:3], right[:3], strict=True))
-        return cls(basis, rotation, inverse, spectrum.clamp_min(SPECTRUM_FLOOR))
+        spectrum = 1 - left.values[..., :, None] * right.values[..., None, :]
+        return cls(
+            KroneckerProduct(left.basis, right.basis),
+            KroneckerProduct(left.rotation, right.rotation),
+            KroneckerProduct(left.inverse_basis, right.inverse_basis),
+            spectrum.clamp_min(SPECTRUM_FLOOR),
+        )
 
     def matvec(self, x: Tensor) -> Tensor:
         """(A ⊗ B - C ⊗ D)⁻¹ vec(X) as a matrix ``[..., m, n]``."""
@@ -84,8 +89,15 @@ class DifferenceInverse(NamedTuple):
         return 2 * (columns * left + rows * right) + self.spectrum.log().sum((-2, -1))
 
 
-def _diagonalised(matrix: Tensor, other: Tensor | None, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """K, E, K⁻¹ and s with Kᵀ matrix K = I and Kᵀ other K = diag(s)."""
+class _Diagonalisation(NamedTuple):
+    basis: Tensor  # K
+    rotation: Tensor  # E
+    inverse_basis: Tensor  # K⁻¹
+    values: Tensor  # s
+
+
+def _diagonalised(matrix: Tensor, other: Tensor | None, name: str) -> _Diagonalisation:
+    """Diagonalise both matrices: Kᵀ matrix K = I and Kᵀ other K = diag(s); `other` is zero if None."""
     factor = cholesky(matrix, name)
     if other is None:
         vectors, values = torch.eye(matrix.shape[-1]).to(matrix).expand_as(matrix), torch.zeros_like(matrix[..., 0])
@@ -94,4 +106,4 @@ def _diagonalised(matrix: Tensor, other: Tensor | None, name: str) -> tuple[Tens
         whitened = torch.linalg.solve_triangular(factor, half.mT, upper=False)
         values, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
     basis = torch.linalg.solve_triangular(factor.mT, vectors, upper=True)
-    return basis, vectors, vectors.mT @ factor.mT, values
+    return _Diagonalisation(basis, vectors, vectors.mT @ factor.mT, values)

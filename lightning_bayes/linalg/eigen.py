@@ -39,7 +39,7 @@ def symmetric_eigen(matrix: Tensor, name: str = "matrix") -> tuple[Tensor, Tenso
 
 
 def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecomposition by divide and conquer; if that fails (low rank), by relatively robust representations."""
+    """Try divide and conquer, which can fail for low rank, also in float64; then relatively robust representations."""
     for attempt in (matrix, matrix.double()):
         try:
             values, vectors = torch.linalg.eigh(attempt)

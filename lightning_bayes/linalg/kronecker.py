@@ -21,8 +21,8 @@ class KroneckerProduct(NamedTuple):
     """left ⊗ right, which acts on matrices ``[..., m, n]`` flattened row by row.
 
     Attributes:
-        left: L, ``[..., p, m]``; for a layer's curvature S, from the output gradients.
-        right: R, ``[..., q, n]``; for a layer's curvature A, from the inputs.
+        left: L, ``[..., p, m]``. In a layer's curvature this is S, from the output gradients.
+        right: R, ``[..., q, n]``. In a layer's curvature this is A, from the inputs.
 
     Example:
         >>> product = KroneckerProduct(2 * torch.eye(2), torch.tensor([[3.0]]))
@@ -75,8 +75,14 @@ class KroneckerProduct(NamedTuple):
         return _diagonal(self.left)[..., :, None] * _diagonal(self.right)[..., None, :]
 
     def squared_rows(self, weights: Tensor | float = 1.0) -> Tensor:
-        """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix ``[..., p, q]``: (L²) weights (R²)ᵀ."""
-        # L² and R² are element-wise.
+        """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix.
+
+        Args:
+            weights: Matrix ``[..., m, n]``, or one number for all.
+
+        Returns:
+            (L²) weights (R²)ᵀ with element-wise squares, ``[..., p, q]``.
+        """
         shape = (*self.left.shape[:-2], self.left.shape[-1], self.right.shape[-1])
         weights = torch.as_tensor(weights, dtype=self.left.dtype, device=self.left.device).expand(shape)
         return self.left.square() @ weights @ self.right.square().mT

@@ -1,4 +1,4 @@
-"""Labels for the Fisher: those of the data (empirical Fisher), or samples from the model's likelihood."""
+"""Labels for the Fisher: from the data (empirical Fisher), or sampled from the model's likelihood."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def label_source(fisher: FisherName | None, likelihood: Likelihood | None, model
         The likelihood; None to use the labels of the data.
 
     Raises:
-        HyperparameterError: If ``"sampled"`` has no likelihood.
+        HyperparameterError: If `fisher` is ``"sampled"`` and there is no likelihood to sample from.
     """
     candidate = likelihood if likelihood is not None else getattr(model, "likelihood", None)
     source = candidate if isinstance(candidate, Likelihood) else None

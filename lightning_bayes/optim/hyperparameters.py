@@ -87,8 +87,8 @@ class HyperparameterFields(TypedDict, total=False):
         loss_reduction: How the loss is reduced over examples: ``"mean"``, ``"sum"``, or ``"auto"`` to infer it, see
             `curvature.measure`. Default: ``"auto"``.
         seed: Seed of the noise. The global random number generator is never used. Default: 0.
-        max_nonfinite_steps: Maximum number of consecutive updates that are skipped because a gradient or curvature is not
-            finite. Default: 10.
+        max_nonfinite_steps: Training stops with `NonFiniteError` after this many consecutive updates with a non-finite
+            gradient or curvature; each of them is skipped. Default: 10.
     """
 
     betas: tuple[float, float] | BetaSchedule
@@ -204,7 +204,7 @@ class Hyperparameters(Record):
 
     @classmethod
     def given(cls, values: Mapping[str, Any], own_defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the defaults to an optimizer's arguments, and check all of them.
+        """Add the defaults to an optimizer's arguments, and check all of them with `check`.
 
         Args:
             values: Arguments by name: numbers, or functions of the step.
@@ -214,7 +214,7 @@ class Hyperparameters(Record):
             All hyperparameters by name.
 
         Raises:
-            TypeError: If an argument does not exist. A value out of its range raises `HyperparameterError`.
+            TypeError: If an argument does not exist.
         """
         unknown = sorted(set(values) - set(cls.settings()))
         if unknown:

@@ -66,7 +66,7 @@ class Setting:
     Attributes:
         range: Allowed values; None allows any value.
         upper_limit: Limit far above practical values. Products of larger numbers would overflow float32.
-        schedulable: Whether it may be a function of the step. Its changes must not affect the meaning of the state.
+        schedulable: Whether it may be a function of the step. Requires that changing it leaves the optimizer's state valid.
         optional: Whether it may be None.
         open_until_fit: Whether a callback may leave it None until the fit starts.
         in_group: Whether parameter groups store it.

@@ -12,8 +12,8 @@ With shaped noise, as in the default step, δ̃_j counts as curvature from earli
     1/Σ_j = (Ñ/τ_t)(s_j + δ̃_j + γ_t)                 with the prior N(c_j, 1/δ'_j)
     δ'_j = (Ñ/τ_t)(δ̃_j + γ_t)                         c_j = μ_j - √(δ̃_j / (δ̃_j + γ_t)) (μ_j - μ₀_j)
 
-The KL's gradient at the mean is δ̃_j (μ_j - μ₀_j), as in the natural step. A posterior of the default step is tempered: its
-precisions count the data 1/τ_t times, so it is stronger by that factor when used as a prior.
+The tempered KL has the gradient δ̃_j (μ_j - μ₀_j) at the mean, as in the natural step. A posterior of the default step is
+tempered: its precisions count the data 1/τ_t times, so it is stronger by that factor when used as a prior.
 
 The optimizer's state of each parameter stores copies of μ₀ and δ as ``prior_mean`` and ``prior_precision``, two tensors with
 the shape of the parameter. Checkpoints therefore include them, and a resumed run keeps them.
@@ -125,7 +125,7 @@ def refuse_weight_prior(method: str, posterior: AbstractPosterior | None) -> Non
 
 
 def prior_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float | Tensor:
-    """δ̃ of a parameter: one per weight if its state has a ``prior_precision``, else that of its group."""
+    """δ̃ of a parameter: one value per weight if its state has a ``prior_precision``, otherwise its group's δ̃."""
     hyperparameters, precision = effective(group), state.get("prior_precision")
     return hyperparameters.prior if precision is None else hyperparameters.prior_of(precision)
 
@@ -159,7 +159,7 @@ def noise_terms(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -
 
 
 def _mean_field(posterior: AbstractPosterior) -> MeanField:
-    """Return the mean-field posterior, with the width of a `ScaledPosterior` applied."""
+    """Return the mean-field posterior, with the scale of a `ScaledPosterior` applied."""
     inner = posterior.posterior if isinstance(posterior, ScaledPosterior) else posterior
     if not isinstance(inner, MeanField):
         raise PosteriorError(
@@ -167,8 +167,8 @@ def _mean_field(posterior: AbstractPosterior) -> MeanField:
             "load_posterior(path), or posteriors.diagnostics.marginals(posterior, posterior.mean), which drops the "
             "correlations."
         )
-    width = posterior.scale if isinstance(posterior, ScaledPosterior) else 1.0
-    precision = {name: value / width**2 if width != 1 else value for name, value in inner.precision.items()}
+    scale = posterior.scale if isinstance(posterior, ScaledPosterior) else 1.0
+    precision = {name: value / scale**2 if scale != 1 else value for name, value in inner.precision.items()}
     prior = MeanField(inner.mean, precision, inner.prior_precision, inner.num_data)
     invalid = [
         name

@@ -79,15 +79,24 @@ class AbstractPosterior(ABC):
         zeros = {name: torch.zeros_like(mean) for name, mean in self.mean.items()}
         transpose = torch.func.vjp(self.transform, zeros)[1]  # Tᵀ, because transform is μ + T ε
 
-        def one(direction: TensorDict) -> Tensor:
+        def variance(direction: TensorDict) -> Tensor:
             (noise,) = transpose({**zeros, **direction})
             return torch.stack([part.square().sum() for part in noise.values()]).sum()
 
-        variances: Tensor = torch.func.vmap(one)(directions)
+        variances: Tensor = torch.func.vmap(variance)(directions)
         return variances
 
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """`variance_along` d = vec(left rightᵀ), ``[B]``, in a matrix that is a block by itself."""
+        """`variance_along` of d = vec(left rightᵀ) in a matrix that is a block by itself.
+
+        Args:
+            name: Name of the matrix, ``[out, in]``.
+            left: ``[B, out]``.
+            right: ``[B, in]``.
+
+        Returns:
+            ``[B]``.
+        """
         return self.variance_along({name: left[:, :, None] * right[:, None, :]})
 
     def select(self: PosteriorT, prefix: str) -> PosteriorT:

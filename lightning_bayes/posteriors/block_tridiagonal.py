@@ -1,7 +1,7 @@
-"""The Gaussian posterior over a chain of linear layers in which neighbouring layers are correlated.
+"""The Gaussian posterior with a block-tridiagonal covariance over a chain of linear layers.
 
-Zhang et al. 2018, section 3.5, after Martens & Grosse 2015, section 4.3. Every layer and every pair of neighbours has one
-Kronecker-factored block; see `linalg.block_tridiagonal` for the equations.
+Zhang et al. 2018, section 3.5, after Martens & Grosse 2015, section 4.3. The precision is given by Kronecker-factored
+blocks, one for every layer and one for every pair of neighbours; see `linalg.block_tridiagonal` for the equations.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class BlockTridiagonal(AbstractPosterior):
     The other fields are documented in `AbstractPosterior`.
 
     Attributes:
-        factors: (L, R) of each layer's block L ⊗ R by weight name, in the order of the chain, ``[out, out]`` and
-            ``[K, K]``, including scale and damping.
-        links: (L, R) of the block between each layer and the next by weight name, ``[out, next out]`` and
+        factors: (L, R) of each layer's block L ⊗ R of the precision by weight name, in the order of the chain,
+            ``[out, out]`` and ``[K, K]``, including scale and damping.
+        links: (L, R) of the precision's block between each layer and the next by weight name, ``[out, next out]`` and
             ``[K, next K]``. The last layer has none.
         biases: Name of the bias in the last column of the matrix, by weight name.
 
@@ -61,8 +61,10 @@ class BlockTridiagonal(AbstractPosterior):
         covered = [*self.factors, *self.biases.values()]
         wrong = [name for name in self.mean if covered.count(name) != 1 or name not in self.prior_precision]
         wrong += [name for name in covered if name not in self.mean]
-        wrong += wrong or [name for name in self.factors if not self._block_fits(name)]
-        wrong += wrong or [name for name, after in pairwise(self.factors) if not self._link_fits(name, after)]
+        if not wrong:  # names match, so shapes can be compared
+            wrong = [name for name in self.factors if not self._block_fits(name)]
+        if not wrong:
+            wrong = [name for name, after in pairwise(self.factors) if not self._link_fits(name, after)]
         wrong += [name for name in self.links if name not in list(self.factors)[:-1]]
         if wrong:
             raise PosteriorError(f"Mean, factors, links and prior do not match for {', '.join(dict.fromkeys(wrong))}.")

@@ -53,7 +53,7 @@ def marginals(posterior: AbstractPosterior, names: Collection[str]) -> MeanField
 
 
 def noise_to_weight(posterior: AbstractPosterior) -> float:
-    """Root mean square of the noise relative to that of the weights.
+    """Root mean square of the noise divided by the root mean square of the weights.
 
     Args:
         posterior: The posterior.
@@ -69,7 +69,7 @@ def noise_to_weight(posterior: AbstractPosterior) -> float:
 
 
 def step_to_noise(steps: TensorDict, posterior: AbstractPosterior) -> float:
-    """√(Σ Δμ² / Σ σ²): root mean square of an update relative to that of the noise after the update."""
+    """√(Σ Δμ² / Σ σ²): root mean square of an update divided by the root mean square of the noise after it."""
     return _ratio(_squares({name: steps[name] for name in posterior.mean}), posterior.variance())
 
 

@@ -54,7 +54,7 @@ def verified_load(
         path: The file.
         kind: The expected kind of file.
         map_location: Device of the tensors.
-        parse: Reader for formats other than that of `torch.save`.
+        parse: Reader for a format that `torch.load` does not read.
 
     Returns:
         The contents.

@@ -5,8 +5,8 @@
     θ = μ + V^(1/2) (I + B Bᵀ)^(1/2) ε        (I + B Bᵀ)^(1/2) = I + B W diag(1 / (1 + √(1 + s²))) Wᵀ Bᵀ
     log det Σ = Σ log v + Σ log(1 + s²)       Σ⁻¹ = V^(-1/2) (I - B W diag(1 / (1 + s²)) Wᵀ Bᵀ) V^(-1/2)
 
-Nothing of size D × D is formed. SWAG (Maddox et al. 2019, https://arxiv.org/abs/1902.02476) has v = ½ diag(θ̄² - θ̄ θ̄) and
-A = deviations / √(2 (R - 1)).
+Nothing of size D × D is formed. SWAG (Maddox et al. 2019, https://arxiv.org/abs/1902.02476) has v =
+½ (mean(θ²) - mean(θ)²) and A = deviations / √(2 (R - 1)).
 """
 
 from __future__ import annotations

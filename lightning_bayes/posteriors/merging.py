@@ -84,7 +84,7 @@ def _require_positive(names: str, precision: Tensor) -> None:
     if not bool((precision > 0).all()):
         raise PosteriorError(
             f"The merged precision of {names} is not positive (its smallest value is {float(precision.min()):.3g}): one "
-            "posterior is wider than its prior, as tempering can make it. Merge posteriors trained with an explicit lr."
+            "posterior is wider than its prior, which tempering can cause. Merge posteriors trained with an explicit lr."
         )
 
 
@@ -100,16 +100,17 @@ def _check(posteriors: Sequence[AbstractPosterior]) -> None:
         is_reordered = isinstance(first, FullGaussian) and list(first.mean) != list(other.mean)
         if shapes[0] != shapes[1] or first.constants.keys() != other.constants.keys() or is_reordered:
             raise PosteriorError(
-                f"The weights of posterior {index}, or their order, differ from those of posterior 0. Merge posteriors of "
-                "one model."
+                f"The weights of posterior {index}, or their order, differ from posterior 0. Merge posteriors of one "
+                "model."
             )
-        if not (_same(first.prior_precision, other.prior_precision) and _same(first.prior_mean, other.prior_mean)):
+        has_same_precision = _all_equal(first.prior_precision, other.prior_precision)
+        if not (has_same_precision and _all_equal(first.prior_mean, other.prior_mean)):
             raise PosteriorError(
-                f"The prior of posterior {index} differs from that of posterior 0. Train all posteriors with the same prior."
+                f"The prior of posterior {index} differs from posterior 0. Train all posteriors with the same prior."
             )
 
 
-def _same(first: Mapping[str, float | Tensor], other: Mapping[str, float | Tensor]) -> bool:
+def _all_equal(first: Mapping[str, float | Tensor], other: Mapping[str, float | Tensor]) -> bool:
     return first.keys() == other.keys() and all(
         torch.equal(torch.as_tensor(value), torch.as_tensor(other[name])) for name, value in first.items()
     )

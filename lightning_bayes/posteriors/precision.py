@@ -72,6 +72,6 @@ def initial_curvature(
     if init_precision < minimum:
         raise HyperparameterError(
             f"init_precision={init_precision:.12g} is below {minimum:.12g}, the precision of prior_precision="
-            f"{prior_precision:g} and damping={damping:g} alone. Use at least that."
+            f"{prior_precision:g} and damping={damping:g} alone. Use at least that value."
         )
     return (init_precision - minimum) * kl_weight / num_data

@@ -1,6 +1,6 @@
 """Shaped noise: in each tensor, the curvature determines the shape of the noise and κ its energy.
 
-For each tensor t with curvatures s_i, size r_t and prior strength p = δ̃ + γ (0 without an explicit prior):
+For each tensor t with curvatures s_i, size r_t and p = δ̃ + γ, without δ̃ if there is no explicit prior:
 
     γ_t = p + ε mean_j max(s_j, 0)
     1/τ_t = 1/τ + mean_j [1 / (s_j + γ_t)] / (Ñ κ² r_t²)
@@ -17,8 +17,8 @@ This covariance minimises the tempered bound
 
 with these temperatures and priors. Without an explicit prior, c_t = μ_t. This is an empirical-Bayes choice: the prior's
 centre is optimised too, so the mean minimises E_q[f̄] alone. With an explicit prior N(μ₀, 1/δ),
-c_t = μ_t - √(δ̃/γ_t) (μ_t - μ₀), so the gradient of the KL at the mean is δ̃ (μ - μ₀) for every τ_t. κ, ε and setting τ_t by
-energy are **heuristics**: the bound does not imply them.
+c_t = μ_t - √(δ̃/γ_t) (μ_t - μ₀), so the tempered KL contributes ½ δ̃ (μ - μ₀)² and its gradient δ̃ (μ - μ₀) for every τ_t.
+κ, ε and setting τ_t by energy are **heuristics**: the bound does not imply them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def noise_moments(curvatures: Sequence[Tensor], stated: float, flatness: float) 
 
 
 def noise_damping(curvature_means: Tensor, stated: float, flatness: float) -> Tensor:
-    """γ_t = p + ε mean_j s_j, at least a tiny positive number; the mean is that of max(s, 0), and `stated` is p."""
+    """γ_t = p + ε mean_j max(s_j, 0), kept above 0; `curvature_means` are mean_j max(s_j, 0), `stated` is p."""
     return (curvature_means * flatness + stated).clamp_min(_MIN_DAMPING)
 
 
@@ -108,7 +108,7 @@ def prior_centre(mean: Tensor, centre: Tensor | float, stated: float | Tensor, d
 
 
 def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:
-    """r, ``[tensors]``: the larger of each tensor's root mean squares now and at the start of training."""
+    """r, ``[tensors]``: the larger of each tensor's current root mean square and the one at the start of training."""
     return torch.maximum(root_mean_squares(means), torch.stack(list(sizes_at_start)))
 
 

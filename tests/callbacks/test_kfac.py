@@ -123,9 +123,7 @@ def test_the_log_says_what_is_measured_where(caplog):
     module = Classifier(net=residual_net())
     with caplog.at_level(logging.INFO):
         fit(module, NoisyKFACCallback(max_side=16))
-    expected = (
-        "factors for 1 layers, labels those of the data (empirical Fisher), measured every 20 and inverted every 200"
-    )
+    expected = "factors for 1 layers, labels from the data (empirical Fisher), measured every 20 and inverted every 200"
     assert expected in caplog.text
     rest = "mean-field: net.1.conv (side 36 > max_side=16), net.3 (side 17 > max_side=16), net.0.2, net.1.norm."
     assert rest in caplog.text

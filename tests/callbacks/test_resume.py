@@ -285,7 +285,7 @@ def test_another_learning_rate_is_named(tmp_path):
 
 def test_a_run_of_the_base_optimizer_cannot_be_resumed_without_it(tmp_path):
     _, path = trained(tmp_path, VOGNCallback())
-    with pytest.raises(HyperparameterError, match=r"step_rule='user' and base=None do not fit"):
+    with pytest.raises(HyperparameterError, match=r"step_rule='user' and base=None do not match"):
         quiet_trainer(VOGNCallback(lr=0.01), max_epochs=3).fit(Classifier(), loader(), ckpt_path=path)
 
 

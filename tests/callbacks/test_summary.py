@@ -40,7 +40,7 @@ def test_the_default_fit_prints_its_settings_and_its_posterior(caplog):
 
 def test_noise_whose_temperature_underflows_is_summarised(caplog):
     _, end = lines(VOGNCallback(relative_noise=1e-200), caplog)
-    assert "log τ = -inf to -inf across tensors" in end
+    assert "log τ = -inf (0: the Bayesian posterior" in end
 
 
 def test_a_regression_names_the_callback_whose_band_widens_away_from_the_data(caplog):
@@ -70,7 +70,7 @@ def test_an_explicit_learning_rate_and_prior_are_named(caplog):
         "The prior precision is 2. The noise follows from the variational bound. Predictions use the posterior mean"
         in start
     )
-    assert "log τ = 0.0 to 0.0 across tensors" in end
+    assert "log τ = 0.0 (0: the Bayesian posterior" in end
 
 
 def test_without_noise_there_is_no_line_at_the_end(caplog):

@@ -132,7 +132,7 @@ def test_function_of_a_mean_has_each_examples_share(generator):
 def test_loss_of_some_of_the_examples_is_refused_for_any_number_of_classes(loss, taken, classes, batch, generator):
     model, x, _ = problem(batch, classes, generator)
     y = torch.randint(0, classes, (batch,), generator=generator)
-    words = "some examples alone" if taken == 1 else rf"shape \[{taken}.*, but the layers saw {batch} examples"
+    words = "only some examples" if taken == 1 else rf"shape \[{taken}.*, but the layers saw {batch} examples"
     with pytest.raises(UnsupportedTrainingError, match=words):
         measure(model, lambda: loss(model(x)[:taken], y[:taken]))
 

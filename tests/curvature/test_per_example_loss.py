@@ -199,7 +199,7 @@ def test_what_cannot_take_them_says_so(images):
         losses = F.mse_loss(model(x), y, reduction="none").mean((1, 2, 3))
         return with_per_example_loss(losses.mean(), losses)
 
-    with pytest.raises(UnsupportedTrainingError, match=r"per_example_loss is measured by engine='fused'"):
+    with pytest.raises(UnsupportedTrainingError, match=r"per_example_loss is supported only by engine='fused'"):
         measure(model, joined, engine="backpack")
     with pytest.raises(BayesError, match="per_example_loss"):
         fit(Returns(), KFACCallback())

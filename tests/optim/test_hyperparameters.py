@@ -173,7 +173,7 @@ def test_a_callback_may_leave_some_open_but_not_a_function():
         ({"step_rule": "Natural"}, "step_rule='Natural' must be 'natural' or 'trust_region' or 'user'"),
         ({"radius": "foo"}, "radius='foo' must be 'adam' or 'sgd'"),
         ({"prior_mean": ["zero"]}, r"prior_mean=\['zero'\] must be 'zero' or 'initial'"),
-        ({"step_rule": "user"}, r"step_rule='user' and base=None do not fit: .* Pass that optimizer as base=\.\.\."),
+        ({"step_rule": "user"}, r"step_rule='user' and base=None do not match: .* Pass that optimizer as base=\.\.\."),
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused(arguments, message):
@@ -184,7 +184,7 @@ def test_a_choice_that_does_not_exist_is_refused(arguments, message):
 def test_a_group_has_the_step_rule_of_the_optimizer_that_moves_it():
     model = nn.Linear(2, 1)
     opt = VOGN(model, base=torch.optim.SGD([model.weight], lr=0.1))
-    with pytest.raises(HyperparameterError, match="step_rule='natural' and base=SGD do not fit"):
+    with pytest.raises(HyperparameterError, match="step_rule='natural' and base=SGD do not match"):
         opt.add_param_group({"params": [model.bias], "step_rule": "natural"})
 
 

@@ -107,7 +107,7 @@ def test_a_likelihood_without_a_root_is_refused(x):
         def _nll_of_each(self, outputs, targets):
             return outputs - targets
 
-    with pytest.raises(HyperparameterError, match=r"Own does not state its curvature\. .*curvature='fisher'"):
+    with pytest.raises(HyperparameterError, match=r"Own does not define its curvature\. .*curvature='fisher'"):
         untrained(nn.Linear(4, 1).double(), [(x, x[:, :1])], Own())
 
 

@@ -128,5 +128,5 @@ def test_an_unknown_predictive_is_refused(net, x, generator):
 
 
 def test_a_forward_over_chunks_of_the_batch_is_refused(net, x):
-    with pytest.raises(ExampleDimensionError, match=r"sees 2 examples where the outputs have 6"):
+    with pytest.raises(ExampleDimensionError, match=r"sees 2 examples but the outputs have 6"):
         output_moments(net, mean_field(net), lambda: torch.cat([net(part) for part in x.split(2)]))

@@ -49,7 +49,7 @@ def join_bias(inputs: Tensor, mean_input: Tensor, positions: int) -> Tensor:
 
 
 def split_bias(factors: KroneckerFactors) -> tuple[KroneckerFactors, KroneckerFactors]:
-    """Separate the joint factors of a layer into those of the weight and of the bias.
+    """Separate the joint factors of a layer into factors of the weight and of the bias.
 
     Args:
         factors: (S, Ā), ``[out, out]`` and ``[K + 1, K + 1]``.
@@ -68,7 +68,7 @@ def split_bias(factors: KroneckerFactors) -> tuple[KroneckerFactors, KroneckerFa
 
 
 def summed_patches(layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
-    """The patches m ``[K]`` of an ungrouped layer, summed over positions and averaged over examples."""
+    """The patches m ``[K]``, summed over positions and averaged over examples; without groups, with zero padding."""
     if isinstance(layer, nn.Linear):
         return x.mean(0)
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))

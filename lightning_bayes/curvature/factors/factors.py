@@ -4,11 +4,11 @@
 
     S ⊗ A ≈ (1/B) Σ_i vec(g_i) vec(g_i)ᵀ        g_i = Σ_t δ_it ā_itᵀ        vec: row by row
 
-https://arxiv.org/abs/1503.05671, https://arxiv.org/abs/1602.01407. The scale convention is that of the whole package: a mean
-over examples, for the mean loss without prior. δ_it is the gradient of example i's **own** loss; the backward pass of a mean
-over B examples yields 1/B of it. With labels drawn from the model (`Likelihood.sampled_loss`) the product approximates the
-Fisher, with data labels the empirical Fisher. It is exact for one example with one position, and if inputs and gradients are
-independent, as in a deep linear network. Each group of a convolution has its own pair of factors.
+https://arxiv.org/abs/1503.05671, https://arxiv.org/abs/1602.01407. The factors follow the scale convention of the package: a
+mean over examples, for the mean loss without prior. δ_it is the gradient of example i's **own** loss; the backward pass of a
+mean over B examples yields 1/B of it. With labels drawn from the model (`Likelihood.sampled_loss`) the product approximates
+the Fisher, with data labels the empirical Fisher. It is exact for one example with one position, and if inputs and gradients
+are independent, as in a deep linear network. Each group of a convolution has its own pair of factors.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def link_factors(
     layer: nn.Linear, x: Tensor, grad_output: Tensor, after: nn.Linear, next_x: Tensor, next_grad_output: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The block between two layers: (1/B) Σ_i δ_i δ'_iᵀ ``[out, next out]`` and (1/B) Σ_i ā_i ā'_iᵀ ``[K, next K]``."""
-    # Martens & Grosse 2015, section 4.3. Output gradients as in `output_factor`.
+    # Martens & Grosse 2015, section 4.3. Output gradients as in `output_factor`; the block is not defined with positions.
     if x.dim() != 2 or next_x.dim() != 2:
         raise ShapeError(
             f"The curvature between two layers needs inputs [examples, features], but got {list(x.shape)} and "
@@ -91,7 +91,7 @@ def link_factors(
 
 
 def _moment(rows: Tensor) -> Tensor:
-    """The sum of the rows' outer products. A large result is computed by blocks on and above the diagonal."""
+    """The sum of the rows' outer products. Of a large result, only blocks on and above the diagonal are computed."""
     size = rows.shape[-1]
     if size < MIN_BLOCKED_SIDE:
         return rows.mT @ rows

@@ -24,11 +24,11 @@ class Request:
 
     Attributes:
         layers: The measured layers, and whether the matrix of each includes the bias.
-        likelihood: Draws the labels from the model's outputs, or as the loss defines; None uses the labels of the data.
+        likelihood: Likelihood from which labels are sampled; `LossCalls` uses the likelihood of the loss function. None uses
+            the labels of the data, except that BackPACK's KFAC samples its labels itself.
         seed: Random seed of the labels.
         loss_scale: Loss scale of mixed precision.
-        mc_samples: Number of labels drawn per example. More than one requires that every parameter is in a layer with
-            factors.
+        mc_samples: Number of labels drawn per example. Must be 1 unless every parameter is in a layer with factors.
     """
 
     layers: Mapping[nn.Module, bool]
@@ -51,7 +51,14 @@ class LayerRecords(ABC):
 
     @abstractmethod
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
-        """Add a call, with `grad_output` in the scale of the differentiated loss; `is_first` for its first labels."""
+        """Add a call.
+
+        Args:
+            layer: The layer.
+            x: Its input.
+            grad_output: Gradient with respect to its output, on the scale of the differentiated loss.
+            is_first: Whether this is the call's first label draw, so that its input was not added yet.
+        """
 
     @property
     @abstractmethod
@@ -66,8 +73,8 @@ class LayerRecords(ABC):
         """Inspect the loss before its backward pass; arguments as in `Capture.observe`."""
         return
 
-    def aside(self) -> AbstractContextManager[None]:
-        """A context around a loss of drawn labels and its backward pass."""
+    def sampling(self) -> AbstractContextManager[None]:
+        """A context around the loss of sampled labels and its backward pass."""
         return nullcontext()
 
 
@@ -79,9 +86,10 @@ class FactorRecords(LayerRecords, ABC):
         """(S, Ā) of each layer; see `curvature.factors.conversion`.
 
         Args:
-            output_scale: Factor that converts the mean of δ δᵀ over examples and positions, with δ in the scale of the
-                differentiated loss.
-            loss_scale: Factor that converts quantities in the scale of the closure's loss.
+            output_scale: Factor from the mean of δ δᵀ over examples and positions, on the scale of the differentiated loss,
+                to S. Used by `FactorMoments`.
+            loss_scale: Factor from a curvature on the scale of the observed loss to the curvature of the mean loss. Used for
+                BackPACK's results.
 
         Returns:
             The factors.
@@ -93,7 +101,7 @@ class _Moments:
     """Sums over the calls of one layer."""
 
     inputs: Tensor  # (1/B) Σ ā āᵀ
-    outputs: Tensor  # Σ δ δᵀ, in the scale of the differentiated loss
+    outputs: Tensor  # Σ δ δᵀ, on the scale of the differentiated loss
     positions: int  # B · T · label draws
 
 

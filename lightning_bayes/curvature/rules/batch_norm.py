@@ -55,7 +55,7 @@ def batch_norm_sums(
 
 @batch_norm.saved_from_forward
 def batch_statistics(layer: BatchNorm, output: Tensor) -> Statistics | None:
-    """The forward's batch statistics as saved by autograd; None if they are not saved or in another precision."""
+    """The batch statistics that autograd saved in the forward; None if not saved, not used or in another precision."""
     mean = saved_by(output.grad_fn, "result1")
     inverse_std = saved_by(output.grad_fn, "result2")
     if not uses_batch_statistics(layer) or mean is None or inverse_std is None or mean.dtype != layer.weight.dtype:

@@ -1,7 +1,7 @@
 """nn.ConvTranspose1d/2d/3d with stride, padding, output padding, dilation and groups.
 
 The layer is the adjoint of a convolution, so input and output gradient swap roles. With δ̃_it the patch of the padded output
-gradient that depends on input position t of example i,
+gradient at the outputs that input position t of example i contributes to,
 
     c_i(W) = Σ_t x_it δ̃_itᵀ        c_i(b) = Σ_u δ_iu
 """

@@ -30,18 +30,18 @@ class ExampleInputs:
         batch_size: Number of examples.
 
     Raises:
-        UnsupportedLayerError: If the inputs are packed sequences.
+        UnsupportedLayerError: If an input is a packed sequence, or an attention mask mixes examples and heads.
     """
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.batch_dim = 0 if getattr(module, "batch_first", True) else 1
         self.leaves, self._spec = tree_flatten((args, kwargs), is_leaf=lambda node: isinstance(node, PackedSequence))
         refuse_packed(module, self.leaves)
-        self._known = _known_dims(module, args, kwargs)
+        self._dims_by_id = _known_dims(module, args, kwargs)
         self._set_batch_size(next(self._sizes(self.leaves), 0))
 
     def arguments(self, leaves: list[Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments from `leaves`, by default those of the call."""
+        """Rebuild positional and keyword arguments from `leaves`, by default the leaves of the call."""
         args, kwargs = tree_unflatten(self.leaves if leaves is None else leaves, self._spec)
         return args, kwargs
 
@@ -62,12 +62,14 @@ class ExampleInputs:
             self._set_batch_size(sizes.pop())
 
     def _sizes(self, values: list[Any]) -> Iterator[int]:
-        """The size of each tensor in the batch dimension."""
+        """The batch-dimension size of each tensor that has this dimension."""
         return (v.shape[self.batch_dim] for v in values if isinstance(v, Tensor) and v.dim() > self.batch_dim)
 
     def _set_batch_size(self, batch_size: int) -> None:
         self.batch_size = batch_size
-        self.dims = tuple(self._example_dim(leaf, self._known.get(id(leaf), self.batch_dim)) for leaf in self.leaves)
+        self.dims = tuple(
+            self._example_dim(leaf, self._dims_by_id.get(id(leaf), self.batch_dim)) for leaf in self.leaves
+        )
 
     def _example_dim(self, leaf: Any, dim: int | None) -> int | None:
         if dim is None or not isinstance(leaf, Tensor) or leaf.dim() <= dim or leaf.shape[dim] != self.batch_size:
@@ -85,7 +87,7 @@ def refuse_packed(module: nn.Module, values: Iterable[Any]) -> None:
 
 
 def _known_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int | None]:
-    """Batch dimensions of those inputs of torch's layers that may differ from the first input, by id."""
+    """Batch dimensions, by id, of inputs of torch's layers that may be batched in another dimension than the first input."""
     if not isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
         return {}
     arguments = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments

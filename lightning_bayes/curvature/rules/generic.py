@@ -44,7 +44,7 @@ class SingleExamples(ReplayedCall):
         return rebuild(tensors) if draws_noise else output
 
     def _one_by_one(self, params: dict[str, Tensor], outputs: list[Tensor], is_checked: bool) -> list[Tensor]:
-        """The outputs, computed in batches of one; `outputs` are those of the whole batch."""
+        """Compute the outputs in batches of one, given the outputs of the whole batch."""
         parts = [self.replay(params, self.inputs.examples(i, 1)) for i in range(self.inputs.batch_size)]
         dims = [_differing_dim(self.module, one.shape, out.shape) for one, out in zip(parts[0], outputs, strict=True)]
         if not is_checked:
@@ -148,7 +148,7 @@ class SingleExamples(ReplayedCall):
         return [_differing_dim(self.module, outputs[i].shape, g.shape) for i, g in zip(indices, grads, strict=True)]
 
     def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], sums: Sums) -> None:
-        """Require that the contributions add up to the gradient of the batch, and see `ReplayedCall.require_same`."""
+        """Require that a repeated call returns the same outputs, and that the contributions add up to the batch gradient."""
         if self._rng_state is not None:
             return  # the batch draws its noise in another order than single examples
         indices, cotangents = used_outputs(grads)

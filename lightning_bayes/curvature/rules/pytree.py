@@ -11,14 +11,14 @@ from torch import Tensor
 from lightning_bayes.errors import UnsupportedLayerError
 from lightning_bayes.private_torch import tree_flatten, tree_unflatten
 
-# Leaves that cannot contain further tensors.
-_TRANSPARENT = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+# Types of leaves that contain no hidden tensors.
+_PLAIN_TYPES = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def differentiable(output: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
     """The floating-point and complex tensors of `output`, and a function that rebuilds it from replacements."""
     leaves, spec = tree_flatten(output)
-    opaque = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _TRANSPARENT)})
+    opaque = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _PLAIN_TYPES)})
     if opaque:
         raise UnsupportedLayerError(
             f"A module without its own rule returns {', '.join(opaque)}, which may hide tensors. Return tensors in tuples, "

@@ -29,7 +29,7 @@ def same_rng(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def with_rng(state: list[Tensor] | None, function: Callable[..., Any], *args: Any) -> Any:
-    """Call `function` with the random numbers from `state` on; the global generators stay unchanged."""
+    """Call `function` with the global generators temporarily set to `state`; None leaves them as they are."""
     if state is None:
         return function(*args)
     with torch.random.fork_rng(devices=range(len(state) - 1)):

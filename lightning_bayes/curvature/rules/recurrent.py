@@ -4,7 +4,7 @@ With the gate pre-activations a_t = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh at ste
 
     c_i(W_ih) = Σ_t δ_it x_itᵀ        c_i(W_hh) = Σ_t δ_it h_i,t-1ᵀ        c_i(b_ih) = c_i(b_hh) = Σ_t δ_it
 
-In a GRU, the new gate uses r_t ⊙ (W_hn h_{t-1} + b_hn), so its δ on the hidden side has the factor r_t. Fused kernels do not
+In a GRU, the new gate uses r_t ⊙ (W_hn h_{t-1} + b_hn), so its δ for W_hh and b_hh has the factor r_t. Fused kernels do not
 return their gates. One product for all steps recomputes the gates from inputs and hidden states, and a backward loop with
 few operations per step yields δ. `torch.lstm`, `torch.gru` and `torch.rnn_*` recompute the hidden states of layers below the
 top.
@@ -127,7 +127,7 @@ def recurrent_sums(
 def _linear_maps(
     layer: nn.RNNBase, inputs: Inputs, grad_output: Any, top: Tensor | None = None
 ) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    """For each parameter: the name, the inputs (None for a bias) and the output gradients, ``[B, T, ·]``."""
+    """Yield the name of each parameter, its inputs (None for a bias) and output gradients, ``[B, T, ·]``."""
     grad, *state_grads = grad_output
     if grad is None:
         size = _directions(layer) * (layer.proj_size or layer.hidden_size)
@@ -165,11 +165,12 @@ def _forward(layer: nn.RNNBase, inputs: Inputs, top: Tensor | None) -> list[tupl
     """All layers from the bottom: their directions, and the mask of the dropout before them."""
     x, initial = inputs[0], inputs[1] if len(inputs) > 1 else None
     x = x.transpose(0, 1) if layer.batch_first else x
-    initial = () if initial is None else initial if isinstance(initial, tuple) else (initial,)
+    if not isinstance(initial, tuple):
+        initial = () if initial is None else (initial,)
     states = [state.detach().to(x.dtype) for state in initial]
     if top is not None:
         top = (top.transpose(0, 1) if layer.batch_first else top).to(x.dtype)
-    layers = list[tuple[list[_Direction], Tensor | None]]()
+    layers: list[tuple[list[_Direction], Tensor | None]] = []
     mask: Tensor | None = None
     for depth in range(layer.num_layers):
         is_top = depth + 1 == layer.num_layers
@@ -188,7 +189,8 @@ def _run_layer(
     """The directions of one layer; `outputs` are its hidden states if they are known."""
     count = _directions(layer)
     directions = []
-    for d, output in enumerate((None,) * count if outputs is None else outputs.chunk(count, -1)):
+    hidden_states = (None,) * count if outputs is None else outputs.chunk(count, -1)
+    for d, output in enumerate(hidden_states):
         suffix = _suffix(depth, d)
         cell, ordered = CELLS[layer.mode](layer, suffix, x.dtype), _in_order(x, d)
         start = [state[depth * count + d] for state in states] or cell.zeros(x)

@@ -65,7 +65,7 @@ class Cell(ABC):
 
     @abstractmethod
     def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
-        """Gradients of all gate pre-activations, from those of the outputs and of the final states (None for zero)."""
+        """Gradients of all gate pre-activations, given the gradients of outputs and final states (None for zero)."""
 
     def _of_input(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
@@ -110,18 +110,18 @@ class LSTMCell(Cell):
         # Gradients of i, f, g: factor · gradient of c_t. Gradient of o: factor · gradient of m_t.
         factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)], 2)
         through = o * (1 - squashed * squashed)
-        deltas, of_outputs = torch.empty_like(factors), grad.clone()
-        of_hidden = 0.0 if last[0] is None else last[0]
-        of_cell = torch.zeros_like(through[0]) if last[1] is None else last[1]
+        deltas, grad_outputs = torch.empty_like(factors), grad.clone()
+        grad_hidden = 0.0 if last[0] is None else last[0]
+        grad_cell = torch.zeros_like(through[0]) if last[1] is None else last[1]
         for t in reversed(range(len(grad))):
-            of_output = of_outputs[t].add_(of_hidden)
-            of_m = of_output if self.weight_hr is None else of_output @ self.weight_hr
-            of_cell = torch.addcmul(of_cell, of_m, through[t])
-            torch.mul(factors[t, :, :3], of_cell[:, None], out=deltas[t, :, :3])
-            torch.mul(factors[t, :, 3], of_m, out=deltas[t, :, 3])
-            of_hidden, of_cell = deltas[t].flatten(1) @ self.weight_hh, of_cell * f[t]
-        of_gates = deltas.flatten(2)
-        return Gradients(of_gates, of_gates, of_outputs)
+            grad_output = grad_outputs[t].add_(grad_hidden)
+            grad_m = grad_output if self.weight_hr is None else grad_output @ self.weight_hr
+            grad_cell = torch.addcmul(grad_cell, grad_m, through[t])
+            torch.mul(factors[t, :, :3], grad_cell[:, None], out=deltas[t, :, :3])
+            torch.mul(factors[t, :, 3], grad_m, out=deltas[t, :, 3])
+            grad_hidden, grad_cell = deltas[t].flatten(1) @ self.weight_hh, grad_cell * f[t]
+        grad_gates = deltas.flatten(2)
+        return Gradients(grad_gates, grad_gates, grad_outputs)
 
 
 @final
@@ -144,14 +144,14 @@ class GRUCell(Cell):
         r, z, n, q = steps.gates
         new = (1 - z) * (1 - n * n)
         factors = torch.stack([new * q * r * (1 - r), (steps.before - n) * z * (1 - z), new * r], 2)
-        deltas, of_outputs = torch.empty_like(factors), grad.clone()
-        of_hidden = 0.0 if last[0] is None else last[0]
+        deltas, grad_outputs = torch.empty_like(factors), grad.clone()
+        grad_hidden = 0.0 if last[0] is None else last[0]
         for t in reversed(range(len(grad))):
-            of_output = of_outputs[t].add_(of_hidden)
-            torch.mul(factors[t], of_output[:, None], out=deltas[t])
-            of_hidden = torch.addmm(of_output * z[t], deltas[t].flatten(1), self.weight_hh)
-        of_input = torch.cat([deltas[:, :, :2].flatten(2), new * of_outputs], -1)
-        return Gradients(of_input, deltas.flatten(2), of_outputs)
+            grad_output = grad_outputs[t].add_(grad_hidden)
+            torch.mul(factors[t], grad_output[:, None], out=deltas[t])
+            grad_hidden = torch.addmm(grad_output * z[t], deltas[t].flatten(1), self.weight_hh)
+        grad_input = torch.cat([deltas[:, :, :2].flatten(2), new * grad_outputs], -1)
+        return Gradients(grad_input, deltas.flatten(2), grad_outputs)
 
 
 @final
@@ -175,10 +175,10 @@ class PlainCell(Cell):
     def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
         """Gradients; see `Cell`."""
         (slope,) = steps.gates
-        deltas, of_hidden = torch.empty_like(slope), 0.0 if last[0] is None else last[0]
+        deltas, grad_hidden = torch.empty_like(slope), 0.0 if last[0] is None else last[0]
         for t in reversed(range(len(grad))):
-            torch.mul(slope[t], grad[t] + of_hidden, out=deltas[t])
-            of_hidden = deltas[t] @ self.weight_hh
+            torch.mul(slope[t], grad[t] + grad_hidden, out=deltas[t])
+            grad_hidden = deltas[t] @ self.weight_hh
         return Gradients(deltas, deltas, grad)
 
 

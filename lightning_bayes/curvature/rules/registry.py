@@ -63,7 +63,7 @@ class LayerRule:
         by_hooks: Whether a backward hook of the layer, as used by BackPACK, receives the gradients of all outputs.
         cases: Layers and inputs for the contract tests: a function that builds the layer, and the shape of its input or a
             function that draws its inputs.
-        later_dims: Batch dimensions of the outputs after the first. Further outputs use that of the first output.
+        later_dims: Batch dimensions of the outputs after the first. Further outputs are batched like the first.
         prepare: Converts the arguments of a call to the rule's inputs, for layers that accept several forms.
     """
 
@@ -87,7 +87,7 @@ class LayerRule:
         return function
 
     def saved_from_forward(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Register the decorated ``(layer, output)``, whose result `fast_sums` gets as a last argument unless it is None."""
+        """Register the decorated ``(layer, output)``, whose result is the last argument of `fast_sums` unless it is None."""
         self._saved = function
         return function
 

@@ -51,7 +51,7 @@ class ReplayedCall(ABC):
 
     @abstractmethod
     def forward(self, params: dict[str, Tensor], is_checked: Callable[[], bool] = lambda: True) -> Any:
-        """Call the module for its caller; `is_checked` returns whether such calls are known not to mix examples."""
+        """Return the module's output for the original call. `is_checked` returns whether such calls passed `check_sum`."""
 
     def gradient(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> dict[str, Tensor]:
         """The gradient of the call for the whole batch, by parameter name; arguments as in `per_example`."""
@@ -120,7 +120,7 @@ class ReplayedCall(ABC):
             self._outputs = [output.detach() for output in outputs]
 
     def require_same(self, repeated: list[Tensor], indices: list[int]) -> None:
-        """Raise `UnsupportedLayerError` if outputs of a repeated call differ from those of the forward."""
+        """Raise `UnsupportedLayerError` if the outputs of a repeated call differ from the outputs of the forward."""
         outputs, self._outputs = self._outputs, None
         if outputs is not None and not all(map(are_close, (outputs[i] for i in indices), repeated)):
             raise UnsupportedLayerError(

@@ -1,7 +1,7 @@
 """Full-covariance optimizers for small models: `FullVON`, `VONG`, `NNGFull`, around `optim.dense.full_gaussian`.
 
 They differ in Ĥ: the exact Hessian, the mean of g_i g_iᵀ with the data's labels, or with labels sampled from the model. A
-D × D matrix is stored and factorised in every pass and every update, which limits D to a few thousand weights.
+D × D matrix is stored, and factorised in every pass and every update, which limits D to a few thousand weights.
 """
 
 from __future__ import annotations

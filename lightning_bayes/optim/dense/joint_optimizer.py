@@ -51,8 +51,8 @@ class JointFields(TypedDict, total=False):
             average starts with the first batch.
         mc_samples: K, number of weight samples per ``step(closure)``. Default: 1.
         seed: Seed of the noise. Default: 0.
-        max_nonfinite_steps: Maximum number of consecutive updates that are skipped because a measurement is not finite.
-            Default: 10.
+        max_nonfinite_steps: Training stops with `NonFiniteError` after this many consecutive updates with a non-finite
+            measurement; each of them is skipped. Default: 10.
     """
 
     lr: float | Schedule
@@ -146,16 +146,16 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
         estimator: JointEstimator,
         fields: JointFields,
     ) -> None:
-        known = JointFields.__annotations__
-        unknown = sorted(set(fields) - set(known))
+        accepted = JointFields.__annotations__
+        unknown = sorted(set(fields) - set(accepted))
         if unknown:
             raise TypeError(
-                f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(known))}."
+                f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(accepted))}."
             )
         require_sizes(model)
         require_full_precision(family.params)
         values = Hyperparameters.given(fields, {"lr": 1e-2})
-        names = {*known, "kl_warmup_steps", "kl_warmup_init", "step"}
+        names = {*accepted, "kl_warmup_steps", "kl_warmup_init", "step"}
         defaults = {name: value for name, value in Hyperparameters.group_values(values).items() if name in names}
         self.family, self.estimator = family, estimator
         super().__init__(

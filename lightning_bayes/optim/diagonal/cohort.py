@@ -33,7 +33,7 @@ def _arguments_of(update: Callable[..., Any]) -> frozenset[str]:
 
 @final
 class DiagonalCohort(Cohort):
-    """Parameters that are moved by one pure, elementwise update.
+    """Parameters that share one pure, elementwise update.
 
     Args:
         params: Parameters with the same device, dtype and number of updates.
@@ -42,7 +42,7 @@ class DiagonalCohort(Cohort):
         measured: ĥ of each parameter; s if nothing was measured.
         since: e, the number of updates that ĥ accounts for; 0 if nothing was measured.
         update: The pure update.
-        state_type: The state that it takes and returns.
+        state_type: The type of its state.
         arguments: Returns its keyword arguments, given δ of each weight, or None if the group's δ applies.
         curvature_update: The pure update of the curvature alone; None if there is no separate one.
         only_averages: Whether that update is the plain running average of ĥ.
@@ -95,7 +95,7 @@ class DiagonalCohort(Cohort):
         curvatures = [state["curvature"] for state in self.states]
         if self._only_averages:
             torch._foreach_lerp_(curvatures, list(self._measured), 1 - weight_of_old)
-        elif self._curvature_update is None:
+        elif self._curvature_update is None:  # the full update, whose changes of the means are discarded
             self.propose_(self._arguments["lr"], weight_of_old)
         else:
             accepted = _arguments_of(self._curvature_update)
@@ -110,7 +110,7 @@ class DiagonalCohort(Cohort):
         return self._arguments_of(block.join(self._precisions)) if self._precisions else self._arguments
 
     def _run(self, replaced: Mapping[str, Any], changes: list[Tensor] | None = None) -> None:
-        """Run the update block by block with some arguments `replaced`. Writes `changes` instead of the means if given."""
+        """Run the update block by block with some arguments `replaced`; write `changes`, if given, instead of the means."""
         grads = [local(param.grad).contiguous() for param in self._owners if param.grad is not None]
         fields = {name: [state[name] for state in self.states] for name in self._state_type._fields[1:]}
         for block in blocks(self.params):

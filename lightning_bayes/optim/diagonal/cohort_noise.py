@@ -1,6 +1,6 @@
 """Posterior samples θ = μ ± σ ε of a cohort: parameters of one device, dtype and update count.
 
-Most updates change neither the curvature nor the draws, so a cohort caches what does not change:
+Most updates change neither the curvature nor the draws, so a cohort caches three quantities:
 
     ε                       one pool of draws serves several updates (`optim.runtime.noise`)
     u = 1/√(max(s, 0) + γ)  changes with the curvature only; large tensors recompute it block by block
@@ -73,7 +73,7 @@ class CohortNoise:
     Attributes:
         owners: The parameters.
         flat: Samples of all small parameters, in one buffer.
-        kept: The pool of the last draws; None if released.
+        cached_pool: The pool of the last draws; None if released.
     """
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
@@ -94,11 +94,10 @@ class CohortNoise:
         )
         self._owner = indices.repeat_interleave(counts)  # index of the parameter of each flat element
         self._numels = self.flat.new_tensor([param.numel() ** 0.5 for param in self._params]).square()
-        self.kept: tuple[Pool, Tensor] | None = None
+        self.cached_pool: tuple[Pool, Tensor] | None = None
         self._inputs: _ShapeInputs | None = None
-        self._moments: tuple[Tensor, Tensor] | None = (
-            None  # mean 1/(s + γ_t) and γ_t, [params]; None: noise of the bound
-        )
+        # mean 1/(s + γ_t) and γ_t, [params]; None: noise of the bound
+        self._moments: tuple[Tensor, Tensor] | None = None
         self._key: _ShapeKey | None = None
         self._factors: list[float] = []  # 1/√(Ñ/τ_t); empty if reading it would synchronise with a device
         self._unit = self.flat  # u of the small parameters
@@ -106,10 +105,10 @@ class CohortNoise:
         # Of the last sample:
         self._hyper: Effective
         self._shape: Shape | None = None  # None: noise of the bound
-        self._curvatures: list[Tensor] = []  # s; s + δ̃ where every weight has its own prior
+        self._curvatures: list[Tensor] = []  # s, or s + δ̃ if every weight has its own prior
 
     def matches(self, params: Sequence[nn.Parameter]) -> bool:
-        """Whether these are the cohort's parameters, at the same place and with the same shapes."""
+        """Whether these are the cohort's parameters, with the same device, dtype and shapes as before."""
         return (
             len(params) == len(self.owners)
             and all(
@@ -130,14 +129,15 @@ class CohortNoise:
         *,
         pooled: bool,
     ) -> list[Tensor]:
-        """Draw a sample of every parameter, whose values are μ.
+        """Draw a sample of every parameter; the parameters hold μ.
 
         Args:
             states: Optimizer states of the local parts.
             group: Their parameter group.
             noise: Noise of the pass.
             buffer: Returns scratch memory for a large parameter.
-            pooled: Whether antithetic noise comes from a pool. The pool is kept, and takes the memory of one more sample.
+            pooled: Whether antithetic noise comes from a pool. The pool is cached, which needs the memory of one more
+                sample.
 
         Returns:
             The samples in the parameters' order, in memory that the next sample overwrites.
@@ -152,12 +152,12 @@ class CohortNoise:
         return self._in_order(large, [self._views[i] for i in self._small])
 
     def scores(
-        self, wanted: Collection[nn.Parameter], means: Mapping[nn.Parameter, Tensor], empty: Callable[[Tensor], Tensor]
+        self, targets: Collection[nn.Parameter], means: Mapping[nn.Parameter, Tensor], empty: Callable[[Tensor], Tensor]
     ) -> dict[nn.Parameter, Tensor]:
-        """(θ - μ) / Σ of the last sample, whose mean product with the gradient is the diagonal of the Hessian.
+        """(θ - μ) / Σ of the last sample; its product with the gradient has the mean E_q[diag ∇²f].
 
         Args:
-            wanted: Parameters to compute it for; the parameters hold θ.
+            targets: Parameters to compute it for; the parameters hold θ.
             means: μ of the local parts.
             empty: Returns memory for the result of a large parameter.
 
@@ -165,14 +165,16 @@ class CohortNoise:
             A tensor per parameter, shaped like it.
         """
         scores: dict[nn.Parameter, Tensor] = {}
-        for i in (i for i in self._large if self.owners[i] in wanted):
+        for i in self._large:
+            if self.owners[i] not in targets:
+                continue
             param, score = self._params[i], empty(self._params[i])
             for block in blocks([param]):
                 part = block.join([score])
                 torch.sub(block.join([param]), block.join([means[self.owners[i]]]), out=part)
                 block.write_([score], part.mul_(self._precision(i, block.join([self._curvatures[i]]))))
             scores[self.owners[i]] = score
-        if small := [i for i in self._small if self.owners[i] in wanted]:
+        if small := [i for i in self._small if self.owners[i] in targets]:
             scores |= self._small_scores(small, means)
         return scores
 
@@ -195,10 +197,10 @@ class CohortNoise:
             noise.draw_([small, *large] if self._small else large)
             return [small, *large]
         sizes = [len(self.flat), *(self._params[i].numel() for i in self._large)]
-        if self.kept is None or self.kept[0].counter != pool.counter:
-            self.kept = None  # free the old pool before the new one is allocated
-            self.kept = pool, pool.draw(sum(sizes), self.flat)
-        return list(torch.split(pool.window(self.kept[1], sum(sizes)), sizes))
+        if self.cached_pool is None or self.cached_pool[0].counter != pool.counter:
+            self.cached_pool = None  # free the old pool before the new one is allocated
+            self.cached_pool = pool, pool.draw(sum(sizes), self.flat)
+        return list(torch.split(pool.window(self.cached_pool[1], sum(sizes)), sizes))
 
     def _draws_of_rows(self, noise: CounterNoise) -> list[Tensor]:
         """This process's rows of the draws for whole parameters. A pool would have to be drawn whole, so none is used."""
@@ -211,19 +213,19 @@ class CohortNoise:
     # -- the shape of the noise ---------------------------------------------------------------------------------------
 
     def _update_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> None:
-        """Recompute whatever depends on the curvature, the sizes or the hyperparameters if these have changed."""
-        measured, has_weight_prior = [state["curvature"] for state in states], "prior_precision" in states[0]
+        """Recompute the cached u, Ñ/τ_t and γ_t if the curvature, the sizes or the hyperparameters have changed."""
+        curvatures, has_weight_prior = [state["curvature"] for state in states], "prior_precision" in states[0]
         hyper = without_prior(effective(group)) if has_weight_prior else effective(group)
         is_shaped = hyper.relative_noise is not None
         numbers = (
             (hyper.stated_damping, hyper.noise_flatness) if is_shaped else tuple(hyper.precision_arguments.values())
         )
         numbers = (is_shaped, *numbers, hyper.scale if has_weight_prior else 0.0)
-        inputs = _ShapeInputs(measured, [version_of(tensor) for tensor in measured], numbers)
+        inputs = _ShapeInputs(curvatures, [version_of(tensor) for tensor in curvatures], numbers)
         self._hyper = hyper
         if self._inputs is None or not self._inputs.is_same(inputs):
             self._inputs, self._key = inputs, None
-            self._curvatures = noise_terms(group, states)[1] if has_weight_prior else measured
+            self._curvatures = noise_terms(group, states)[1] if has_weight_prior else curvatures
             self._update_unit(is_shaped)
         self._shape = self._current_shape(states) if is_shaped else None
 

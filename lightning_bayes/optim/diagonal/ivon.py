@@ -62,7 +62,7 @@ def update(
 
 
 def check_rescaling(values: Mapping[str, Any]) -> None:
-    """Raise `HyperparameterError` if ``rescale_lr`` lacks the natural step or an initial precision it requires."""
+    """Raise `HyperparameterError` if ``rescale_lr`` is set without the natural step or without an initial precision."""
     if values["rescale_lr"] and (values["init_precision"] is None or values["step_rule"] != "natural"):
         raise HyperparameterError(
             "rescale_lr=True multiplies the learning rate of the natural step by the initial curvature. Pass lr=... and "

@@ -53,10 +53,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         state_type: The state of a parameter: mean, curvature, momentum, and anything else the algorithm needs.
         default_step: The step of the method's callback if no learning rate is given.
         hyperparameters: The record of its hyperparameters.
-        own_defaults: Its defaults, where they differ from the record's.
+        own_defaults: Defaults that override the record's.
         can_graft: Whether its direction can be combined with the length of another optimizer's step (`optim.steps.graft`).
-        curvature_update: Pure update of s alone, used when another optimizer moves the mean. It takes s, ĥ, ``rate`` = 1-β₂
-            and keyword arguments of `natural_update`. None if s needs more than ĥ.
+        curvature_update: Pure update of s alone, used when another optimizer moves the mean. Its arguments are s, ĥ,
+            ``rate`` = 1-β₂ and keyword arguments of `natural_update`. None if s needs more than ĥ.
         averages_curvature: Whether this update is the plain running average of ĥ.
         amortises: Whether updates may skip the measurement; see `optim.runtime.measuring`.
         signed_curvature: Whether the curvature may be negative, down to -δ̃.
@@ -99,8 +99,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         own: Mapping[str, Any] | None = None,
         **fields: Unpack[OptimizerFields],
     ) -> None:
-        given = {**fields, **(own or {}), **({} if base is None else {"step_rule": "user"})}
-        values = self.hyperparameters.given(given, self.own_defaults)
+        arguments = {**fields, **(own or {}), **({} if base is None else {"step_rule": "user"})}
+        values = self.hyperparameters.given(arguments, self.own_defaults)
         require_sizes(model)
         self._reference = reference_weights(model)
         self.steps = make_steps(base)
@@ -129,14 +129,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     @staticmethod
     @abstractmethod
     def natural_update(*arguments: Any, **hyperparameters: Any) -> Any:
-        """The algorithm's pure, elementwise update. It takes the state, ĝ, ĥ and hyperparameters as keywords."""
+        """The algorithm's pure, elementwise update. Its arguments are the state, ĝ, ĥ and, by keyword, hyperparameters."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`.
-
-        Args:
-            param_group: The group.
-        """
+        """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self._functions.append(take_functions(group, self.hyperparameters))
@@ -164,9 +160,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return step if isinstance(step, BaseOptimizerStep) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, with that of another optimizer that moves the means under ``base``; see `torch.optim.Optimizer`."""
-        found = super().state_dict()
-        return found if self.base_step is None else {**found, STATE_KEY: self.base_step.base.state_dict()}
+        """The state, including a base optimizer's state under ``base``; see `torch.optim.Optimizer`."""
+        state = super().state_dict()
+        return state if self.base_step is None else {**state, STATE_KEY: self.base_step.base.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state.
@@ -187,20 +183,20 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         if self.base_step is not None:
             self.base_step.load_state_dict(state_dict, self.state)
         for group, param in self._trained():
-            forget(self.state[param], set(self.state_type._fields[1:]) - set(self._kept(param, group)))
+            forget(self.state[param], set(self.state_type._fields[1:]) - set(self._state_fields(param, group)))
 
     def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a parameter, created if it does not exist."""
         state: dict[str, Any] = self.state[param]
         if not state:
-            kept, reference = self._kept(param, group), self._reference.get(param, param)
-            state |= start_state(param, kept, reference, noisy=param not in self._deterministic)
+            fields, reference = self._state_fields(param, group), self._reference.get(param, param)
+            state |= start_state(param, fields, reference, noisy=param not in self._deterministic)
             state |= prior_state(param, group, self.weight_priors)
-            if not kept and self.estimator.quantity == "squared_gradients":
+            if not fields and self.estimator.quantity == "squared_gradients":
                 self.engine.left_out.add(param)
         return state
 
-    def _kept(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
+    def _state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state."""
         return state_fields(
             self.state_type,
@@ -230,14 +226,15 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return [param for group, param in self._trained() if "curvature" in self._state(param, group)]
 
     def _since(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> int:
-        """The number of updates that a measurement now accounts for; 0 if the parameter is not due."""
+        """Number of updates for which a measurement in this update would account; 0 if the parameter is not due."""
         return updates_since(state["step"] + 1, self.num_updates + 1, group["curvature_interval"])
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
         params = self._measured_params()
         curvature = self.estimator.read(finished, params, self._scores) if self._measures_now() else {}
-        for group, param in self._trained() if self.prior_at_sample else ():
-            finished.add_prior_of_noise_(param, stated_prior_of(group, self.state[param]))
+        if self.prior_at_sample:
+            for group, param in self._trained():
+                finished.add_prior_of_noise_(param, stated_prior_of(group, self.state[param]))
         return curvature
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
@@ -256,7 +253,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         for group in self.param_groups:
             for params in self._noisy_cohorts(group):
                 states = [self.state[param] for param in params]
-                drawn = self._sampler.sample(params, states, group, noise, pooled=self._takes_pool(group))
+                drawn = self._sampler.sample(params, states, group, noise, pooled=self._uses_pool(group))
                 sample.update(zip(params, drawn, strict=True))
         if self._open.measures is not False and self.estimator.quantity != "gradient":
             self._sampler.forget_draws()  # to make room for the engine's workspace
@@ -264,7 +261,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             self.engine.workspace.release()  # to make room for the pool of draws
         return sample
 
-    def _takes_pool(self, group: Mapping[str, Any]) -> bool:
+    def _uses_pool(self, group: Mapping[str, Any]) -> bool:
         """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
         is_amortised = group["curvature_interval"] > 1 and self.num_updates >= FIRST
         return self.mc_samples == 1 and (is_amortised or self.estimator.quantity == "gradient")
@@ -307,8 +304,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _finish_update(self, measurement: Measurement) -> None:
         """Record the tensor sizes after a measurement, count the update, and evaluate the schedules."""
         for group, functions in zip(self.param_groups, self._functions, strict=True):
-            for params in self._cohorts(group) if measurement.has_curvature and group["relative_noise"] else ():
-                record_sizes(params, [self.state[param] for param in params])
+            if measurement.has_curvature and group["relative_noise"]:
+                for params in self._cohorts(group):
+                    record_sizes(params, [self.state[param] for param in params])
             before = effective(group)
             group["step"] += 1
             if functions:
@@ -345,7 +343,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             since,
             update=type(self).natural_update,
             state_type=self.state_type,
-            arguments=lambda own: self._update_arguments(group, self.state[params[0]]["step"], own),
+            arguments=lambda deltas: self._update_arguments(group, self.state[params[0]]["step"], deltas),
             curvature_update=type(self).curvature_update,
             only_averages=self.averages_curvature,
             buffer=self._sampler.scratch,
@@ -373,7 +371,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """Build the posterior, by the model's parameter names. Under FSDP2 all processes must call it together.
 
         Returns:
-            Copies of mean and precision, with parameters that have no noise among the constants.
+            Copies of mean and precision; deterministic parameters are among the constants.
         """
         self._start_noise()
         return posterior_of_model(self.model, self._trained(), self.state)
@@ -393,8 +391,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
 
     def _determined(self) -> Iterator[Tensor]:
         """The effective number of parameters of each tensor."""
-        for group in (group for group in self.param_groups if group["noisy"]):
-            for param in (param for params in self._cohorts(group) for param in params):
+        for group in self.param_groups:
+            params = [param for cohort in self._cohorts(group) for param in cohort] if group["noisy"] else []
+            for param in params:
                 state = self.state[param]
                 if state["step"] and state["noisy"]:
                     yield determined_of(group, state, param)

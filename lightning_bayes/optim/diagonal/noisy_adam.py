@@ -52,8 +52,8 @@ class NoisyAdam(MeanFieldOptimizer):
 class NoisyAdamFisher(MeanFieldOptimizer):
     """Noisy Adam with the Fisher's diagonal, as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
 
-    BackPACK computes the diagonal, whatever the argument ``engine``. Models with layers or losses that BackPACK does not
-    support are refused before the first step.
+    BackPACK computes the diagonal; the argument ``engine`` has no effect. Models with layers or losses that BackPACK does
+    not support are refused before the first step.
     """
 
     noisy = prior_at_sample = True

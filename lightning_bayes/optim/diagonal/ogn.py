@@ -14,7 +14,7 @@ from lightning_bayes.optim.diagonal.vogn import update
 
 @final
 class OGN(MeanFieldOptimizer):
-    """OGN as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`. Arguments of the noise have no effect."""
+    """OGN as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`. Noise arguments have no effect."""
 
     noisy = False
     amortises = True

@@ -17,7 +17,7 @@ def state_fields(state_type: Any, *, updates_mean: bool, is_deterministic: bool,
 
     Args:
         state_type: The algorithm's state, a NamedTuple that begins with the mean.
-        updates_mean: Whether the algorithm's own update moves the mean, not another optimizer.
+        updates_mean: Whether the algorithm's own update moves the mean, rather than another optimizer.
         is_deterministic: Whether the parameter has no posterior.
         needs_momentum: Whether the algorithm cannot update its curvature alone.
 

@@ -51,10 +51,10 @@ class CohortSampler:
         empty: Callable[[Tensor], Tensor],
     ) -> dict[nn.Parameter, Tensor]:
         """(θ - μ) / Σ of the last sample; parameters without a sample are left out. See `CohortNoise.scores`."""
-        wanted = {param for param in params if param in means}
+        targets = {param for param in params if param in means}
         scores: dict[nn.Parameter, Tensor] = {}
         for cohort in self._sampled:
-            scores |= cohort.scores(wanted, means, empty)
+            scores |= cohort.scores(targets, means, empty)
         return scores
 
     def scratch(self, param: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class CohortSampler:
             param: The parameter, or its local part.
 
         Returns:
-            A buffer shaped like it, the same one at each call while device and dtype stay.
+            A buffer shaped like it, the same one at each call until the device or dtype changes.
         """
         buffer = self._scratch.get(param)
         if buffer is None or buffer.device != param.device or buffer.dtype != param.dtype:
@@ -74,4 +74,4 @@ class CohortSampler:
     def forget_draws(self) -> None:
         """Release the memory of ε."""
         for cohort in self._cohorts.values():
-            cohort.kept = None
+            cohort.cached_pool = None

@@ -14,13 +14,13 @@ mean-field bound: 1/Σ = (Ñ/τ) E_q[diag ∇²f] + δ. ĥ may be negative, but 
     "backtracking"   β = min(1-β₂, ½ (s + δ̃) / (s - ĥ)) where ĥ < 0
     "correction"     s ← s + β (ĥ - s) + ½ β² (ĥ - s)² / (s + δ̃)      Lin et al. 2020, https://arxiv.org/abs/2002.10060
 
-With backtracking a negative ĥ at most halves s + δ̃; with the correction no ĥ does more than that. The backtracking is
-that of App. D.1 with three repairs: the bound printed there, s/|ĥ|, applies to s + βĥ and not to (1-β)s + βĥ; s + δ̃
+With backtracking a negative ĥ at most halves s + δ̃; with the correction any ĥ at most halves it. The backtracking
+follows App. D.1 with three repairs: the bound printed there, s/|ĥ|, applies to s + βĥ and not to (1-β)s + βĥ; s + δ̃
 must stay positive, not s; and each weight has its own rate. It shortens updates for negative ĥ only, so noise in ĥ
 biases s upwards. The bias of the correction is of second order in β.
 
-For a network of linear layers, ReLU and max-pooling, the diagonal of the Hessian equals that of the Gauss-Newton
-matrix, because the output is piecewise linear in each single weight. It can be negative only with curved activations
+For a network of linear layers, ReLU and max-pooling, the Hessian and the Gauss-Newton matrix have the same
+diagonal, because the output is piecewise linear in each single weight. It can be negative only with curved activations
 such as tanh.
 """
 
@@ -57,7 +57,7 @@ def moved_curvature(
     """Move s towards ĥ and keep s + δ̃ positive; pure.
 
     Args:
-        curvature: s. If the first batch has started it at or below -δ̃, its magnitude is used.
+        curvature: s. Its magnitude is used where the first batch has initialised it at or below -δ̃.
         hessian: ĥ, of any sign.
         rate: β = 1-β₂.
         prior: δ̃.
@@ -127,8 +127,8 @@ class NewtonArguments(MeanFieldArguments, total=False):
 class VON(MeanFieldOptimizer):
     """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonArguments`.
 
-    BackPACK computes the diagonal, whatever the argument ``engine``. Models with layers, activations or losses that BackPACK
-    does not support are refused before the first step.
+    BackPACK computes the diagonal; the argument ``engine`` has no effect. Models with layers, activations or losses that
+    BackPACK does not support are refused before the first step.
     """
 
     noisy = signed_curvature = amortises = True

@@ -113,7 +113,7 @@ class Vprop(MeanFieldOptimizer):
 class Vprop0(MeanFieldOptimizer):
     """Vprop-0, without noise: it evaluates gradients at the mean and has no posterior; arguments as in `VpropArguments`.
 
-    Arguments of the noise have no effect.
+    Noise arguments have no effect.
     """
 
     noisy = False

@@ -2,7 +2,7 @@
 
 With ``engine="fused"`` this package measures the KFAC factors of all linear layers and convolutions. All other layers are
 mean-field with squared gradients. With ``engine="backpack"`` BackPACK measures the factors of linear layers and of
-convolutions without groups and with zero padding. Constructing an optimizer with other layers that have parameters raises an
+convolutions without groups that pad with zeros. Constructing an optimizer with other layers that have parameters raises an
 error that lists them, unless `unsupported_layers` selects a measurement:
 
     unsupported_layers="mean_field"     squared gradients

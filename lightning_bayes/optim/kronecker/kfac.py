@@ -100,11 +100,13 @@ class KFAC(KroneckerOptimizer):
     """
 
     noisy = False
-    default_step = "trust_region"  # with the user's step nothing of K-FAC would be left
+    default_step = "trust_region"  # with the user's step nothing of K-FAC would remain
     natural_update = staticmethod(vogn_update)
     layer_state_type = KFACState
     layer_update = staticmethod(update)
     average_factors = staticmethod(average_factors)
 
-    def _inverted(self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, now: Effective) -> KroneckerProduct:
-        return damped_inverse(curvature, prior=now.prior, damping=now.damping, name=layer.name)
+    def _inverted(
+        self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, hyperparameters: Effective
+    ) -> KroneckerProduct:
+        return damped_inverse(curvature, prior=hyperparameters.prior, damping=hyperparameters.damping, name=layer.name)

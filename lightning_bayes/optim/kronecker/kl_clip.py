@@ -1,9 +1,9 @@
 """The step length of Zhang et al. 2018, eqs. 25-26 (https://arxiv.org/abs/1712.02390), after Ba et al. 2016.
 
 A step α v changes the predictive distribution by KL ≈ ½ α² vᵀ F v. The learning rate is reduced to keep the squared Fisher
-norm below a bound that decays over the epochs k:
+norm α² vᵀ F v at or below a bound that decays over the epochs k:
 
-    α = min(α_max, √(c_k / vᵀ F v))        c_k = c₀ ζᵏ, ζ = 0.95
+    α = min(α_max, √(c_k / vᵀ F v))        c_k = c₀ ζᵏ, ζ = 0.95, c₀ = 1e-3 (1e-2 with BatchNorm)
 
 F is the damped curvature of the step v = F⁻¹ g, so vᵀ F v = vᵀ g, summed over all layers.
 """
@@ -32,7 +32,7 @@ def fisher_norm(directions: Iterable[Tensor], gradients: Iterable[Tensor], dims:
 
 
 def clipped_lr(lr: float | Tensor, norm: Tensor, bound: float) -> Tensor:
-    """Learning rate that keeps α² vᵀ F v below the bound.
+    """Learning rate that keeps α² vᵀ F v at or below the bound.
 
     Args:
         lr: α_max.

@@ -103,7 +103,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         check_fisher(fisher)
         refuse_weight_prior(type(self).__name__, fields.get("prior"))
         check_factors(fields.get("engine", "fused"), factors, unsupported_layers)
-        self._divided: tuple[Any, Division] | None = None  # cache, with its key
+        self._cached_division: tuple[Any, Division] | None = None  # with its key
         self._workers: WorkerGroup | None = None
         self.stats_interval, self.inverse_interval = stats_interval, inverse_interval
         self.max_side, self.limit_mib, self.fisher, self._likelihood = max_side, limit_mib, fisher, likelihood
@@ -113,7 +113,9 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         label_source(fisher, likelihood, model)  # raises if the likelihood cannot be sampled
 
     @abstractmethod
-    def _inverted(self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, now: Effective) -> KroneckerProduct:
+    def _inverted(
+        self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, hyperparameters: Effective
+    ) -> KroneckerProduct:
         """Invert a layer's curvature; `kind` is one of `_kinds`."""
 
     def _kinds(self, layer: MatrixLayer) -> list[str]:
@@ -121,11 +123,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         return ["inverse"] if self.base_step is None else []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; see `MeanFieldOptimizer.add_param_group`. Raises if the factors exceed the memory limit.
-
-        Args:
-            param_group: The group.
-        """
+        """Add a group; see `MeanFieldOptimizer.add_param_group`. Raises if the factors exceed the memory limit."""
         super().add_param_group(param_group)
         if self.unsupported_layers == "refuse" and self._factor_engine.has_factors is not has_factors:
             require_factors(self.model, self.division(), self._factor_engine)
@@ -145,26 +143,19 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     def division(self) -> Division:
         """The current layers with Kronecker factors."""
         # The key contains ids, because loading a state creates new groups.
-        groups = [(id(group), [param.requires_grad for param in group["params"]]) for group in self.param_groups]
-        if self._divided is None or self._divided[0] != groups:
-            self._divided = (
-                groups,
-                divide(
-                    self.model,
-                    self.param_groups,
-                    self._are_alike,
-                    self.max_side,
-                    layer_rule(self._factor_engine, self.unsupported_layers),
-                ),
-            )
-        return self._divided[1]
+        key = [(id(group), [param.requires_grad for param in group["params"]]) for group in self.param_groups]
+        if self._cached_division is None or self._cached_division[0] != key:
+            is_matrix = layer_rule(self._factor_engine, self.unsupported_layers)
+            division = divide(self.model, self.param_groups, self._have_same_noise, self.max_side, is_matrix)
+            self._cached_division = key, division
+        return self._cached_division[1]
 
-    def _are_alike(self, weight: nn.Parameter, bias: nn.Parameter) -> bool:
+    def _have_same_noise(self, weight: nn.Parameter, bias: nn.Parameter) -> bool:
         return (weight in self._deterministic) == (bias in self._deterministic)
 
     def summary(self) -> str:
         """Describe the curvature of every layer, for a log."""
-        division, labels = self.division(), self._labels_in_words()
+        division, labels = self.division(), self._describe_labels()
         long = [f"{name} (side {side} > max_side={self.max_side})" for name, side in division.too_long.items()]
         others = ", ".join([*long, *division.others]) or "none"
         return (
@@ -172,13 +163,13 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
             f"{self.stats_interval} and inverted every {self.inverse_interval} updates; mean-field: {others}."
         )
 
-    def _labels_in_words(self) -> str:
+    def _describe_labels(self) -> str:
         if self._factor_engine.has_factors is not has_factors:
             drawn = "drawn from the loss's likelihood" if self.factors == "kfac" else "none"
             return f"{drawn} ({self.factors} by BackPACK)"
         likelihood = label_source(self.fisher, self._likelihood, self.model)
         if likelihood is None:
-            return "those of the data (empirical Fisher)"
+            return "from the data (empirical Fisher)"
         return f"drawn from {type(likelihood).__name__} (Fisher)"
 
     # -- passes -------------------------------------------------------------------------------------------------------
@@ -195,8 +186,10 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         """Cohorts of the parameters without Kronecker factors."""
         in_matrices = {param for layer in self._layers() for param in layer.params}
         cohorts = [[p for p in cohort if p not in in_matrices] for cohort in super()._cohorts(group)]
-        for param in (param for cohort in cohorts for param in cohort if "curvature" not in self.state[param]):
-            self.state[param]["curvature"] = torch.zeros_like(param)  # previously part of a matrix
+        for cohort in cohorts:
+            for param in cohort:
+                if "curvature" not in self.state[param]:  # previously part of a matrix
+                    self.state[param]["curvature"] = torch.zeros_like(param)
         return [cohort for cohort in cohorts if cohort]
 
     def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +197,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         state.setdefault("measurements", 0)
         return state
 
-    def _kept(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
+    def _state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         uses_update = self.step_of(group).uses_update
         return self.state_type._fields[1:] if uses_update else ("curvature",)
 
@@ -266,11 +259,11 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         self._forget_single_curvatures(layer)
 
     def _invert_layer(self, layer: MatrixLayer) -> None:
-        state, now = self.state[layer.weight], effective(layer.group)
+        state, hyperparameters = self.state[layer.weight], effective(layer.group)
         curvature = layer_state.product(state, "factor")
         assert curvature is not None
         for kind in self._kinds(layer):
-            layer_state.put(state, kind, self._inverted(kind, layer, curvature, now))
+            layer_state.put(state, kind, self._inverted(kind, layer, curvature, hyperparameters))
 
     def _forget_single_curvatures(self, layer: MatrixLayer) -> None:
         for param in layer.params:
@@ -286,7 +279,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         for group in self.param_groups:
             effective(group)  # raises if N is unknown
         layers = self._layers()
-        with layer_state.kept_on_error(self.state[param] for layer in layers for param in layer.params):
+        with layer_state.restored_on_error(self.state[param] for layer in layers for param in layer.params):
             self._refresh(layers, measurement)
         if self.base_step is None:
             self._step(layers, measurement)
@@ -297,8 +290,9 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     def _refresh(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
         """Update the factors from the measurement, and invert those that are due."""
         measures = bool(measurement.curvature)
-        for layer in layers if measures else ():
-            self._average_factors(layer, measurement)
+        if measures:
+            for layer in layers:
+                self._average_factors(layer, measurement)
         counts = [self.state[layer.weight]["measurements"] for layer in layers]
         due = [layers[i] for i in layers_due(counts, self.num_updates + 1, self.inverse_interval, measures=measures)]
         kinds = {layer: products for layer in due if (products := self._kinds(layer))}
@@ -308,10 +302,10 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         """The algorithm's own step."""
         moves = [move for layer in layers for move in self._layer_moves(layer)]
         for group in self.param_groups:
-            moves += [self._other_move(params, group, measurement) for params in self._cohorts(group)]
-        share = self._share(moves)
+            moves += [self._diagonal_move(params, group, measurement) for params in self._cohorts(group)]
+        clip_factor = self._clip_factor(moves)
         for move in moves:
-            move.share = share
+            move.clip_factor = clip_factor
             self.step_of(move.group).apply(move)
 
     def _step_with(self, step: BaseOptimizerStep, layers: list[MatrixLayer], measurement: Measurement) -> None:
@@ -361,13 +355,13 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         ):
             yield Move([param], [self.state[param]], group, [part.neg()], norm.sum())
 
-    def _other_move(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> Move:
+    def _diagonal_move(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> Move:
         measures = bool(measurement.curvature)
         states = [self.state[param] for param in params]
         curvatures = [state["curvature"] for state in states]
-        has_started = self._start_curvature(params, group)
+        has_curvature = self._start_curvature(params, group)
         measured = self._measured_curvature(params, group, measurement) if measures else curvatures
-        if measures and not has_started:
+        if measures and not has_curvature:
             torch._foreach_copy_(curvatures, measured)
         weight = self._weight_of_old(states[0], group)
         for state in states:
@@ -380,8 +374,8 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         ]
         return Move(params, states, group, steps, torch.stack(norms).sum())
 
-    def _share(self, moves: list[Move]) -> float:
-        """The factor of the step that keeps its Fisher norm below the bound."""
+    def _clip_factor(self, moves: list[Move]) -> float:
+        """The factor on the whole step, at most 1, that keeps its Fisher norm at or below the bound."""
         bound = self.param_groups[0]["kl_clip"]
         if bound is None:
             return 1.0

@@ -2,8 +2,8 @@
 
 The two products cost 2mn(m + n) operations for a matrix ``[m, n]``, regardless of the batch size. Antithetic noise
 shares them (`optim.runtime.noise`): both updates of a pair use the same U with opposite signs, and all pairs of a pool
-share the product with the root of the longer side. If m ≤ n, the pool has a few more rows than the matrix, and each
-pair uses a window:
+share the product with the root of the longer side. If m ≤ n, the pool has PAIRS - 1 more rows than the matrix, and
+each pair uses a window:
 
     V = E R_Aᵀ              E [m + PAIRS - 1, n], once per pool
     U = R_S V[p : p + m]    once per pair p
@@ -77,5 +77,5 @@ class LayerNoise:
         return upper_matmul(self._long, self._oriented(draws).mT).mT
 
     def _oriented(self, matrix: Tensor) -> Tensor:
-        """Transpose between the matrix's orientation and that with the shorter side in rows."""
+        """Transpose a matrix unless its rows already belong to the shorter side; its own inverse."""
         return matrix if self._is_wide else matrix.mT

@@ -2,7 +2,7 @@
 
 It is part of the state of the layer's weight:
 
-    momentum                        m, shaped like the weight; the bias keeps its own part
+    momentum                        m, shaped like the weight; the bias's part is in the state of the bias
     output_factor, input_factor     S and A
     output_inverse, input_inverse   S⁻ and A⁻ as of the last inversion
     output_root, input_root         R_S and R_A of the noise as of the last inversion
@@ -78,7 +78,7 @@ def fill(state: State, kinds: Sequence[str], value: float) -> None:
 
 
 @contextmanager
-def kept_on_error(states: Iterable[State]) -> Iterator[None]:
+def restored_on_error(states: Iterable[State]) -> Iterator[None]:
     """Context manager that restores `states` after an exception.
 
     Args:

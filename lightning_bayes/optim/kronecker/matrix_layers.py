@@ -75,7 +75,7 @@ class Division:
 
     Attributes:
         layers: Layers with a matrix.
-        too_long: Longest side, by name, of layers without a matrix because this side exceeds the limit.
+        too_long: Longest side, by name, of the layers that have no matrix because this side exceeds the limit.
         others: Names of all other modules with trainable parameters.
     """
 
@@ -87,19 +87,20 @@ class Division:
 def divide(
     model: nn.Module,
     param_groups: Iterable[dict[str, Any]],
-    is_alike: Callable[[nn.Parameter, nn.Parameter], bool],
+    has_same_noise: Callable[[nn.Parameter, nn.Parameter], bool],
     max_side: int,
     is_matrix: Callable[[nn.Module], bool] = has_factors,
 ) -> Division:
     """Find the layers whose weight and bias are sampled and preconditioned as one matrix.
 
     These are the linear layers and convolutions with sides of at most `max_side` whose trained parameters are not shared
-    with other layers. The matrix excludes a bias that is frozen or not in `param_groups`.
+    with other layers, and whose weight and bias have the same noise. The matrix excludes a bias that is frozen or not in
+    `param_groups`.
 
     Args:
         model: The model.
         param_groups: The optimizer's parameter groups.
-        is_alike: Returns whether a weight and its bias either both have noise or both have none.
+        has_same_noise: Returns whether a weight and its bias either both have noise or both have none.
         max_side: Limit for the sides of a matrix.
         is_matrix: Returns whether a layer can have a matrix.
 
@@ -112,7 +113,11 @@ def divide(
     division = Division([], {}, [])
     for unit in units:
         layer = _layer(unit, group_of) if is_matrix(unit.module) else None
-        if layer is None or any(uses[p] > 1 for p in layer.params) or not is_alike(layer.weight, layer.params[-1]):
+        if (
+            layer is None
+            or any(uses[p] > 1 for p in layer.params)
+            or not has_same_noise(layer.weight, layer.params[-1])
+        ):
             division.others.append(unit.name)
         elif max(layer.shape[1:]) > max_side:
             division.too_long[unit.name] = max(layer.shape[1:])

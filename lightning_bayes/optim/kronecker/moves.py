@@ -25,7 +25,7 @@ class Move(Cohort):
         norm: vᵀ F v of the changes, a scalar; None if not needed.
 
     Attributes:
-        share: Factor on the changes that satisfies the bound on the whole step's Fisher norm.
+        clip_factor: Factor on the changes, from the bound on the whole step's Fisher norm.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Move(Cohort):
         self.params, self.states, self.group, self.prior = params, states, group, effective(group).prior
         self.number, self.measurements = states[0]["step"], states[0]["measurements"]
         self.prior_means = prior_means(states)
-        self.norm, self.share = norm, 1.0
+        self.norm, self.clip_factor = norm, 1.0
         self._changes = list(changes)
 
     def move_(self) -> None:
@@ -48,7 +48,7 @@ class Move(Cohort):
 
     def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
         """Return the changes at a learning rate; see `Cohort`."""
-        torch._foreach_mul_(self._changes, lr * self.share)
+        torch._foreach_mul_(self._changes, lr * self.clip_factor)
         return self._changes
 
     def average_(self, weight_of_old: float) -> None:

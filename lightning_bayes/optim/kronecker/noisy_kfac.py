@@ -10,9 +10,9 @@ inverses, so a pass samples from factors that are at most T_inv updates old and 
 The gradient of the prior is δ̃ M by default. The paper uses δ̃ W (``prior_at="sample"``), which has the same expectation and
 more variance.
 
-With ``relative_noise`` κ, the noise has the shape of the curvature and a size of κ r_l (`posteriors.shaped_noise`):
+With ``relative_noise`` κ, the noise has the shape of the curvature and a size of κ r_l; `posteriors.shaped_noise` defines p:
 
-    γ' = ε mean(diag S ⊗ A) + the prior's part        Ñ/τ_l = Ñ/τ + mean(diag (R_S R_Sᵀ ⊗ R_A R_Aᵀ)) / (κ r_l)²
+    γ' = ε mean(diag S ⊗ A) + p        Ñ/τ_l = Ñ/τ + mean(diag (R_S R_Sᵀ ⊗ R_A R_Aᵀ)) / (κ r_l)²
 
 so that W = M + R_S E R_Aᵀ / √(Ñ/τ_l) has the mean variance κ² r_l², unless the data require less.
 """
@@ -68,14 +68,7 @@ def sample(
 
 
 def check_prior_at(prior_at: str) -> None:
-    """Validate `prior_at`.
-
-    Args:
-        prior_at: ``"mean"`` or ``"sample"``.
-
-    Raises:
-        HyperparameterError: If it is neither.
-    """
+    """Raise `HyperparameterError` unless `prior_at` is ``"mean"`` or ``"sample"``."""
     if prior_at not in get_args(PriorAt):
         raise HyperparameterError(f"prior_at={prior_at!r} must be 'mean' or 'sample'.")
 
@@ -86,7 +79,7 @@ class NoisyKFAC(KroneckerOptimizer):
 
     Args:
         model: See `KroneckerOptimizer`.
-        params: See there.
+        params: See `KroneckerOptimizer`.
         prior_at: Where to compute the gradient of the prior: at the ``"mean"``, or at the ``"sample"`` as in the paper. The
             latter is part of the gradient of each pass, so gradient clipping includes it.
         **fields: See `KroneckerOptimizer`.
@@ -127,10 +120,15 @@ class NoisyKFAC(KroneckerOptimizer):
     def _kinds(self, layer: MatrixLayer) -> list[str]:
         return [*super()._kinds(layer), *(["root"] if self._is_noisy(layer) else [])]
 
-    def _inverted(self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, now: Effective) -> KroneckerProduct:
+    def _inverted(
+        self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, hyperparameters: Effective
+    ) -> KroneckerProduct:
         if kind == "inverse":
-            return kfac.damped_inverse(curvature, prior=now.prior, damping=now.damping, name=layer.name)
-        return noise_root(curvature, prior=0.0, damping=layer_damping(curvature, now), name=layer.name)
+            return kfac.damped_inverse(
+                curvature, prior=hyperparameters.prior, damping=hyperparameters.damping, name=layer.name
+            )
+        damping = layer_damping(curvature, hyperparameters)  # includes the prior
+        return noise_root(curvature, prior=0.0, damping=damping, name=layer.name)
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         self._start_layers()

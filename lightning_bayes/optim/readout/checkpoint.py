@@ -19,7 +19,7 @@ from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, ScaledPoster
 # Keys of callback states in a checkpoint.
 CALLBACK_KEY = "lightning_bayes"  # shared by all variational callbacks, so that a resumed run may change its arguments
 POSTERIOR_KEY = "lightning_bayes.posterior"  # a posterior that no optimizer holds, such as Laplace's
-SCALE_KEY = "lightning_bayes.PosteriorScale"  # the width that `PosteriorScale` has chosen
+SCALE_KEY = "lightning_bayes.PosteriorScale"  # the scale that `PosteriorScale` has chosen
 
 
 def load_posterior(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> Any:
@@ -33,14 +33,14 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
 
     Returns:
         The posterior with the LightningModule's parameter names; `AbstractPosterior.select` picks a submodule. A
-        `ScaledPosterior` if `PosteriorScale` has chosen a width.
+        `ScaledPosterior` if `PosteriorScale` has chosen a scale.
     """
     checkpoint = read_checkpoint(path)
     posterior = posterior_from_checkpoint(checkpoint, str(path)).to(map_location)
-    width = checkpoint.get("callbacks", {}).get(SCALE_KEY, {})
-    if width.get("scale") is None:
+    scale_state = checkpoint.get("callbacks", {}).get(SCALE_KEY, {})
+    if scale_state.get("scale") is None:
         return posterior
-    return ScaledPosterior(posterior, width["scale"], width["linearized"])
+    return ScaledPosterior(posterior, scale_state["scale"], scale_state["linearized"])
 
 
 def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _constants(checkpoint: Mapping[str, Any], mean: Mapping[str, Tensor]) -> dic
 
 
 def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> AbstractPosterior:
-    """Build the posterior from a loaded checkpoint, without the width of `PosteriorScale`.
+    """Build the posterior from a loaded checkpoint, without the scale of `PosteriorScale`.
 
     Args:
         checkpoint: Contents of a Lightning checkpoint.
@@ -108,8 +108,8 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
     states = checkpoint.get("optimizer_states")
     if not names or not states:
         raise PosteriorError(
-            f"{source} holds no posterior: it was saved without VOGNCallback, or with save_weights_only=True. "
-            "Train with the callback and save full checkpoints."
+            f"{source} holds no posterior: it was saved without a callback such as VOGNCallback, or with "
+            "save_weights_only=True. Train with the callback and save full checkpoints."
         )
     posterior = posterior_of(_entries(checkpoint, names, states[0]))
     if not posterior.mean:

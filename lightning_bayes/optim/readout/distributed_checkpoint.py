@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-METADATA: Final = "meta.pt"  # the file that Lightning adds to those of torch.distributed.checkpoint
+METADATA: Final = "meta.pt"  # the file that Lightning adds to the files of torch.distributed.checkpoint
 
 
 def is_distributed_checkpoint(path: Path) -> bool:

@@ -58,7 +58,7 @@ def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor)
 
 
 def temperature_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
-    """τ_t of a tensor; arguments as in `layer_shape`. None without noise, and for a bias inside its layer's matrix."""
+    """τ_t, or None: without noise, before the first update, or for a bias in a matrix. Arguments as in `layer_shape`."""
     if not (group["noisy"] and state.get("noisy") and state.get("step")):
         return None
     hyperparameters = effective(group)
@@ -116,7 +116,7 @@ def layer_scale(
 def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Shape:
     """The shape of the noise of a layer's matrix, computed from its current factors rather than their last inversion.
 
-    The precision is Ñ/τ_t times the π-damped S ⊗ A, so the mean variance is that of its diagonal.
+    The precision is Ñ/τ_t times the π-damped S ⊗ A. The mean variance is the mean diagonal of its inverse.
 
     Args:
         group: Parameter group of the layer's weight.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
-from lightning_bayes.optim.runtime.finiteness import overflow, overflown, skipped
+from lightning_bayes.optim.runtime.finiteness import nonfinite_params, overflow_message, skip_message
 from lightning_bayes.optim.runtime.measuring import FIRST
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate, zeros_where_missing
@@ -40,7 +40,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         params: Parameters or parameter groups.
         defaults: Hyperparameters of the groups, including ``noise_seed`` and ``step``.
         mc_samples: K, weight samples per ``step(closure)``.
-        max_nonfinite_steps: Number of consecutive updates that may be skipped because they are not finite.
+        max_nonfinite_steps: Number of consecutive non-finite updates after which `step` raises `NonFiniteError`.
     """
 
     joins_weights: ClassVar[bool] = False
@@ -70,7 +70,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        """Draw a posterior sample of the parameters that have noise now, in separate memory with the same strides."""
+        """Draw a posterior sample of the parameters to perturb, in separate memory with the same strides."""
 
     @abstractmethod
     def _update_all(self, measurement: Measurement) -> None:
@@ -122,7 +122,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         watch_backward: bool = False,
         is_only_batch: bool = False,
     ) -> Iterator[Any]:
-        """Like `sampled_params`, for hosts that pass the loss to the capture themselves.
+        """Like `sampled_params`, for hosts that pass the loss to the capture.
 
         The number of examples weights a pass in the average over passes and processes, and converts the gradient of a summed
         loss to that of the mean. A pass without curvature skips counting the examples and reading the loss if the number
@@ -136,7 +136,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             is_only_batch: Whether all passes of this update, in all processes, use the same batch.
 
         Yields:
-            The capture. Call its `observe` with the loss before backward.
+            The capture, whose `observe` expects the loss before backward; None under ``torch.no_grad()``.
 
         Raises:
             UnsupportedTrainingError: If a pass is open already.
@@ -167,7 +167,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             raise
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """The capture of one pass. Subclasses may request something different for each pass."""
+        """The capture of one pass. Subclasses may choose a different capture for each pass."""
         return self.engine.capture()
 
     def _unmeasured_capture(self) -> AbstractContextManager[Capture]:
@@ -243,19 +243,19 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         return measurement.tensors(), measurement.num_examples
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        """Sum over processes whatever is not linear in the passes of one weight sample."""
+        """Sum over processes the curvatures that are not linear in the passes of one weight sample."""
 
     def _measurement(self) -> Measurement:
         """The measurement of the open update."""
-        final = self._open.measurement
-        curvature = self._finalise_curvature(self._open.curvature) if final is None else dict(final.curvature)
+        earlier = self._open.measurement
+        curvature = self._finalise_curvature(self._open.curvature) if earlier is None else dict(earlier.curvature)
         return self._open.finalise((param for _, param in self._trained()), curvature)
 
     def _require_reduction(self) -> None:
         if self._is_spread:  # FSDP2 has averaged
             return
-        trains_in_several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if trains_in_several and not self._open.is_averaged_by_host:
+        is_distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if is_distributed and not self._open.is_averaged_by_host:
             raise UnsupportedTrainingError(
                 f"{dist.get_world_size()} processes train together, but their measurements have not been averaged, so they "
                 "would drift apart. Call lightning_bayes.strategies.all_reduce_mean_(*opt.measured()) before opt.step(), "
@@ -292,6 +292,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior from the passes since the last step.
+
+        A non-finite measurement is skipped with a warning; `max_nonfinite_steps` of them in a row raise `NonFiniteError`.
 
         Args:
             closure: Clears the gradients, computes the loss, calls backward and returns the loss, as in `torch.optim`. It
@@ -346,7 +348,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         This synchronises with the device, so hosts call it where they wait anyway, such as before writing a checkpoint.
 
         Raises:
-            NonFiniteError: If they are not, with the names of the parameters.
+            NonFiniteError: If any parameter has non-finite weights or state; the message names them.
         """
         mean = self.sampled_mean()
 
@@ -355,8 +357,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             return [mean.get(param, param), *state]
 
         params = (param for group in self.param_groups for param in group["params"])
-        if culprits := overflown(self.model, params, tensors_of, spread=self._is_spread):
-            raise NonFiniteError(overflow(culprits, self.num_updates, self.param_groups[0]))
+        if culprits := nonfinite_params(self.model, params, tensors_of, spread=self._is_spread):
+            raise NonFiniteError(overflow_message(culprits, self.num_updates, self.param_groups[0]))
 
     def _skip_update(self) -> None:
         for buffer, value in self._open.buffers:
@@ -364,7 +366,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.require_finite()
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
-        text = skipped(self.model, self.num_updates + 1, self.skipped_in_a_row)
+        text = skip_message(self.model, self.num_updates + 1, self.skipped_in_a_row)
         if self.skipped_in_a_row >= self.max_nonfinite_steps:
             raise NonFiniteError(text + f" Stopped at max_nonfinite_steps={self.max_nonfinite_steps}.")
         warnings.warn(text, stacklevel=3)

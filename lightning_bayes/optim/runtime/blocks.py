@@ -48,13 +48,6 @@ class Block(NamedTuple):
             return [self.join(tensors)]
         return [tensor.detach() for tensor in tensors[self.first : self.last]]
 
-    def spread(self, values: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """Repeat one value per tensor, ``[tensors]``, for every element of the block."""
-        if self._is_one_tensor:
-            return values[self.first]
-        sizes = torch.tensor([t.numel() for t in tensors[self.first : self.last]], device=values.device)
-        return values[self.first : self.last].repeat_interleave(sizes, output_size=self.stop)
-
     @property
     def _is_one_tensor(self) -> bool:
         return self.last - self.first == 1

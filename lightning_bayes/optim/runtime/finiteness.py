@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.spread import local
 from lightning_bayes.errors import name_some
 
-_ROOM = 60  # characters for names
+_NAMES_LENGTH = 60  # characters of names in a message
 
 
-def overflown(
+def nonfinite_params(
     model: nn.Module,
     params: Iterable[nn.Parameter],
     tensors_of: Callable[[nn.Parameter], Iterable[Tensor]],
@@ -44,7 +44,7 @@ def overflown(
     return [name for name, is_finite in zip(finite, are_finite.tolist(), strict=True) if not is_finite]
 
 
-def overflow(names: Iterable[str], number: int, group: Mapping[str, Any]) -> str:
+def overflow_message(names: Iterable[str], number: int, group: Mapping[str, Any]) -> str:
     """The error message for an overflow in the last update or before.
 
     Args:
@@ -56,13 +56,13 @@ def overflow(names: Iterable[str], number: int, group: Mapping[str, Any]) -> str
         The message.
     """
     return (
-        f"Update {number} or an earlier one left non-finite weights or state in {name_some(names, _ROOM)}, although its "
-        "gradients were finite: the update overflowed. Resume from an earlier checkpoint with a smaller "
+        f"Update {number} or an earlier one left non-finite weights or state in {name_some(names, _NAMES_LENGTH)}, although "
+        "its gradients were finite: the update overflowed. Resume from an earlier checkpoint with a smaller "
         f"lr ({group['lr']}), kl_weight ({group['kl_weight']}) or prior_precision ({group['prior_precision']})."
     )
 
 
-def skipped(model: nn.Module, number: int, in_a_row: int) -> str:
+def skip_message(model: nn.Module, number: int, in_a_row: int) -> str:
     """The warning for a skipped update.
 
     Args:
@@ -76,6 +76,7 @@ def skipped(model: nn.Module, number: int, in_a_row: int) -> str:
     gradients = ((name, param.grad) for name, param in model.named_parameters() if param.grad is not None)
     culprits = [name for name, grad in gradients if not local(grad).isfinite().all()] or ["none"]
     return (
-        f"Update {number} has a non-finite gradient or curvature (gradients of {name_some(culprits, _ROOM)}). It is skipped "
-        f"and the posterior is unchanged ({in_a_row} in a row). Look for NaN in the batch, or lower the learning rate."
+        f"Update {number} has a non-finite gradient or curvature (gradients of {name_some(culprits, _NAMES_LENGTH)}). It is "
+        f"skipped and the posterior is unchanged ({in_a_row} in a row). Look for NaN in the batch, or lower the "
+        "learning rate."
     )

@@ -17,44 +17,44 @@ from lightning_bayes.errors import HyperparameterError
 FIRST = 10  # updates that always measure: early in training the curvature changes fast
 
 
-def updates_since(own: int, number: int, interval: int) -> int:
+def updates_since(param_update: int, update: int, interval: int) -> int:
     """Number of updates that a measurement in this update accounts for.
 
     Args:
-        own: Index of this update among those of the parameter, from 1; below `number` if the parameter was frozen before.
-        number: Index of this update, from 1.
+        param_update: Index of this update among the parameter's updates, from 1; below `update` if it was frozen before.
+        update: Index of this update, from 1.
         interval: T.
 
     Returns:
         e, at least 1; 0 if this update does not measure.
 
     Example:
-        >>> [number for number in range(1, 31) if updates_since(number, number, 10)]
+        >>> [t for t in range(1, 31) if updates_since(t, t, 10)]
         [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30]
         >>> updates_since(10, 10, 10), updates_since(11, 11, 10), updates_since(20, 20, 10)
         (1, 0, 10)
     """
-    if own <= FIRST:
+    if param_update <= FIRST:
         return 1
-    return min(interval, own - FIRST) if (number - FIRST) % interval == 0 else 0
+    return min(interval, param_update - FIRST) if (update - FIRST) % interval == 0 else 0
 
 
-def updates_covered(own: int, number: int, interval: int) -> int:
+def updates_covered(param_update: int, update: int, interval: int) -> int:
     """Number of a parameter's updates that its measurements account for.
 
     Args:
-        own: Index of this update among those of the parameter, from 1.
-        number: Index of this update, from 1.
+        param_update: Index of this update among the parameter's updates, from 1.
+        update: Index of this update, from 1.
         interval: T.
 
     Returns:
         The index of the parameter's last update that measured, including this one.
 
     Example:
-        >>> [updates_covered(number, number, 10) for number in (3, 10, 15, 20, 25)]
+        >>> [updates_covered(t, t, 10) for t in (3, 10, 15, 20, 25)]
         [3, 10, 10, 20, 20]
     """
-    return own if own <= FIRST else max(FIRST, own - (number - FIRST) % interval)
+    return param_update if param_update <= FIRST else max(FIRST, param_update - (update - FIRST) % interval)
 
 
 def require_interval(optimizer: str, interval: int, *, amortises: bool) -> None:
@@ -66,7 +66,7 @@ def require_interval(optimizer: str, interval: int, *, amortises: bool) -> None:
         amortises: Whether the method can skip measurements.
 
     Raises:
-        HyperparameterError: If it cannot and T is above 1.
+        HyperparameterError: If T is above 1 and the method cannot skip measurements.
     """
     if interval > 1 and not amortises:
         raise HyperparameterError(

@@ -1,14 +1,14 @@
 """Counter-based noise: the noise of a pass is a function of (base seed, update, sample), not of generator state.
 
-So an exact resume needs no saved state, ranks draw different noise by using different sample indices, and the global random
-number generator is never touched.
+An exact resume therefore needs no saved state, ranks draw different noise by using different sample indices, and the
+global random number generator is never touched.
 
 Antithetic pairs: updates 2j and 2j+1 use the same draws with opposite signs. The first-order effect of noise on the gradient
 cancels over the pair, and every draw is used twice. The noise of every single update is still N(0, I).
 
 Pools: drawing costs more than all other arithmetic on the noise. Consecutive pairs (`PAIRS` by default) may therefore share
-a pool that is slightly longer than the noise. Each pair reads a window that starts one stride after the previous one, so a
-weight never gets the same number in two pairs of a pool, though another weight does. Strides are at least 1024 and differ
+a pool that is slightly longer than the noise. Each pair reads a window that starts one stride after the previous one, so no
+weight gets the same number in two pairs of a pool; different weights may. Strides are at least 1024 and differ
 between pools.
 """
 
@@ -25,7 +25,7 @@ PART_ELEMENTS = 2**18
 MANY_PARTS = 16  # with fewer, one thread is faster: torch's threads spin for some milliseconds after each operation
 
 PAIRS = 5  # pairs of updates that share a pool
-_LEAST_STRIDE, _ALIGNED = 1024, 16  # elements
+_MIN_STRIDE, _ALIGNMENT = 1024, 16  # elements
 
 Slice: TypeAlias = tuple[int, int]
 
@@ -36,7 +36,7 @@ def counter_seed(*parts: int) -> int:
     """Mix integers into one 63-bit seed.
 
     Each part passes through the finaliser of SplitMix64 (Steele et al. 2014), so that neighbouring counters differ in all
-    bits. A CPU generator uses only the low 32.
+    bits. A CPU generator uses only the low 32 bits.
 
     Args:
         *parts: Integers such as base seed, update and sample.
@@ -70,7 +70,7 @@ class Pool(NamedTuple):
     @property
     def stride(self) -> int:
         """Elements from one window to the next."""
-        return _LEAST_STRIDE + _ALIGNED * (counter_seed(*self.counter, -1) % (_LEAST_STRIDE // _ALIGNED))
+        return _MIN_STRIDE + _ALIGNMENT * (counter_seed(*self.counter, -1) % (_MIN_STRIDE // _ALIGNMENT))
 
     def draw(self, size: int, like: Tensor) -> Tensor:
         """Draw the pool for `size` elements of noise, on the device and in the dtype of `like`."""
@@ -128,7 +128,7 @@ class CounterNoise:
             pairs: Number of pairs that share a pool.
 
         Returns:
-            The pool; None if the noise is not antithetic.
+            The pool; None, and the counter does not advance, if the noise is not antithetic.
         """
         if not self._is_paired:
             return None

@@ -18,10 +18,10 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
         model: Any module.
 
     Returns:
-        At least one.
+        The parameters.
 
     Raises:
-        HyperparameterError: If there is none.
+        HyperparameterError: If no parameter requires gradients.
     """
     params = [param for param in model.parameters() if param.requires_grad]
     if not params:
@@ -38,7 +38,7 @@ def require_sizes(model: nn.Module) -> None:
         model: Any module.
 
     Raises:
-        UnsupportedLayerError: If some are not, with the names of their parameters.
+        UnsupportedLayerError: If any parameter is uninitialised; the message names all of them.
     """
     lazy = [name for name, param in model.named_parameters() if is_lazy(param)]
     if lazy:
@@ -69,7 +69,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def _of_norms(model: nn.Module) -> set[nn.Parameter]:
+def _norm_params(model: nn.Module) -> set[nn.Parameter]:
     """Parameters of normalisation layers; empty if all trainable parameters belong to such layers."""
     params = {param for module in model.modules() if isinstance(module, _NORMS) for param in module.parameters()}
     trained = {param for param in model.parameters() if param.requires_grad}
@@ -91,9 +91,10 @@ def deterministic_params(model: nn.Module, bayesian: str | None, *, norms: bool 
 
     Args:
         model: Any module.
-        bayesian: Regular expression, searched for in the names of parameters; those that match have a posterior. None gives
-            every parameter a posterior, except as `norms` says.
-        norms: Whether normalisation layers have a posterior if `bayesian` is None. They always do if there are no others.
+        bayesian: Regular expression, searched for in the names of parameters; those that match have a posterior. None
+            gives every parameter a posterior, subject to `norms`.
+        norms: Whether normalisation layers have a posterior if `bayesian` is None. They always have one if
+            no other parameter is trainable.
 
     Returns:
         The parameters without a posterior.
@@ -102,13 +103,13 @@ def deterministic_params(model: nn.Module, bayesian: str | None, *, norms: bool 
         HyperparameterError: If `bayesian` is not a regular expression, or matches no trainable parameter.
     """
     if bayesian is None:
-        return set() if norms else _of_norms(model)
+        return set() if norms else _norm_params(model)
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     try:
-        others = {param for name, param in named if not re.search(bayesian, name)}
+        unmatched = {param for name, param in named if not re.search(bayesian, name)}
     except (re.error, TypeError) as error:
         raise HyperparameterError(f"bayesian={bayesian!r} is not a regular expression: {error}.") from error
-    if len(others) == len(named):
+    if len(unmatched) == len(named):
         names = ", ".join(name for name, _ in named)
         raise HyperparameterError(f"bayesian={bayesian!r} matches none of the trainable parameters {names}.")
-    return others
+    return unmatched

@@ -92,7 +92,7 @@ class FinishedPass:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the passes of one update measured, averaged over their examples.
+    """Loss, gradient and curvature of one update, averaged over the examples of its passes.
 
     The record is immutable. A host that trains in several processes averages its tensors in place before the step.
 

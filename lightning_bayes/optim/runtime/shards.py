@@ -7,7 +7,7 @@ A mean-gradient method needs noise, a gradient and an elementwise update for eac
     gradient   FSDP2 averages it over processes and scatters the rows, so ĝ is the gradient over all batches
     update     elementwise
 
-Together the processes take the update that one process would take on the whole batch. FSDP2 weights all processes equally,
+Together the processes make the same update as a single process on the whole batch. FSDP2 weights all processes equally,
 so they need equal numbers of examples. Quantities of whole tensors, such as the root mean square that bounds a step, need
 all rows; steps and noise that depend on them are refused.
 """
@@ -49,7 +49,7 @@ def require_rows(model: nn.Module) -> bool:
         Whether they are sharded.
 
     Raises:
-        UnsupportedTrainingError: If only some are, with the names of the others.
+        UnsupportedTrainingError: If only some are sharded in this way; the message names the others.
     """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if not any(is_spread(param) for _, param in named):
@@ -97,7 +97,7 @@ def require_equally_many(num_examples: int, device: torch.device) -> None:
     Raises:
         UnsupportedTrainingError: If the numbers differ.
     """
-    fewest, most = _least(num_examples, device), -_least(-num_examples, device)
+    fewest, most = _global_min(num_examples, device), -_global_min(-num_examples, device)
     if fewest != most:
         raise UnsupportedTrainingError(
             f"One process has {fewest:g} examples in this pass and another has {most:g}, but FSDP2 averages gradients with "
@@ -107,13 +107,14 @@ def require_equally_many(num_examples: int, device: torch.device) -> None:
 
 def are_all_finite(is_finite: bool, device: torch.device) -> bool:
     """Whether the measurements of all processes are finite; all processes get the same answer."""
-    return bool(_least(is_finite, device))
+    return bool(_global_min(is_finite, device))
 
 
-def _least(number: float, device: torch.device) -> float:
-    least = torch.tensor(float(number), dtype=torch.float64, device=device)
-    dist.all_reduce(least, dist.ReduceOp.MIN)
-    return float(least)
+def _global_min(number: float, device: torch.device) -> float:
+    """The minimum over all processes."""
+    minimum = torch.tensor(float(number), dtype=torch.float64, device=device)
+    dist.all_reduce(minimum, dist.ReduceOp.MIN)
+    return float(minimum)
 
 
 def require_elementwise(group: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ def make_steps(base: torch.optim.Optimizer | BaseOptimizerStep | None) -> dict[s
         base: Another optimizer that moves the means, if any.
 
     Returns:
-        The step of that optimizer alone, or the others if there is none.
+        ``"user"`` alone with a base optimizer, otherwise ``"natural"`` and ``"trust_region"``.
     """
     if base is None:
         return {"natural": NaturalStep(), "trust_region": TrustRegionStep()}
@@ -46,7 +46,7 @@ def step_for(step_rule: str, steps: Mapping[str, Step]) -> Step:
         base = steps.get("user")
         name = type(base.base).__name__ if isinstance(base, BaseOptimizerStep) else None
         raise HyperparameterError(
-            f"step_rule={step_rule!r} and base={name} do not fit: the rule 'user', and no other, uses another optimizer to "
-            "move the means. Pass that optimizer as base=..., or leave both out."
+            f"step_rule={step_rule!r} and base={name} do not match: step_rule='user' requires a base optimizer, and no "
+            "other rule allows one. Pass that optimizer as base=..., or leave both out."
         )
     return steps[step_rule]

@@ -91,26 +91,25 @@ class BaseOptimizerStep(Step):
     @torch.no_grad()
     def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Move the means with the learning rates of `groups`; see `Step`."""
-        for own, group in zip(self.base.param_groups, groups, strict=True):
-            own["lr"] = group["lr"]
-            if self.cycles_momentum and "momentum" in own:
-                own["momentum"] = group["momentum"]
-            if self.cycles_momentum and "betas" in own:
-                own["betas"] = (group["betas"][0], *own["betas"][1:])
+        for base_group, group in zip(self.base.param_groups, groups, strict=True):
+            base_group["lr"] = group["lr"]
+            if self.cycles_momentum and "momentum" in base_group:
+                base_group["momentum"] = group["momentum"]
+            if self.cycles_momentum and "betas" in base_group:
+                base_group["betas"] = (group["betas"][0], *base_group["betas"][1:])
         starts = copies(self.base.param_groups, states) if self.follows_gradients or self.grafts else {}
         with fused_on_cpu(self.base):
             self.base.step()
         if self.grafts:
             graft_(groups, starts, states, self.base.state)
-        if not self.follows_gradients:
-            return
-        bound_steps_(starts, states, self.base.state)
+        if self.follows_gradients:
+            bound_steps_(starts, states, self.base.state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Restore the base optimizer.
 
         Args:
-            state_dict: State of the noisy optimizer, with that of the base optimizer under ``base``.
+            state_dict: State of the noisy optimizer, including the base optimizer's state under ``base``.
             states: States of the restored noisy optimizer. Files of version 0.1.0.dev0 store the base optimizer's state of
                 each parameter there; it is moved to the base optimizer.
         """
@@ -144,11 +143,11 @@ def bound_steps_(
         params_by_kind.setdefault((param.device, param.dtype), []).append(param)
     for params in params_by_kind.values():
         before, after = [starts[param] for param in params], [param.detach() for param in params]
-        most = LONGEST_MOVE * tensor_sizes(before, [states[param]["scale"] for param in params])
+        bounds = LONGEST_MOVE * tensor_sizes(before, [states[param]["scale"] for param in params])
         steps = torch._foreach_sub(after, before)
-        factors = (most / torch.maximum(root_mean_squares(steps), most)).unbind()  # at most 1
+        factors = (bounds / torch.maximum(root_mean_squares(steps), bounds)).unbind()  # at most 1
         for param, end, start, step, factor in zip(params, after, before, steps, factors, strict=True):
-            end.copy_(torch.where(factor < 1, start.addcmul_(step, factor), end))  # else exactly the user's
+            end.copy_(torch.where(factor < 1, start.addcmul_(step, factor), end))  # a factor of 1 keeps the exact bits
             if (buffer := base_states[param].get("momentum_buffer")) is not None:
                 buffer.mul_(factor)
 
@@ -189,12 +188,12 @@ def noise_of_depth(noise: float, layers: int) -> float:
 def add_prior_gradient_(
     params: Sequence[nn.Parameter], prior_means: Sequence[Tensor], prior: float | Sequence[Tensor]
 ) -> None:
-    """G ← g + δ̃ (μ - μ₀) in ``param.grad``.
+    """Add δ̃ (μ - μ₀) to ``param.grad``.
 
     Args:
         params: Parameters with gradients.
         prior_means: μ₀ of each parameter; empty if zero.
-        prior: δ̃; 0 without a prior. Or a tensor for each parameter, with δ̃ of each weight, which requires `prior_means`.
+        prior: δ̃: a number, 0 without a prior; or a tensor per parameter with δ̃ of each weight, which requires `prior_means`.
     """
     if not prior:
         return

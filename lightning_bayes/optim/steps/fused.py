@@ -22,7 +22,7 @@ _WITH_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.opt
 
 @contextmanager
 def fused_on_cpu(base: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside, `base` steps with its fused kernels if they exist and the user has made no other choice.
+    """Context manager in which `base` steps with its fused kernels, if they exist and the user has made no other choice.
 
     Args:
         base: An optimizer.
@@ -30,7 +30,7 @@ def fused_on_cpu(base: torch.optim.Optimizer) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    groups = [group for group in base.param_groups if _is_open(base, group)]
+    groups = [group for group in base.param_groups if _can_fuse(base, group)]
     for group in groups:
         group["fused"] = True
     try:
@@ -40,7 +40,7 @@ def fused_on_cpu(base: torch.optim.Optimizer) -> Iterator[None]:
             group["fused"] = None
 
 
-def _is_open(base: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+def _can_fuse(base: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
     """Whether the user left the implementation to torch, and the fused one supports the tensors of the group."""
     is_chosen = group.get("fused") is not None or group.get("foreach") is not None
     if type(base) not in _WITH_KERNELS or is_chosen or group.get("capturable") or group.get("differentiable"):

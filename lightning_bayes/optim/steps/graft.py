@@ -98,7 +98,7 @@ def _positive(steps: Steps, block: Block) -> list[Tensor]:
 
 
 def _put_directions_(steps: Steps, dampings: Sequence[Tensor], block: Block) -> list[Tensor]:
-    """Overwrite the ends of a block's tensors by the natural directions, and return them."""
+    """Overwrite the ends of a block's tensors with the natural directions, and return them."""
     strengths, ends = _positive(steps, block), block.parts(steps.ends)
     torch._foreach_add_(strengths, list(dampings[block.first : block.last]))
     torch._foreach_copy_(ends, block.parts(steps.momenta))

@@ -71,7 +71,7 @@ class Step(ABC):
     (s, m and so on) and the means of the cohort. If another optimizer moves the means, it leaves their gradients in
     ``param.grad`` for `finish`. K-FAC needs all directions before it moves the first parameter, to bound the Fisher norm of
     the whole step: it computes them with `rate` and `weight_of_old`, and then applies cohorts that propose the bounded ones.
-    A step has no state.
+    A step itself holds no state of the algorithm.
 
     Class attributes:
         uses_update: Whether the algorithm's update moves the means. Otherwise its momentum and inverses are not needed.
@@ -98,8 +98,8 @@ class Step(ABC):
 
         Args:
             beta: β₂.
-            measurements: t, the number of measurements, including this one.
-            since: e, the number of measurements that this one accounts for; see `optim.runtime.measuring`.
+            measurements: t, as in `Cohort`.
+            since: e, the number of updates that this measurement accounts for; see `optim.runtime.measuring`.
 
         Returns:
             β₂(t); 1 if e = 0.

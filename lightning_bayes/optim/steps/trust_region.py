@@ -41,30 +41,15 @@ class TrustRegionStep(Step):
 
 
 def _radius(cohort: Cohort) -> Tensor | float:
+    """r: η for Adam, which moves each weight by about η; η RMS(m̂) / (1-μ_sgd) of each tensor, ``[tensors]``, for SGD."""
     group = cohort.group
+    lr = float(group["lr"])
     if group["radius"] != "sgd":
-        return adam_radius(float(group["lr"]))
-    sizes = root_mean_squares([state["momentum"] for state in cohort.states]) / (1 - group["betas"][0] ** cohort.number)
-    return sgd_radius(float(group["lr"]), group["momentum"], sizes)
-
-
-def adam_radius(lr: float) -> float:
-    """Return r for Adam, which moves each weight by about its learning rate."""
-    return lr
-
-
-def sgd_radius(lr: float, momentum: float, debiased_momentum_size: Tensor) -> Tensor:
-    """Return r for SGD with momentum μ_sgd, whose steps add up to η m̂ / (1-μ_sgd).
-
-    Args:
-        lr: η.
-        momentum: μ_sgd.
-        debiased_momentum_size: RMS(m̂) of each tensor, ``[tensors]``.
-
-    Returns:
-        r of each tensor, ``[tensors]``.
-    """
-    return debiased_momentum_size * (lr / (1 - momentum))
+        return lr
+    bias_correction = 1 - group["betas"][0] ** cohort.number
+    sizes = root_mean_squares([state["momentum"] for state in cohort.states]) / bias_correction  # RMS(m̂)
+    radii: Tensor = sizes * (lr / (1 - group["momentum"]))
+    return radii
 
 
 def bounded_step_(means: Sequence[Tensor], steps: Sequence[Tensor], radius: Tensor | float) -> None:

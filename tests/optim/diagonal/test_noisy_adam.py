@@ -112,7 +112,7 @@ def test_fisher_form_has_the_exact_posterior_of_linear_regression(generator):
     means = []
     for t in range(900):
         with opt.sampled_params():
-            F.mse_loss(model(x / 2**0.5), y / 2**0.5).backward()  # half the squares; BackPACK takes no scaled loss
+            F.mse_loss(model(x / 2**0.5), y / 2**0.5).backward()  # half the squares; BackPACK supports no scaled loss
         opt.step()
         if t > 100:
             means.append(model.weight.detach().clone()[0])

@@ -135,9 +135,9 @@ def test_updates_that_measure_keep_no_draws(generator):
     batch = data(generator)
     updates(opt, model, batch, 19)
     (cohort,) = opt._sampler._cohorts.values()
-    assert cohort.kept
+    assert cohort.cached_pool
     updates(opt, model, batch, 1)
-    assert not cohort.kept
+    assert not cohort.cached_pool
 
 
 def test_the_shape_follows_a_curvature_that_changes(generator):

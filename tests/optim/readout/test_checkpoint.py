@@ -112,7 +112,9 @@ def test_extra_state_that_is_no_tensor_is_left_out(tmp_path):
 
 def test_a_checkpoint_without_the_callback_holds_no_posterior(tmp_path):
     _, path = fitted(tmp_path, None)
-    with pytest.raises(PosteriorError, match=r"last\.ckpt holds no posterior: it was saved without VOGNCallback, or"):
+    with pytest.raises(
+        PosteriorError, match=r"last\.ckpt holds no posterior: it was saved without a callback such as VOGNCallback, or"
+    ):
         load_posterior(path)
 
 

@@ -63,14 +63,3 @@ def test_other_memory_layouts_keep_their_layout():
     for block in blocks(tensors):
         block.write_(targets, 2 * block.join(tensors))
     assert all(torch.equal(2 * a, b) and a.stride() == b.stride() for a, b in zip(tensors, targets, strict=True))
-
-
-@pytest.mark.parametrize("shapes", SIZES)
-def test_values_are_spread_over_their_tensors_elements(shapes):
-    tensors = numbered(shapes)
-    values = torch.arange(1.0, 1 + len(tensors))
-    spread = [
-        torch.as_tensor(block.spread(values, tensors)).expand(len(block.join(tensors))) for block in blocks(tensors)
-    ]
-    expected = [values[i].expand(t.numel()) for i, t in enumerate(tensors)]
-    assert torch.equal(torch.cat(spread), torch.cat(expected))

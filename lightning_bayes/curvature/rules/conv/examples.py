@@ -1,6 +1,6 @@
 """Sums for convolutions with many output positions: each c_i(W) is torch's weight gradient of a batch of one.
 
-If a single example is enough work for torch's kernel, c_i(W) costs hardly more than 1/B of the batch gradient, and no
+If a single example is enough work for torch's kernel, c_i(W) costs little more than 1/B of the batch gradient, and no
 patches are copied.
 """
 

@@ -49,17 +49,18 @@ def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> t
     results = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
     if min(counts_of_offsets(axes)) == positions.numel():  # no offset covers padding
         totals = [result.view(1, len(result), -1) for result in results]
-        _add_examples([_whole(positions.numel())], partial(_patches_first, layer), x, grad_output, totals, workspace)
+        offsets = [_whole_kernel(positions.numel())]
+        _add_examples(offsets, partial(_patches_first, layer), x, grad_output, totals, workspace)
     else:
         shape = math.prod(layer.kernel_size), layer.out_channels, layer.in_channels
         totals = [workspace.empty(f"{kind} of offsets", shape, x) for kind in ("sums", "squares")]
-        _add_examples(_offsets(axes), _pixels_first, x, grad_output, totals, workspace)
+        _add_examples(_offsets(axes), lambda x, _: _pixels_first(x), x, grad_output, totals, workspace)
         for result, total in zip(results, totals, strict=True):
             result.flatten(2).copy_(total.permute(1, 2, 0))
     return results[0], results[1].clamp_min_(0)  # rounding can make squares negative
 
 
-def _pixels_first(x: Tensor, _: torch.Size | None = None) -> Tensor:
+def _pixels_first(x: Tensor) -> Tensor:
     """``[B, channels, *pixels]`` as ``[pixels, B, channels]``, copied."""
     return x.flatten(2).permute(2, 0, 1).contiguous()
 
@@ -107,7 +108,8 @@ def _add_offsets(group: Offsets, delta: Tensor, values: Tensor, totals: Sequence
             total[index].addmm_(rows.T, columns, beta=int(accumulate))
 
 
-def _whole(positions: int) -> Offsets:
+def _whole_kernel(positions: int) -> Offsets:
+    """The kernel as a single offset that covers one patch at every position."""
     return Offsets([0], torch.arange(positions)[None], torch.arange(positions)[None])
 
 

@@ -38,5 +38,5 @@ STRATEGIES = (
 
 
 def plan(shape: ConvShape, device: torch.device, without: Collection[str] = ()) -> Strategy:
-    """The first strategy that suits a convolution; `without` skips strategies by name, except ``"patches"``."""
+    """The first strategy that suits a convolution. `without` names strategies to skip, never ``"patches"``, the fallback."""
     return next(s for s in STRATEGIES if s.name not in without and s.suits(shape, device))

@@ -109,7 +109,7 @@ def padded(layer: Conv, x: Tensor) -> Tensor:
 
 
 def padding(layer: Conv, axis: int) -> tuple[int, int]:
-    """Padding that `layer` adds before and after a spatial axis, from 0."""
+    """Padding that `layer` adds before and after a spatial axis; the first spatial axis is 0."""
     if layer.padding == "same":  # the stride is 1; torch adds the odd pixel at the end
         total = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
         return total // 2, total - total // 2
@@ -160,7 +160,7 @@ def _copied(layer: Conv, windows: Tensor, workspace: Workspace) -> Tensor:
 
 
 def _column_windows(layer: Conv, x: Tensor, width: int) -> Tensor:
-    """The windows of one kernel row as a view of `x`, ``[B, C, columns, height, width]``."""
+    """The windows of one kernel row, one pixel high, as a view of `x`, ``[B, C, columns, height, width]``."""
     batch, channel, row, column = x.stride()
     shape = (*x.shape[:2], layer.kernel_size[1], x.shape[2], width)
     return x.as_strided(shape, (batch, channel, column * layer.dilation[1], row, column * layer.stride[1]))

@@ -1,4 +1,4 @@
-"""Curvature estimators of the mean-field methods: what a pass measures in addition to its gradient.
+"""Curvature estimators of the mean-field methods.
 
     SquaredGradients     ĥ = mean_i g_i²                 the empirical Fisher's diagonal, through the curvature engine
     BatchSquare          ĥ = ĝ²                          of the whole batch under one weight sample: the gradient magnitude

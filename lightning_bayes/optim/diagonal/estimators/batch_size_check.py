@@ -1,4 +1,4 @@
-"""A warning, given once, if the batch size makes the gradient magnitude a poor curvature."""
+"""A one-time warning if the batch size makes the gradient magnitude a poor curvature."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BatchSizeCheck:
         """Check the batches of one update.
 
         Args:
-            measurement: Measurement of the update. Nothing is known about the size if its examples were not counted.
+            measurement: Measurement of the update; skipped if its examples were not counted.
             group: A parameter group that counts this update already.
         """
         is_dry_run = group["step"] == 1  # a single batch, such as fast_dev_run's, proves nothing

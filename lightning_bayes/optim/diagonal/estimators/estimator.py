@@ -36,7 +36,7 @@ class CurvatureEstimator(ABC):
         Args:
             finished: The pass.
             params: The trained parameters.
-            scores: Computes (θ - μ) / Σ for the given parameters that were sampled, in the caller's memory.
+            scores: Computes (θ - μ) / Σ for those of its arguments that were sampled, in the engine's workspace.
 
         Returns:
             Tensors by parameter or other keys. The caller may overwrite them.

@@ -1,4 +1,4 @@
-"""Second-order diagonals through BackPACK: the Hessian's, or that of the generalised Gauss-Newton matrix."""
+"""Second-order diagonals through BackPACK: of the Hessian or of the generalised Gauss-Newton matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ĥ = mean_i g_i², the diagonal of the empirical Fisher: the mean of the squares of every example's own gradient."""
+"""ĥ = mean_i g_i², the diagonal of the empirical Fisher: the mean of squared per-example gradients."""
 
 from __future__ import annotations
 
