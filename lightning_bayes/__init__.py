@@ -2,7 +2,7 @@
 
     Trainer(callbacks=[VOGNCallback()])
 
-turns training of an unmodified LightningModule into variational inference. The same optimizers serve plain PyTorch.
+turns training of an unmodified LightningModule into variational inference. The same optimizers work in plain PyTorch.
 """
 
 import sys
@@ -11,10 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# `lightning-bayes report` only reads files, so it skips the import of torch and Lightning, which takes seconds.
-_IS_REPORT = Path(sys.argv[0] if sys.argv else "").stem in {"-m", "lightning-bayes"} and sys.argv[1:2] == ["report"]
+# These commands import torch only when they need it, because the import of torch and Lightning takes seconds.
+_IS_COMMAND = Path(sys.argv[0] if sys.argv else "").stem in {"-m", "lightning-bayes"}
+_IS_LAZY = _IS_COMMAND and sys.argv[1:2] in (["report"], ["--version"])
 
-if TYPE_CHECKING or not _IS_REPORT:
+if TYPE_CHECKING or not _IS_LAZY:
     from lightning_bayes.public import *  # noqa: F403
     from lightning_bayes.public import __all__ as __all__
 else:

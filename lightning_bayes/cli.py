@@ -114,7 +114,7 @@ class BayesCLI(LightningCLI):
     Any LightningCLI can read the configs that it saves.
 
     Args:
-        arguments: The command line; by default that of the process.
+        arguments: The command line; by default the arguments of the process.
         run: Whether to run a subcommand; if False, the command line has no subcommands.
         is_debugging: Whether argument errors are printed in full.
     """

@@ -26,7 +26,7 @@ _UNKNOWN: Final = re.compile(r"Option '([^']+)' is not accepted|[Uu]nrecognized 
 
 @final
 class BayesParser(LightningArgumentParser):
-    """A LightningCLI parser whose errors take a few lines.
+    """A LightningCLI parser with error messages of a few lines.
 
     Args:
         *arguments: Positional arguments of the parent class.

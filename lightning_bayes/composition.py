@@ -181,7 +181,7 @@ def _registered_data(name: str) -> dict[str, Any]:
 def _registered_model(name: str) -> dict[str, Any]:
     if name in MODELS:
         entry = MODELS[name]
-        shape = [key for key in _SHAPE if key not in {"image_size"} - set(entry.options)]
+        shape = [key for key in _SHAPE if key != "image_size" or key in entry.options]
         arguments = {**{key: f"${{{key}}}" for key in shape}, **entry.arguments}
         network = {"class_path": entry.class_path, "init_args": arguments}
     else:

@@ -194,7 +194,7 @@ def write_figures(results: dict[str, Evaluation], data: Any, folder: Path) -> li
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Run the demo with command-line arguments, by default those of the process."""
+    """Run the demo with command-line arguments, by default the arguments of the process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=Path("runs/demo"), help="output folder (default: runs/demo)")
     parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and batch order (default: 0)")

@@ -23,7 +23,7 @@ def as_test_under_laplace(arguments: Sequence[str]) -> list[str]:
     """Translate ``laplace`` into ``test`` with a `LaplaceCallback`; other commands are returned unchanged.
 
     Args:
-        arguments: The arguments of the command line, with composed configs.
+        arguments: The arguments of the command line, from `with_configs`: each config is a separate word.
 
     Returns:
         The new arguments. The callback follows the last config, so that later options can set its arguments.
@@ -42,21 +42,14 @@ def as_test_under_laplace(arguments: Sequence[str]) -> list[str]:
         return words
     path = _value(words, "--ckpt_path")
     if path is None:
-        raise ConfigError(
-            "laplace needs a trained checkpoint, but there is no checkpoint. Pass --ckpt_path with the checkpoint of a fit."
-        )
+        raise ConfigError("laplace needs a trained checkpoint. Pass --ckpt_path with the checkpoint of a fit.")
     if path in KINDS_OF_CHECKPOINT:
         raise ConfigError(
             f"laplace saves its posterior next to the checkpoint, but {path} is not a file. Pass --ckpt_path with a path."
         )
-    config_ends = [i + 2 if word in _CONFIGS else i + 1 for i, word in enumerate(words) if _is_config(word)]
-    position = max(config_ends, default=1)
+    position = max((i + 2 for i, word in enumerate(words) if word in _CONFIGS), default=1)
     output = Path(path).with_name(f"{Path(path).stem}-laplace{Path(path).suffix}")
     return [*words[:position], _CALLBACK, f"--trainer.callbacks.save_to={output}", *words[position:]]
-
-
-def _is_config(word: str) -> bool:
-    return word in _CONFIGS or word.startswith("--config=")
 
 
 def _value(words: Sequence[str], option: str) -> str | None:

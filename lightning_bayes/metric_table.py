@@ -9,33 +9,34 @@ from typing import Final
 from rich.table import Table
 
 _SINGLE_SHIFT: Final = re.compile(r"shift(_mean)?/(?!all/)[^/]+/\d+/")
-WAYS: Final = ("Value", "Mean", "Scaled")  # under the posterior; at its mean; with the fitted temperature
+EVALUATIONS: Final = ("Value", "Mean", "Scaled")  # under the posterior; at its mean; with the fitted temperature
 
 
 def metric_table(metrics: Mapping[str, float]) -> Table:
-    """A table with one row per metric and one column per kind of prediction in `WAYS` that has a value."""
-    rows = by_way(metrics)
-    columns = [way for way in WAYS if any(way in values for values in rows.values())]
+    """A table with one row per metric and one column per evaluation in `EVALUATIONS` that has a value."""
+    rows = by_evaluation(metrics)
+    columns = [evaluation for evaluation in EVALUATIONS if any(evaluation in values for values in rows.values())]
     table = Table("Metric", *columns)
     for name, values in sorted(rows.items()):
-        table.add_row(name, *(f"{values[way]:.4f}" if way in values else "" for way in columns))
+        table.add_row(name, *(f"{values[evaluation]:.4f}" if evaluation in values else "" for evaluation in columns))
     return table
 
 
-def by_way(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Group the values of each metric by the kind of prediction.
+def by_evaluation(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Group the values of each metric by evaluation.
 
-    Metrics of single corruptions are left out, because they are many; the loggers have them. Their means over the kinds of
-    corruption stay.
+    Metrics of single corruptions are left out, because there are many of them and the loggers record them. Their means over
+    the kinds of corruption are included.
 
     Args:
         metrics: Values by metric key.
 
     Returns:
-        For each key without ``_mean`` and ``post/``, its values by the names in `WAYS`.
+        For each key without ``_mean`` and ``post/``, its values by the names in `EVALUATIONS`.
 
     Example:
-        >>> by_way({"test/cls/Acc": 0.9, "test_mean/cls/Acc": 0.8, "test/post/cls/Acc": 0.7, "shift/fog/1/cls/Acc": 0.6})
+        >>> logged = {"test/cls/Acc": 0.9, "test_mean/cls/Acc": 0.8, "test/post/cls/Acc": 0.7, "shift/fog/1/cls/Acc": 0.6}
+        >>> by_evaluation(logged)
         {'test/cls/Acc': {'Value': 0.9, 'Mean': 0.8, 'Scaled': 0.7}}
     """
     rows: dict[str, dict[str, float]] = {}
@@ -44,10 +45,10 @@ def by_way(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
             continue
         stage, slash, rest = name.partition("/")
         if stage.endswith("_mean"):
-            key, way = stage.removesuffix("_mean") + slash + rest, "Mean"
+            key, evaluation = stage.removesuffix("_mean") + slash + rest, "Mean"
         elif rest.startswith("post/"):
-            key, way = stage + slash + rest.removeprefix("post/"), "Scaled"
+            key, evaluation = stage + slash + rest.removeprefix("post/"), "Scaled"
         else:
-            key, way = name, "Value"
-        rows.setdefault(key, {})[way] = float(value)
+            key, evaluation = name, "Value"
+        rows.setdefault(key, {})[evaluation] = float(value)
     return rows

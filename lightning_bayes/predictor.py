@@ -41,7 +41,7 @@ class ClassPrediction(NamedTuple):
     """The prediction of a classifier."""
 
     probs: Tensor  # averaged over weight samples: [B, C]; [B, …] for independent Bernoullis
-    entropy: Tensor  # total uncertainty in nats, [B]
+    entropy: Tensor  # total uncertainty in nats, [B], or [B, …] like the fields below
     mutual_information: Tensor  # epistemic part in nats, [B]
     classes: Tensor  # index of the largest probability, [B]
     labels: tuple[str, ...]  # names of `classes`; empty if the file has no class names
@@ -180,15 +180,16 @@ class Predictor:
         """Convert images to a batch of the model's input.
 
         Args:
-            inputs: One image or a list of images, to which the transform of the file is applied: paths, PIL images, uint8
-                arrays of NumPy (``[H, W]``, ``[H, W, C]`` or ``[B, H, W, C]``), or uint8 tensors (``[C, H, W]`` or
-                ``[B, C, H, W]``). Anything else, such as floats ``[B, …]``, is passed to the model without a transform.
+            inputs: One image or a list of images: paths, PIL images, uint8 arrays of NumPy (``[H, W]``, ``[H, W, C]`` or
+                ``[B, H, W, C]``), or uint8 tensors (``[C, H, W]`` or ``[B, C, H, W]``). They require a transform in the
+                file. Other inputs, such as floats ``[B, …]``, are passed to the model without a transform. Items of a list
+                are concatenated along the batch.
 
         Returns:
             One batch on the device of the weights; floats are cast to the dtype of the weights.
 
         Raises:
-            ShapeError: If a list is empty or its images differ in shape after the transform.
+            ShapeError: If a list is empty.
         """
         if isinstance(inputs, (list, tuple)):
             if not inputs:

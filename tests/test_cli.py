@@ -556,4 +556,4 @@ def test_a_trained_checkpoint_gets_a_laplace_posterior(tmp_path, capsys):
     assert len(posterior.mean) == 4
     status, streams = refused(capsys, "laplace", "--config", "digits+mlp+adam")
     assert status == 2
-    assert "there is no checkpoint. Pass --ckpt_path" in streams.err
+    assert "laplace needs a trained checkpoint. Pass --ckpt_path" in streams.err

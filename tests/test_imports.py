@@ -30,6 +30,10 @@ def test_the_help_of_a_report_loads_neither_torch_nor_lightning():
     assert not loaded & {"torch", "lightning", "matplotlib", "jinja2"}
 
 
+def test_the_version_loads_neither_torch_nor_lightning():
+    assert not loaded_by(REPORT, "--version") & {"torch", "lightning", "matplotlib", "jinja2"}
+
+
 @pytest.mark.slow
 def test_importing_the_package_loads_no_more_than_lightning_does():
     beside = loaded_by("import lightning_bayes") - loaded_by("import lightning")

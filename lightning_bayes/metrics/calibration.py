@@ -72,8 +72,8 @@ def maximum_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAUL
 def adaptive_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
     """Top-label expected calibration error over bins with equal numbers of examples, sorted by confidence.
 
-    With ``N`` examples, the first ``N % bins`` bins have one more than the others. Examples with equal confidence are
-    replaced by their mean accuracy, so the result does not depend on their order.
+    With ``N`` examples, the first ``N % bins`` bins have one more than the others. Examples with equal confidence each count
+    with their mean accuracy, so the result does not depend on their order.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.

@@ -2,10 +2,10 @@
 
 Update a collection in ``test_step``, then log it with ``self.log_dict(collection)``.
 
-torchmetrics' compute groups, in which metrics share states, are switched off. torchmetrics detects groups by comparing the
-states after the first batch. On a batch of perfect predictions NLL and Brier score are both zero, and it would couple them
-for good. With explicit groups, ``forward`` of the collection loses earlier batches if the first member of a group is not the
-first in alphabetical order.
+Compute groups, in which metrics share states, are disabled. torchmetrics detects groups by comparing the states after the
+first batch. On a batch of perfect predictions, NLL and Brier score are both zero, and torchmetrics would permanently treat
+them as one metric. With explicit groups, ``forward`` of the collection loses earlier batches if the first member of a group
+is not the first in alphabetical order.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def sampled_regression_metrics(prefix: str) -> MetricCollection:
         prefix: Prefix of every key, including the slash: ``"val/"`` or ``"test/"``.
 
     Returns:
-        Metrics under ``reg/RMSE`` and ``reg/NLL`` after the prefix. The NLL is that of the mixture, see `mixture_nll`.
+        Metrics under ``reg/RMSE`` and ``reg/NLL`` after the prefix. The NLL is the mixture's; see `mixture_nll`.
 
     Example:
         >>> import torch

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_bayes.metrics.figure_style import DPI, SERIES, check_not_empty, quiet_frame
 from lightning_bayes.metrics.selective import aurc, risk_coverage
 
-FIRST_POINT = 0.02  # smallest coverage drawn; below, single errors among few answers make the curve jump
+FIRST_POINT = 0.02  # smallest coverage drawn; below it, single errors among few answers make the curve jump
 
 
 def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:

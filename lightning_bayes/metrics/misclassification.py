@@ -56,7 +56,7 @@ def misclassification_aupr(probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def misclassification_fpr95(probs: Tensor, targets: Tensor) -> Tensor:
-    """False-positive rate at 95 % true-positive rate: correct predictions rejected together with 95 % of the errors.
+    """False-positive rate at 95 % true-positive rate: correct predictions lost if 95 % of the errors are rejected.
 
     Args:
         probs: Class probabilities, ``[batch, classes]``.

@@ -62,7 +62,7 @@ def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
 
 
 def ood_fpr95(scores: Tensor, is_ood: Tensor) -> Tensor:
-    """False-positive rate at 95 % true-positive rate: the false alarms needed to detect 95 % of the OOD inputs.
+    """False-positive rate at 95 % true-positive rate: the fraction of ID inputs flagged if 95 % of OOD inputs are.
 
     This is the smallest rate among the thresholds that detect at least 95 %, without interpolation between thresholds.
 
@@ -134,7 +134,7 @@ class OODMetric(Metric, ABC):
         """Add a batch: scores ``[batch]`` (higher means more OOD) and booleans or 0/1 ``[batch]``."""
         _check(scores, is_ood)
         self.scores.append(scores.detach().to(self.dtype))
-        self.is_ood.append(is_ood.to(self.dtype))  # the dtype of a process that saw no data
+        self.is_ood.append(is_ood.to(self.dtype))  # the dtype of the empty state of a process without data
 
     def scores_and_labels(self) -> tuple[Tensor, Tensor]:
         """Return all scores and labels since the last reset, over all processes after synchronization."""

@@ -1,7 +1,7 @@
 """Accuracy, NLL, Brier score and ECE under distribution shift, by kind and severity.
 
-The protocol is that of Ovadia et al. 2019 (https://arxiv.org/abs/1906.02530) on the corruptions of Hendrycks & Dietterich
-2019 (https://arxiv.org/abs/1903.12261): one test set, corrupted in several ways and at several severities.
+This follows Ovadia et al. 2019 (https://arxiv.org/abs/1906.02530), with the corruptions of Hendrycks & Dietterich 2019
+(https://arxiv.org/abs/1903.12261): one test set, corrupted in several ways and at several severities.
 """
 
 from __future__ import annotations

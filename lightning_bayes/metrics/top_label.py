@@ -1,7 +1,7 @@
 """The most probable class: its confidence, and whether it is correct.
 
 Calibration and selective prediction need no other inputs. This module also checks the probabilities for all metrics of the
-package, and has the base class of metrics that need all examples at the end because they sort by confidence.
+package, and defines the base class of metrics that need all examples at the end because they sort by confidence.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _shape_message(probs: Tensor, targets: Tensor, proper: Tensor) -> str:
     values = ", ".join(f"{p:.4g}" for p in probs[row, :4].tolist())
     return (
         f"Row {row} of probs is not a probability vector: it starts with [{values}] and sums to {probs[row].sum():.4g}. "
-        "These metrics take probabilities, not logits: pass logits.softmax(-1)."
+        "These metrics need probabilities, not logits: pass logits.softmax(-1)."
     )
 
 

@@ -24,9 +24,9 @@ def require_full_size(params: Mapping[str, Tensor]) -> int:
     """Return the number D of weights; raise a `PosteriorError` if a D × D matrix is too large."""
     size = sum(param.numel() for param in params.values())
     bytes_each = max(param.element_size() for param in params.values())
-    what = f"structure='full' of {size:,} parameters, {size:,} × {size:,} numbers,"
-    instead = "structure='kronecker' or 'diagonal', or subset='last_layer'"
-    require_memory(what, size**2, bytes_each, LIMIT_MIB, instead)
+    subject = f"structure='full' of {size:,} parameters, {size:,} × {size:,} numbers,"
+    alternatives = "structure='kronecker' or 'diagonal', or subset='last_layer'"
+    require_memory(subject, size**2, bytes_each, LIMIT_MIB, alternatives)
     return size
 
 

@@ -52,7 +52,7 @@ class Laplace:
     """The result of `laplace`.
 
     Attributes:
-        posterior: The posterior, for `mc_predict`, `lightning_bayes.zoo.save_posterior` and every callback.
+        posterior: The posterior, for example for `mc_predict` and `lightning_bayes.zoo.save_posterior`.
         likelihood: The likelihood of the targets, with the chosen noise.
         log_marginal_likelihood: Laplace approximation of log p(D) in nats, at the posterior's prior and noise.
         prior_precision: δ by parameter name.
@@ -88,7 +88,8 @@ def laplace(
 
     Args:
         model: The network, unmodified and in evaluation mode, with any layers that `measure` supports.
-        loader: Training data as pairs (inputs, targets), read once.
+        loader: Training data as pairs (inputs, targets). It is read once; ``subset="last_layer"`` also reads its first batch
+            before, so an iterator would lose that batch.
         likelihood: ``"classification"`` (logits ``[B, C]``, class indices ``[B]``), ``"binary"`` (one logit per label) or
             ``"regression"`` (noise chosen together with the prior). Or a likelihood of `lightning_bayes.curvature`, such as
             ``Gaussian(0.1)`` for known noise.
@@ -109,7 +110,7 @@ def laplace(
         The posterior, its likelihood and marginal likelihood.
 
     Raises:
-        HyperparameterError: If an argument is unknown, or two arguments do not go together.
+        HyperparameterError: If an argument is invalid, or two arguments are incompatible.
 
     Example:
         >>> x = torch.linspace(-1, 1, 20)[:, None]
@@ -124,7 +125,7 @@ def laplace(
     check_curvature(curvature, mc_samples)
     if (prior_precision == "validation") != (validation is not None):
         raise HyperparameterError(
-            f"prior_precision={prior_precision!r} and validation={type(validation).__name__} do not go together. Pass a "
+            f"prior_precision={prior_precision!r} and validation={type(validation).__name__} are incompatible. Pass a "
             "loader as validation=... with prior_precision='validation', and only then."
         )
     likelihood, chooses_noise = find_likelihood(likelihood)

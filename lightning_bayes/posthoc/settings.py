@@ -44,7 +44,7 @@ def check_settings(structure: str, prior_precision: float | str, prior_structure
 
 
 def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood, bool]:
-    """Return the likelihood, by name or as given, and whether its noise should be chosen; σ is then 1."""
+    """Return the likelihood and whether to choose its noise, which then starts at σ = 1."""
     if isinstance(likelihood, Likelihood):
         return likelihood, False
     if likelihood not in _LIKELIHOODS:

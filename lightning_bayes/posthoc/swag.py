@@ -1,8 +1,8 @@
 """SWAG: a Gaussian fitted to the iterates of an optimizer, Maddox et al. 2019, https://arxiv.org/abs/1902.02476.
 
-θ̄ = mean_t θ_t        v = ½ (mean_t θ_t² - θ̄²)        A = [θ_t - θ̄_t]_{t in the last R} / √(2 (R - 1))
+θ̄ = mean_t θ_t        v = ½ (mean_t θ_t² - θ̄²)        A = [θ_t - θ̄_t]_{t in the last K} / √(2 (K - 1))
 
-q(θ) = N(θ̄, diag(v) + A Aᵀ)        θ̄_t: the mean of the iterates up to t
+q(θ) = N(θ̄, diag(v) + A Aᵀ)        θ̄_t: mean of the iterates up to t, K = min(R, T) of T
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from lightning_bayes.predictive.line_search import minimise_over_logarithm
 SMALLEST, LARGEST = 1e-4, 1e4  # bounds of δ
 _GRID = 17  # grid points, a factor of 3 apart
 _TOLERANCE = 0.05  # of the logarithm
-_NOISE_RANGE = 10.0  # largest factor between the noise and the start
+_NOISE_RANGE = 10.0  # largest factor between the chosen and the initial σ
 
 
 class HasPosterior(Protocol):
@@ -39,7 +39,7 @@ def choose_by_validation(
     std: float,
     chooses_noise: bool,
 ) -> tuple[float, float]:
-    """Choose the prior precision with the lowest NLL, and the noise if requested, one after the other.
+    """Choose the prior precision with the lowest NLL. If requested, choose the noise too, then the precision again.
 
     Args:
         model: The network.

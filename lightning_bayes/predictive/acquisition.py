@@ -175,7 +175,7 @@ def batch_bald(
     """Greedily choose the rows whose labels have the largest joint mutual information with the weights.
 
     I(y_1 … y_b; θ) is submodular, so the greedy batch has at least 1 - 1/e of the information of the best batch. The
-    entropy of the chosen labels is exact up to `configurations` configurations; beyond, it is estimated from as many draws.
+    entropy of the chosen labels is exact up to `configurations` configurations, and otherwise estimated from as many draws.
 
     Args:
         sample_probs: Probabilities under each posterior sample, ``[S, B, C]``.

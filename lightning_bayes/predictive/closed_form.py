@@ -5,8 +5,8 @@
     softmax, sigmoid    p ≈ softmax(κ ∘ f), sigmoid(κ ∘ f)    κ_c = (1 + π v_c / 8)^(-1/2)    MacKay 1992
     identity            N(f, v), represented by S values with this mean and variance
 
-Computing v takes one backward pass per output. Each layer's part of J is held for one output at a time, until its block
-of Σ is complete. If every parameter is a block of its own, the full J is never in memory.
+Computing v takes one backward pass per output. Each layer's part of J is stored for one output at a time, until its
+block of Σ is complete. If every parameter is a separate block, the full J is never in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conformal sets and intervals: they contain the truth with at least a given probability, however good the model is.
+"""Conformal sets and intervals: they contain the truth with at least a given probability, even under a poor model.
 
 A nonconformity score s(x, y) measures how badly y fits x. Let q be the ⌈(n + 1) c⌉-th smallest score of n calibration rows.
 The set {y : s(x, y) ≤ q} contains the label of a new row with probability at least c, and at most c + 1/(n + 1) if scores
@@ -43,7 +43,9 @@ def thr_scores(probs: Tensor) -> Tensor:
 
 
 def aps_scores(probs: Tensor, uniform: Tensor) -> Tensor:
-    """APS scores: the total probability of more likely classes plus u times the class's own. Harder inputs get larger sets.
+    """APS scores: the total probability of more likely classes plus u times that class's probability.
+
+    Harder inputs get larger sets.
 
     Args:
         probs: ``[B, C]``.

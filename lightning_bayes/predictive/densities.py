@@ -41,7 +41,7 @@ def predictive_nll(
         outputs: Outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
         targets: Class indices or class probabilities for the softmax; otherwise one value per output of a sample.
         link: ``"softmax"``, ``"sigmoid"`` or ``"identity"``.
-        noise_std: σ of the identity link. None uses the σ with the lowest NLL.
+        noise_std: σ of the identity link. None fits it to these targets; see `fit_noise_std`.
         reduce: Sums a tensor over processes that each hold some of the examples.
 
     Returns:

@@ -27,14 +27,14 @@ _WITH_DROPOUT_ARGUMENT = (nn.MultiheadAttention, nn.RNNBase)
 
 
 def dropout_layers(model: nn.Module) -> list[nn.Module]:
-    """Find the layers that apply dropout in training mode and otherwise behave as in evaluation mode.
+    """Find the layers in which dropout is the only difference between training and evaluation mode.
 
     Args:
         model: The model.
 
     Returns:
         Dropout layers, and attention and recurrent layers with internal dropout. Modules that call
-        `torch.nn.functional.dropout` in ``forward`` are not found.
+        `torch.nn.functional.dropout` in ``forward`` are not detected.
 
     Example:
         >>> dropout_layers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))

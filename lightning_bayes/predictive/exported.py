@@ -107,7 +107,7 @@ def export(
         model: The trained architecture. Its own weights are not used.
         posterior: The posterior of its weights.
         path: The file: ``.pt2`` for ``torch.export.load(path).module()``, ``.onnx`` for ONNX.
-        inputs: One batch of example inputs. Only the shapes are used.
+        inputs: One batch of example inputs. Only their shapes and dtypes are used.
         samples: S, the number of weight samples, all stored in the file.
         link: As in `mc_predict`.
         seed: Seed of the weight samples.

@@ -7,8 +7,8 @@
 
 Removing an example changes the outputs by residual times variance. This memory-perturbation equation is one natural-gradient
 step from the posterior. The corrected form also removes the example's curvature from Σ. It is exact for linear models with
-Gaussian noise, and the first Newton step for other linear models. For networks with more weights than examples, V H comes
-close to 1 and the corrected form overshoots.
+Gaussian noise, and the first Newton step for other linear models. For networks with more weights than examples, the
+eigenvalues of V H approach 1 and the corrected form overshoots.
 
 Both forms assume a posterior of the untempered likelihood, at a stationary point of these examples. The linearised V is
 large for weights that no data constrain.
@@ -31,7 +31,7 @@ from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_me
 
 
 class LeaveOneOut(NamedTuple):
-    """Predictions for every training example by a posterior that has not seen it.
+    """Approximate predictions for every training example by a posterior that has not seen it.
 
     Attributes:
         outputs: f_i without example i, ``[N, C]``.
@@ -45,7 +45,7 @@ class LeaveOneOut(NamedTuple):
 
     @property
     def sensitivity(self) -> Tensor:
-        """‖V_i e_i‖, ``[N]``; see `sensitivity`."""
+        """Norm of `change`, ``[N]``. It is ‖V_i e_i‖ unless the predictions are corrected."""
         norms: Tensor = torch.linalg.vector_norm(self.change, dim=1)
         return norms
 
@@ -68,8 +68,8 @@ def leave_one_out(
         likelihood: The likelihood of the targets, `Softmax` by default. `Gaussian` and `Bernoulli` need targets shaped
             like the outputs.
         corrected: Whether to remove the example's curvature from Σ too; recommended for linear models only. If I - V H is
-            not positive definite, which cannot happen for a posterior that has seen the example, the example falls back to
-            the first form.
+            not positive definite, which cannot happen for the exact posterior of a linear model trained on the example, the
+            example uses the first form.
         samples: Number of linearised samples that estimate V, useful for many outputs. None computes V exactly by
             C (C + 1)/2 backward passes.
 
@@ -114,7 +114,7 @@ def sensitivity(
 ) -> Tensor:
     """Norm of the change in each training example's outputs if the example is removed: residual times predictive variance.
 
-    Examples with a large sensitivity are mislabelled, rare or hard. The arguments are those of `leave_one_out`.
+    Examples with a large sensitivity are often mislabelled, rare or hard. See `leave_one_out` for the arguments.
 
     Returns:
         ‖V_i e_i‖, ``[N]``, in the unit of the outputs.

@@ -72,7 +72,7 @@ def combine(outputs: Tensor, link: Link) -> Tensor:
 
 
 def predicted(outputs: Tensor, link: Link) -> Tensor:
-    """Turn the outputs of `combine` into probabilities, or return them unchanged for the identity link."""
+    """Turn outputs under each sample, ``[S, B, …]``, into probabilities; unchanged for the identity link."""
     if link == "identity":
         return outputs
     return outputs.softmax(2) if link == "softmax" else outputs.sigmoid()

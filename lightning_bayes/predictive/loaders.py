@@ -35,7 +35,7 @@ def predict_loader(
         samples: S, at least 1.
         link: ``"softmax"`` for logits, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for values.
         seed: Seed of the weight samples.
-        linearized: As in `mc_predict`.
+        linearized: False, True or ``"closed_form"``; see `mc_predict`. The setting stored in a `ScaledPosterior` is ignored.
 
     Returns:
         Probabilities or values, ``[S, N, …]``, on the CPU.

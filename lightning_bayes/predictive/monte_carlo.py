@@ -38,9 +38,10 @@ def mc_predict(
 
     Args:
         model: The trained architecture. Its own weights are not used.
-        posterior: A posterior, from `load_posterior` or an optimizer's `posterior()`.
-        x: One batch of model inputs. A NumPy array is converted to a tensor, and floats to the dtype of the weights.
-        samples: S, at least 1.
+        posterior: A posterior that fits the model, from `load_posterior` or an optimizer's `posterior()`.
+        x: One batch of model inputs. A NumPy array becomes a tensor on the device of the weights; a floating-point array is
+            also cast to their dtype.
+        samples: S, at least 1. The average of several samples is exactly the posterior mean; see `PosteriorSamples`.
         link: ``"softmax"`` for logits ``[B, C]``, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for regression.
         seed: Seed of the weight samples. The same seed gives the same samples for every batch.
         temperature: Divides the logits of every sample; see `fit_temperature`.
@@ -58,7 +59,7 @@ def mc_predict(
         [S, B, C]``. `Moments` with ``mean``, ``variance`` and ``samples`` for the identity link.
 
     Raises:
-        HyperparameterError: If `samples`, `link` or `temperature` is out of range.
+        HyperparameterError: If `samples`, `link`, `temperature` or `linearized` is invalid.
 
     Example:
         >>> from lightning_bayes.posteriors import MeanField

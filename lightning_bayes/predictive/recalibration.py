@@ -1,9 +1,9 @@
 """Recalibrate BatchNorm: estimate the running statistics anew for each sample.
 
 Training updates the running statistics while weights change, and under all samples together. A sampled network has
-activations of another mean and variance. Recalibration estimates the statistics under the weights that are evaluated, as the
-plain average over training batches. `torch.optim.swa_utils.update_bn` does the same for one network (Izmailov et al. 2018,
-section 3.2, https://arxiv.org/abs/1803.05407), Maddox et al. 2019 for every sample (https://arxiv.org/abs/1902.02476).
+activations with a different mean and variance. Recalibration estimates the statistics under the weights that are evaluated,
+as the plain average over training batches. `torch.optim.swa_utils.update_bn` does the same for one network (Izmailov et al.
+2018, section 3.2, https://arxiv.org/abs/1803.05407), Maddox et al. 2019 for every sample (https://arxiv.org/abs/1902.02476).
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def recalibrate(
 ) -> Samples:
     """Estimate BatchNorm's running statistics anew for each sample.
 
-    Meanwhile only BatchNorm layers are in training mode, and no gradients are computed. The weights, statistics and modes of
-    the model are restored afterwards, also after an exception. Each batch passes S times, and once more at the mean if the
-    samples have one.
+    While the batches run, only BatchNorm layers are in training mode, and no gradients are computed. The model's weights,
+    statistics and modes are restored afterwards, also after an exception. Each batch runs once at the mean, if the samples
+    have one, and for ``of="sample"`` also once under each sample.
 
     Args:
         model: The model, in evaluation mode.
@@ -88,7 +88,7 @@ def recalibrate(
         batches: Functions that each run the model on one batch of training inputs.
         of: ``"sample"`` estimates separate statistics for each sample; ``"mean"`` estimates them once, at the mean, for all
             samples.
-        reduce: Averages a statistic over processes that have run other batches.
+        reduce: Averages a statistic over processes that each run different batches.
 
     Returns:
         The samples with their statistics, or `samples` unchanged if no layer has running statistics.
@@ -142,8 +142,7 @@ def _check(samples: Samples, of: str) -> None:
         )
     if of == "sample" and not isinstance(samples, NetworkSamples):
         raise HyperparameterError(
-            f"{type(samples).__name__} are expansions of one network, so samples have no statistics of their own. "
-            "Use of='mean'."
+            f"{type(samples).__name__} are expansions of one network and cannot use separate statistics. Use of='mean'."
         )
 
 

@@ -125,8 +125,8 @@ class PosteriorSamples(NetworkSamples):
         if not self._is_cached:
             return self._matched(self._draw(index))
         if not self._cache:
-            draws = [self._draw(index) for index in range(self.count)]
-            self._average = _average(draws, self.count)
+            draws = [self._draw(s) for s in range(self.count)]
+            self._average = _average_of(draws, self.count)
             self._cache = [self._matched(draw) for draw in draws]
         return self._cache[index]
 
@@ -140,7 +140,7 @@ class PosteriorSamples(NetworkSamples):
         if self.count == 1:
             return draw
         if self._average is None:
-            self._average = _average((self._draw(index) for index in range(self.count)), self.count)
+            self._average = _average_of((self._draw(s) for s in range(self.count)), self.count)
         factor = math.sqrt(self.count / (self.count - 1))
         mean = self.posterior.mean
         return {name: mean[name] + factor * (value - self._average[name]) for name, value in draw.items()}
@@ -150,10 +150,11 @@ class PosteriorSamples(NetworkSamples):
         return placed(model, self.weights(index))
 
 
-def _average(draws: Iterable[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
+def _average_of(draws: Iterable[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
     total: dict[str, Tensor] = {}
-    for draw in draws:  # one draw in memory at a time
-        total = {name: total[name] + value if total else value for name, value in draw.items()}
+    for draw in draws:  # a generator keeps one draw in memory at a time
+        for name, value in draw.items():
+            total[name] = total[name] + value if name in total else value
     return {name: value / count for name, value in total.items()}
 
 
@@ -184,7 +185,7 @@ def sample_seed(seed: int, index: int) -> int:
 
 @contextmanager
 def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Context in which `model` has the given weights. Its own are restored bit for bit, also after an exception.
+    """Context in which `model` has the given weights. The originals are restored bit for bit, also after an exception.
 
     Args:
         model: The model. Under FSDP2 each process loads its own rows.
@@ -221,7 +222,7 @@ def at_posterior_mean(model: nn.Module, posterior: AbstractPosterior) -> Iterato
 
 
 def as_input(value: Tensor, like: Tensor) -> Tensor:
-    """Move a network input to the device of the weight `like`; floating-point inputs also take its dtype."""
+    """Move a network input to the device of the weight `like`; floating-point inputs also to its dtype."""
     return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
 
 
@@ -253,11 +254,11 @@ def misfits(model: nn.Module, weights: Mapping[str, Any]) -> str:
     Returns:
         The missing, unknown and mis-shaped names as text; empty if the weights fit.
     """
-    expected, found = _shapes(model.state_dict()), _shapes(weights)
+    expected, actual = _shapes(model.state_dict()), _shapes(weights)
     problems = {
-        "missing": expected.keys() - found.keys(),
-        "unknown to the model": found.keys() - expected.keys(),
-        "of another shape": {name for name in expected.keys() & found.keys() if expected[name] != found[name]},
+        "missing": expected.keys() - actual.keys(),
+        "unknown to the model": actual.keys() - expected.keys(),
+        "of another shape": {name for name in expected.keys() & actual.keys() if expected[name] != actual[name]},
     }
     return "; ".join(f"{problem}: {', '.join(sorted(names))}" for problem, names in problems.items() if names)
 

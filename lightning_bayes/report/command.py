@@ -30,7 +30,7 @@ def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with the arguments that follow ``lightning-bayes report``, by default those of the process."""
+    """Run the command with the arguments that follow ``lightning-bayes report``, by default the arguments of the process."""
     options = parser().parse_args(arguments)
     print(f"wrote {write_report(options.runs, options.output)}")
 

@@ -34,7 +34,7 @@ def render(runs: Sequence[Run], path: Path) -> str:
 
     Args:
         runs: The runs to compare, at least one.
-        path: Path of the page, from which the links to the configs start.
+        path: Path of the page. Links to configs below its folder are relative to it.
 
     Returns:
         The HTML document.

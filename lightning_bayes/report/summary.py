@@ -148,7 +148,7 @@ def summary(runs: Sequence[Run], page: Path) -> list[Row]:
 
     Args:
         runs: The joined runs.
-        page: Path of the page, from which the links start.
+        page: Path of the page. Links to configs below its folder are relative to it.
 
     Returns:
         One row per run, with every metric that at least one run has.

@@ -170,5 +170,5 @@ def test_states_over_equal_width_bins_do_not_grow(metric):
 def test_metrics_refuse_logits():
     metrics = (ExpectedCalibrationError(), MaximumCalibrationError(), AdaptiveCalibrationError())
     for metric in (*metrics, ClasswiseCalibrationError(2)):
-        with pytest.raises(ShapeError, match="take probabilities, not logits"):
+        with pytest.raises(ShapeError, match="need probabilities, not logits"):
             metric.update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))

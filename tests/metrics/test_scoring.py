@@ -79,5 +79,5 @@ def test_accuracy_averages_over_examples_not_classes():
 def test_metrics_refuse_logits():
     logits = torch.tensor([[3.0, -1.0]])
     for metric in (NegativeLogLikelihood(), BrierScore(), Accuracy(num_classes=2)):
-        with pytest.raises(ShapeError, match=r"take probabilities, not logits: pass logits.softmax\(-1\)"):
+        with pytest.raises(ShapeError, match=r"need probabilities, not logits: pass logits.softmax\(-1\)"):
             metric.update(logits, torch.tensor([0]))

@@ -140,5 +140,5 @@ def test_the_metric_equals_the_function_on_uneven_batches():
 
 
 def test_the_metric_refuses_logits():
-    with pytest.raises(ShapeError, match="take probabilities, not logits"):
+    with pytest.raises(ShapeError, match="need probabilities, not logits"):
         AURC().update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))

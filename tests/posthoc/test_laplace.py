@@ -392,7 +392,7 @@ def test_a_full_posterior_that_is_too_large_lists_alternatives(y):
         ({"curvature": "hessian"}, r"curvature='hessian' is unknown; use ggn, fisher, empirical_fisher"),
         ({"prior_precision": 0.0}, r"prior_precision=0\.0 must be positive"),
         ({"prior_precision": "cv"}, r"prior_precision='cv' is unknown; use 'marglik', 'validation'"),
-        ({"prior_precision": "validation"}, r"validation=NoneType do not go together\. Pass a loader"),
+        ({"prior_precision": "validation"}, r"validation=NoneType are incompatible\. Pass a loader"),
         ({"mc_samples": 0}, r"mc_samples=0 must be at least 1"),
         ({"prior_structure": "per_weight"}, r"prior_structure='per_weight' is unknown"),
     ],
