@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
@@ -58,8 +57,7 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         results = [self._one_pass(sample, backward) for sample in self._samples]
-        is_distributed = dist.is_available() and dist.is_initialized()
-        if (is_distributed or not self._optimizer.num_examples) and step_follows(self._trainer):
+        if step_follows(self._trainer):
             self._reduce()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:

@@ -37,30 +37,15 @@ SMALL = 2**16  # elements; smaller tensors share the flat buffer
 State: TypeAlias = Mapping[str, Any]
 
 
-class _ShapeInputs(NamedTuple):
-    """Everything but μ and ε that determines the noise of a cohort."""
+class _CacheKey(NamedTuple):
+    """The numbers and tensors that a cached result was computed from."""
 
-    curvatures: list[Tensor]
-    versions: list[int]
     numbers: tuple[float, ...]
+    tensors: list[Tensor]
 
-    def is_same(self, other: _ShapeInputs) -> bool:
-        return (
-            self.versions == other.versions
-            and self.numbers == other.numbers
-            and all(a is b for a, b in zip(self.curvatures, other.curvatures, strict=True))
-        )
-
-
-class _ShapeKey(NamedTuple):
-    """The numbers that a cached `Shape` was computed for: κ, Ñ/τ and r_t."""
-
-    relative_noise: float
-    scale: float
-    sizes: list[Tensor]
-
-    def is_same(self, other: _ShapeKey) -> bool:
-        return self[:2] == other[:2] and all(a is b for a, b in zip(self.sizes, other.sizes, strict=True))
+    def is_same(self, other: _CacheKey) -> bool:
+        """Whether the numbers are equal and the tensors the very same."""
+        return self.numbers == other.numbers and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
 
 
 @final
@@ -95,10 +80,10 @@ class CohortNoise:
         self._owner = indices.repeat_interleave(counts)  # index of the parameter of each flat element
         self._numels = self.flat.new_tensor([param.numel() ** 0.5 for param in self._params]).square()
         self.cached_pool: tuple[Pool, Tensor] | None = None
-        self._inputs: _ShapeInputs | None = None
+        self._moments_key: _CacheKey | None = None  # of everything but μ, ε and what `_shape_key` adds
         # mean 1/(s + γ_t) and γ_t, [params]; None: noise of the bound
         self._moments: tuple[Tensor, Tensor] | None = None
-        self._key: _ShapeKey | None = None
+        self._shape_key: _CacheKey | None = None  # κ, Ñ/τ and r_t
         self._factors: list[float] = []  # 1/√(Ñ/τ_t); empty if reading it would synchronise with a device
         self._unit = self.flat  # u of the small parameters
         self._unit_parts = self._flat_parts
@@ -221,11 +206,11 @@ class CohortNoise:
             (hyper.stated_damping, hyper.noise_flatness) if is_shaped else tuple(hyper.precision_arguments.values())
         )
         numbers = (is_shaped, *numbers, hyper.scale if has_weight_prior else 0.0)
-        inputs = _ShapeInputs(curvatures, [version_of(tensor) for tensor in curvatures], numbers)
+        key = _CacheKey((*numbers, *map(version_of, curvatures)), curvatures)
         self._hyper = hyper
-        if self._inputs is None or not self._inputs.is_same(inputs):
-            self._inputs, self._key = inputs, None
-            self._curvatures = noise_terms(group, states)[1] if has_weight_prior else curvatures
+        if self._moments_key is None or not self._moments_key.is_same(key):
+            self._moments_key, self._shape_key = key, None
+            self._curvatures = noise_terms(group, states)[1]
             self._update_unit(is_shaped)
         self._shape = self._current_shape(states) if is_shaped else None
 
@@ -239,12 +224,13 @@ class CohortNoise:
     def _current_shape(self, states: Sequence[State]) -> Shape:
         assert self._moments is not None
         assert self._hyper.relative_noise is not None
-        key = _ShapeKey(self._hyper.relative_noise, self._hyper.scale, sizes_of(states, self._params))
-        if self._key is not None and self._shape is not None and self._key.is_same(key):
+        relative_noise, sizes = self._hyper.relative_noise, sizes_of(states, self._params)
+        key = _CacheKey((relative_noise, self._hyper.scale), sizes)
+        if self._shape_key is not None and self._shape is not None and self._shape_key.is_same(key):
             return self._shape
         inverse_means, damping = self._moments
-        scale = noise_scale(inverse_means, torch.stack(key.sizes), key.relative_noise, key.scale)
-        self._key = key
+        scale = noise_scale(inverse_means, torch.stack(sizes), relative_noise, self._hyper.scale)
+        self._shape_key = key
         self._factors = [number**-0.5 for number in scale.tolist()] if scale.is_cpu else []
         return Shape(scale, damping)
 

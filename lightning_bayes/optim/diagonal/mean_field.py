@@ -21,7 +21,7 @@ from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.curvature.spread import local
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
-from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, BatchSquare, CurvatureEstimator, SquaredGradients
+from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, record_sizes, start_state, state_fields
 from lightning_bayes.optim.diagonal.sampling import CohortSampler
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
@@ -111,9 +111,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in accepted]
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # scheduled hyperparameters, per group
         self._sampler = CohortSampler()
-        self._check_batch_size = (
-            BatchSizeCheck(type(self).__name__) if isinstance(self.estimator, BatchSquare) else None
-        )
+        self._check_batch_size = BatchSizeCheck(type(self).__name__) if self.estimator.depends_on_batch_size else None
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
         engine, quantity = values["engine"], self.estimator.quantity
@@ -309,8 +307,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                     record_sizes(params, [self.state[param] for param in params])
             before = effective(group)
             group["step"] += 1
-            if functions:
-                apply_functions(group, functions, self.hyperparameters)
+            apply_functions(group, functions, self.hyperparameters)
             after = effective(group)
             if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
                 keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)

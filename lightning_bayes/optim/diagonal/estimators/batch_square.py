@@ -40,6 +40,8 @@ class _Key(NamedTuple):
 class BatchSquare(CurvatureEstimator):
     """Accumulates the gradient of each weight sample and squares it once all passes are done."""
 
+    depends_on_batch_size = True
+
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
         grads: Curvature = {_Key(finished.sample, param): grad for param, grad in finished.gradients(params).items()}

@@ -24,10 +24,12 @@ class CurvatureEstimator(ABC):
     Class attributes:
         quantity: The quantity that the curvature engine measures for it; ``"gradient"`` if the gradient is enough.
         allows_loss_scale: Whether it works under a scaled loss, such as a GradScaler's.
+        depends_on_batch_size: Whether the scale of ĥ depends on the batch size; see `BatchSizeCheck`.
     """
 
     quantity: ClassVar[EngineQuantity] = "gradient"
     allows_loss_scale: ClassVar[bool] = True
+    depends_on_batch_size: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
