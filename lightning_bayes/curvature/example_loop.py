@@ -39,9 +39,8 @@ class ExampleLoop:
         self.captured = captured
         self._squares: dict[nn.Parameter, Tensor] = {}  # Σ_i c_i², on the scale of the observed loss
         self._shared: dict[nn.Parameter, Tensor] = {}  # c_i of parameters with other uses, [n, *shape]
-        self._scale: Tensor | float | None = (
-            None  # derivative of the differentiated loss with respect to the observed loss
-        )
+        # Derivative of the differentiated loss with respect to the observed loss.
+        self._scale: Tensor | float | None = None
 
     def run(
         self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter]

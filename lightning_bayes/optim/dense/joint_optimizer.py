@@ -249,7 +249,10 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
         hyperparameters, family = self._hyperparameters, self.family
         measured = family.measured(list(measurement.curvature.values()))
         old = self._curvature(hyperparameters)
-        momenta = [self.state[param].get("momentum", torch.zeros_like(param)) for param in family.params]
+        momenta = [
+            self.state[param]["momentum"] if "momentum" in self.state[param] else torch.zeros_like(param)
+            for param in family.params
+        ]
         grads = [param.grad for param in family.params if param.grad is not None]
         effective = hyperparameters.effective()
         new = family.update(
