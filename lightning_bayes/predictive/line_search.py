@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
+
 
 def minimise_over_logarithm(
     loss: Callable[[float], float], smallest: float, largest: float, steps: int, tolerance: float
@@ -38,8 +40,9 @@ def minimise_over_logarithm(
     grid = [low + (high - low) * step / (steps - 1) for step in range(steps)]
     best = min(range(steps), key=lambda step: loss_at(grid[step]))
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, steps - 1)]
-    result = minimize_scalar(
-        lambda log: loss_at(float(log)), bounds=bounds, method="bounded", options={"xatol": tolerance}
-    )
+    with np.errstate(invalid="ignore"):  # SciPy subtracts infinite losses, then falls back to a golden-section step
+        result = minimize_scalar(
+            lambda log: loss_at(float(log)), bounds=bounds, method="bounded", options={"xatol": tolerance}
+        )
     # The search never reaches a bound, so the grid point may be better. It also wins ties on a flat loss.
     return math.exp(min([grid[best], float(result.x)], key=loss_at))

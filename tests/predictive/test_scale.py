@@ -50,6 +50,11 @@ def test_scales_without_a_finite_nll_are_skipped():
         fit_scale(lambda c: math.nan)
 
 
+def test_the_best_scale_may_border_on_scales_without_a_finite_nll():
+    fitted = fit_scale(lambda c: 3.0 - c if c <= 1.1 else math.nan)
+    assert fitted.scale == pytest.approx(1.1, rel=0.02)
+
+
 # -- the likelihood ---------------------------------------------------------------------------------------------------
 
 
