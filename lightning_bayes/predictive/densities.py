@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_bayes.errors import ShapeError
+from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
 from lightning_bayes.predictive.links import Link
 
@@ -45,10 +45,11 @@ def predictive_nll(
         reduce: Sums a tensor over processes that each hold some of the examples.
 
     Returns:
-        NLL in nats per target.
+        NLL in nats per target; NaN if an output is NaN.
 
     Raises:
         ShapeError: If the shapes of targets and outputs do not match, or there are no targets.
+        HyperparameterError: If `noise_std` is not positive and finite.
 
     Example:
         >>> round(predictive_nll(torch.zeros(3, 2, 10), torch.tensor([0, 1]), "softmax"), 4)
@@ -66,6 +67,11 @@ def predictive_nll(
     count = float(reduce(torch.tensor(float(num_targets))))
     if count == 0:
         raise ShapeError("A predictive NLL needs at least one target.")
+    if noise_std is not None and not 0 < noise_std < math.inf:
+        raise HyperparameterError(
+            f"noise_std={noise_std} must be positive and finite. Pass the standard deviation of the noise in the units of "
+            "the targets, or None to fit it to them."
+        )
     if link == "identity":
         std = fit_noise_std(outputs, targets, reduce) if noise_std is None else noise_std
         density: LogDensity = partial(gaussian_log_density, std=std)
@@ -86,10 +92,16 @@ def nll_sum_of(density: LogDensity, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def fit_noise_std(outputs: Tensor, targets: Tensor, reduce: Reduce = lambda total: total) -> float:
-    """Return the noise σ with the lowest NLL, between 1/100 and 1 times the root mean square of the residuals."""
+    """Return the noise σ with the lowest NLL, between 1/100 and 1 times the root mean square of the residuals.
+
+    NaN if a residual is not finite, so that the NLL is NaN too, as with the other links.
+    """
     squares = (outputs - targets).double().square().mean(0)
     total = reduce(torch.stack([squares.sum(), torch.tensor(float(squares.numel()), dtype=squares.dtype)]))
-    largest = max(math.sqrt(float(total[0] / total[1])), 1e-12)
+    mean_square = float(total[0] / total[1])
+    if not math.isfinite(mean_square):
+        return math.nan
+    largest = max(math.sqrt(mean_square), 1e-12)
 
     def nll(std: float) -> float:
         return float(reduce(nll_sum_of(partial(gaussian_log_density, std=std), outputs, targets)))

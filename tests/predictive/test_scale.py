@@ -10,7 +10,7 @@ from random_matrices import F64
 from torch import nn
 from torch.distributions import Normal
 
-from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
 from lightning_bayes.posteriors import FullGaussian, ScaledPosterior
 from lightning_bayes.predictive import combine, fit_scale, mc_predict, predictive_nll
 from lightning_bayes.predictive.densities import fit_noise_std
@@ -95,6 +95,21 @@ def test_unspecified_noise_minimises_the_nll(generator):
     assert predictive_nll(outputs, targets, "identity") == pytest.approx(at[1], rel=1e-9)
     alone = fit_noise_std(outputs[:1] * 0, targets)  # one sample: the maximum of the likelihood
     assert alone == pytest.approx(targets.square().mean().sqrt().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("std", [0.0, -0.3, math.inf, math.nan])
+def test_a_noise_that_is_not_positive_and_finite_is_refused(std):
+    message = rf"noise_std={std} must be positive and finite\. Pass .* in the units of the targets, or None to fit it"
+    with pytest.raises(HyperparameterError, match=message):
+        predictive_nll(torch.zeros(2, 4, 3), torch.zeros(4, 3), "identity", std)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_no_noise_fits_residuals_that_are_not_finite(bad):
+    outputs = torch.zeros(2, 4, 3)
+    outputs[0, 0, 0] = bad
+    assert math.isnan(fit_noise_std(outputs, torch.zeros(4, 3)))
+    assert math.isnan(predictive_nll(outputs, torch.zeros(4, 3), "identity"))
 
 
 def test_targets_of_the_wrong_shape_are_refused():
