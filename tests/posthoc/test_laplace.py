@@ -323,6 +323,7 @@ def test_validation_chooses_the_noise_too(regression):
     assert 0.1 < found.likelihood.std < 0.5
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # emitted by torch's first `jvp` in a process
 def test_it_agrees_with_laplace_torch(net, x, y):
     pytest.importorskip("laplace")
     from laplace import Laplace as Peer
