@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from benchmarks.defaults.methods import CALLBACKS, ENSEMBLE, PEER, POSTHOC
 from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.training import OPTIMIZERS
-from benchmarks.defaults.verdict import failures, paired
+from benchmarks.defaults.verdict import failures, paired, undecided
+from benchmarks.over_seeds import with_error
 
 SCORES = ("error", "nll", "calibration")
 OOD = ("entropy_auroc", "mi_auroc")
@@ -25,9 +26,8 @@ class Row(NamedTuple):
     key: Key
     seeds: int
     means: tuple[float, ...]  # of `SCORES` and `OOD`
-    broken: (
-        list[str] | None
-    )  # broken promises, see `benchmarks.defaults.verdict`; None without runs of the user's optimizer
+    broken: list[str] | None  # promises, see `benchmarks.defaults.verdict`; None without runs of the user's optimizer
+    undecided: list[str]  # promises that a single seed cannot decide
     is_broken_unpaired: bool  # whether a promise is also broken with unpaired standard errors
 
 
@@ -50,17 +50,13 @@ def _row(key: Key, by_seed: dict[int, Record], user: dict[int, Record]) -> Row:
     means = tuple(
         statistics.mean(record.get(name, math.nan) for record in by_seed.values()) for name in (*SCORES, *OOD)
     )
-    paired, unpaired = (_broken(by_seed, user, key[2], is_paired) for is_paired in (True, False))
-    return Row(key, len(by_seed), means, paired, bool(unpaired))
-
-
-def _broken(method: dict[int, Record], user: dict[int, Record], name: str, is_paired: bool) -> list[str] | None:
-    seeds = sorted(method.keys() & user.keys())
-    if name == "user" or not seeds:
-        return None
-    problem = PROBLEMS[user[seeds[0]]["problem"]]
-    runs, user_runs = [method[seed] for seed in seeds], [user[seed] for seed in seeds]
-    return failures(runs, user_runs, problem.is_regression, runs[0]["chance"], is_paired)
+    seeds = sorted(by_seed.keys() & user.keys())
+    if key[2] == "user" or not seeds:
+        return Row(key, len(by_seed), means, None, [], False)
+    runs, user_runs = [by_seed[seed] for seed in seeds], [user[seed] for seed in seeds]
+    is_regression, chance = PROBLEMS[key[0]].is_regression, runs[0]["chance"]
+    broken, unpaired = (failures(runs, user_runs, is_regression, chance, is_paired) for is_paired in (True, False))
+    return Row(key, len(by_seed), means, broken, undecided(runs, user_runs), bool(unpaired))
 
 
 def _order(key: Key) -> tuple[int, int, int, str]:
@@ -77,7 +73,7 @@ def table(records: Sequence[Record], markdown: bool = False) -> str:
     ]
     if markdown:
         lines.append(("---",) * 10)
-    lines += [(*row.key, str(row.seeds), *map(_number, row.means), _words(row.broken)) for row in all_rows]
+    lines += [(*row.key, str(row.seeds), *map(_number, row.means), _words(row)) for row in all_rows]
     plain = "{:16}{:16}{:15}{:>6}{:>10}{:>10}{:>13}{:>10}{:>10}  {}"
     shape = "| " + " | ".join(["{}"] * 10) + " |" if markdown else plain
     return "\n".join([*(shape.format(*line) for line in lines), "", *kept(all_rows)])
@@ -103,22 +99,24 @@ def differences(records: Sequence[Record], other: str, markdown: bool = False) -
 def _difference(runs: Sequence[Record], others: Sequence[Record], name: str) -> str:
     if any(name not in run for run in (*runs, *others)):
         return "–"
-    return "{:+.4f} ± {:.4f}".format(*paired(runs, others, name))
+    return with_error(*paired(runs, others, name), sign="+")
 
 
 def _number(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.4f}"
 
 
-def _words(broken: list[str] | None) -> str:
-    return "–" if broken is None else ", ".join(broken) or "none"
+def _words(row: Row) -> str:
+    if row.broken is None:
+        return "–"
+    return ", ".join([*row.broken, *(f"{name} undecided" for name in row.undecided)]) or "none"
 
 
 def kept(all_rows: Sequence[Row]) -> list[str]:
-    """One line per optimizer and method with the number of problems on which it keeps every promise."""
+    """One line per optimizer and method: on how many problems it keeps every promise, of those that are decided."""
     verdicts: dict[tuple[str, str], list[Row]] = {}
     for row in all_rows:
-        if row.broken is not None:
+        if row.broken is not None and (row.broken or not row.undecided):
             verdicts.setdefault(row.key[1:], []).append(row)
     return [
         f"- with {optimizer}, {method} keeps every promise on {sum(not row.broken for row in group)} of "

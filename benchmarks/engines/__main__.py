@@ -10,6 +10,7 @@ the batch order and the noise, so runs are paired. A difference is significant i
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.defaults.problems import PROBLEMS, Data, Problem
 from benchmarks.defaults.scores import classification_scores, regression_scores
 from benchmarks.defaults.verdict import paired
+from benchmarks.over_seeds import with_error
 from benchmarks.provenance import save_json
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import NoisyKFACCallback
@@ -116,10 +118,17 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         if row is base:
             cells += ["", "", ""]
         else:
-            cells += [f"{mean:+.4f} ± {error:.4f}" for mean, error in differences]
-            cells += [", ".join("yes" if abs(mean) <= 2 * error + ROUNDING else "no" for mean, error in differences)]
+            cells += [with_error(mean, error, sign="+") for mean, error in differences]
+            cells += [", ".join(_within(mean, error) for mean, error in differences)]
         lines.append("| " + " | ".join([row["set"], row["step"], row["source"], *cells]) + " |")
     return "\n".join(lines)
+
+
+def _within(mean: float, error: float) -> str:
+    """Whether a difference is at most two standard errors from 0; a dash for one seed, whose error is unknown."""
+    if math.isnan(error):
+        return "–"
+    return "yes" if abs(mean) <= 2 * error + ROUNDING else "no"
 
 
 def make_parser() -> argparse.ArgumentParser:

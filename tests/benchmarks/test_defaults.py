@@ -15,9 +15,9 @@ from sklearn.metrics import log_loss
 from benchmarks.defaults.methods import CALLBACKS, ENSEMBLE, MEMBERS, PEER, POSTHOC, make_callback
 from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, regression_scores
-from benchmarks.defaults.table import table
+from benchmarks.defaults.table import differences, table
 from benchmarks.defaults.training import train_and_predict
-from benchmarks.defaults.verdict import failures, paired, unpaired
+from benchmarks.defaults.verdict import failures, paired, undecided, unpaired
 
 
 def test_classification_scores_are_those_of_the_mean_probability(generator):
@@ -67,6 +67,17 @@ def test_broken_promises(method, broken):
     assert failures(method, USER, is_regression=False, chance=0.9) == broken
 
 
+def test_one_run_decides_no_promise_about_a_noisy_score():
+    user = runs([0.10], [0.5], 0.05)
+    higher, lower, worse = runs([0.10], [0.6], 0.05), runs([0.10], [0.4], 0.05), runs([0.2], [0.6], 0.06)
+    found = [(failures(method, user, False, 0.9), undecided(method, user)) for method in (higher, lower, worse)]
+    assert found == [([], ["nll"]), ([], []), (["error"], ["nll", "calibration"])]
+    assert undecided(USER, runs([0.1, 0.12], [0.4, 0.6], 0.05)) == []
+    for difference in (paired, unpaired):
+        mean, error = difference(higher, user, "nll")
+        assert (math.isclose(mean, 0.1), math.isnan(error)) == (True, True)
+
+
 def test_paired_difference():
     mean, error = paired(runs([0, 0, 0], [1.0, 2.0, 6.0], 0.0), runs([0, 0, 0], [0.0, 0.0, 0.0], 0.0), "nll")
     assert (mean, error) == (3.0, stats.sem([1.0, 2.0, 6.0]))
@@ -95,6 +106,16 @@ def test_the_table_counts_problems_on_which_every_promise_is_kept():
     assert "| digits | sgd | vogn | 2 | 0.1550 | 0.5000 | 0.1000 | – | – | none |" in text
     assert "| cifar-lenet | sgd | vogn | 1 | 0.4200 | 0.5000 | 0.1000 | – | – | error |" in text
     assert text.endswith("- with sgd, vogn keeps every promise on 1 of 2 problems (1 with unpaired standard errors)")
+
+
+def test_the_table_counts_no_problem_that_one_seed_cannot_decide():
+    found = [*records("digits", "user", [0.1]), *records("digits", "vogn", [0.1])]
+    found[1]["nll"] = 0.6
+    text = table(found)
+    assert "nll undecided" in text
+    assert "keeps every promise" not in text
+    (line,) = differences(found, "user", markdown=True).splitlines()[2:]
+    assert line == "| digits | sgd | vogn | 1 | +0.0000 | +0.1000 | +0.0000 | – | – |"
 
 
 @pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER, "vogn@0.3~1/1", "vogn~0.3", "vogn+scale"])

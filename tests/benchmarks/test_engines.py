@@ -24,6 +24,10 @@ def test_differences_are_paired_by_seed():
     assert lines[4].endswith("| +0.0000 ± 0.0722 | +0.0000 ± 0.0722 | yes, yes |")
 
 
+def test_one_seed_has_no_standard_error():
+    assert table(rows([(0.25, 1.0)], [(0.375, 1.5)])).endswith("| +0.1250 | +0.5000 | –, – |")
+
+
 def test_both_engines_run(tmp_path):
     data = PROBLEMS["digits"].load(tmp_path, 0)
     few = data._replace(

@@ -343,6 +343,8 @@ def test_an_order_is_claimed_where_two_combined_standard_errors_lie_between():
     ]
     near = results(vadam=[2.0, 4.0], adam_plain=[0.0, 2.0])
     assert list(report.orders(near)) == ["no two methods are two combined standard errors apart"]
+    alone = results(vadam=[10.0], adam_plain=[0.0])
+    assert list(report.orders(alone)) == ["the standard errors are unknown, because a method has one seed"]
 
 
 def test_the_table_shows_every_seed_and_the_published_numbers():

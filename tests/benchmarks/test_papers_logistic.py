@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from benchmarks.papers.logistic.__main__ import main
+from benchmarks.papers.logistic.__main__ import main, table
 from benchmarks.papers.logistic.data import load
 from benchmarks.papers.logistic.methods import METHODS, Rates, last, train
 from benchmarks.papers.logistic.mlp import LEARNERS, curve
@@ -84,6 +84,12 @@ def test_a_network_learns(toy):
     points = list(curve(LEARNERS[1], toy, run=0, updates=30, shown={1, 30}))
     assert points[1].negative_elbo < points[0].negative_elbo
     assert points[1].log_loss < 0.5
+
+
+def test_one_run_has_no_standard_error():
+    rows = [{"set": "toy", "method": "VOGN-1", "log_loss": values} for values in ([1.0, 2.0], [1.0])]
+    assert "1.5000 ± 0.5000" in table(rows[:1])
+    assert "±" not in table(rows[1:])
 
 
 def test_command_writes_table_figure_and_json(tmp_path, capsys):

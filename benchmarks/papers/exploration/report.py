@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, TypeAlias
 
-from benchmarks.over_seeds import standard_error
+from benchmarks.over_seeds import standard_error, with_error
 from benchmarks.papers.exploration.explorers import METHODS
 from benchmarks.papers.exploration.published import BOTH_SETS
 
@@ -41,11 +41,14 @@ def table(results: Results) -> str:
 
 
 def _format(mean: float, error: float) -> str:
-    return f"{mean:.0f} ± {error:.0f}"
+    return with_error(mean, error, digits=0)
 
 
 def orders(results: Results) -> Iterator[str]:
     """One line per pair of methods whose last tests, or means of all tests, are two combined standard errors apart."""
+    if any(len(result["returns"][-1]) == 1 for result in results.values()):
+        yield "the standard errors are unknown, because a method has one seed"
+        return
     count = 0
     for title, values_of in (
         ("last test", lambda r: r["returns"][-1]),

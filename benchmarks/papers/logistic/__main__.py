@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.over_seeds import mean_and_error
 from benchmarks.papers.logistic import figures
 from benchmarks.papers.logistic.data import Runs, load
 from benchmarks.papers.logistic.methods import METHODS, Rates, checkpoints, last, train
@@ -124,18 +125,13 @@ def as_curves(rows: Iterable[Row], name: str, metric: str) -> figures.Curves:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Format the final values: mean ± standard error over runs."""
+    """Format the final values: mean ± standard error over runs; a single run has no standard error."""
     final = {(row["set"], row["method"]): row for row in rows}
     lines = [f"{'':38}" + "".join(f"{column:>28}" for column in COLUMNS.values())]
     for (name, method), row in final.items():
-        cells = (_cell(row[metric]) if metric in row else "–" for metric in COLUMNS)
+        cells = (mean_and_error(row[metric]) if metric in row else "–" for metric in COLUMNS)
         lines.append(f"{name + ': ' + method:38}" + "".join(f"{cell:>28}" for cell in cells))
     return "\n".join(lines)
-
-
-def _cell(values: list[float]) -> str:
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.4f} ± {error:.4f}"
 
 
 def shortened(row: Row) -> Row:
