@@ -21,13 +21,12 @@ from typing import TypeAlias
 import torch
 from lightning.pytorch import seed_everything
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from benchmarks.defaults.problems import PROBLEMS, Data, Problem
 from benchmarks.defaults.scores import classification_scores, ood_scores
-from benchmarks.defaults.training import UserModule
+from benchmarks.defaults.training import UserModule, fit
 from benchmarks.provenance import save_json
-from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import VOGNCallback
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import NetworkSamples, PosteriorSamples, Samples, placed
@@ -60,11 +59,9 @@ def trained(problem: Problem, data: Data, seed: int) -> tuple[UserModule, Abstra
     """Train once, and return the module and its posterior."""
     seed_everything(seed, verbose=False)
     module, callback = UserModule(problem, data, "adam"), VOGNCallback(seed=seed)
-    loader = DataLoader(TensorDataset(data.train_x, data.train_y), batch_size=problem.batch, shuffle=True)
-    with quiet():
-        quiet_trainer([callback], problem.epochs).fit(module, loader)
+    fit(module, TensorDataset(data.train_x, data.train_y), [callback])
     assert callback.optimizer is not None
-    return module.eval(), callback.optimizer.posterior()
+    return module, callback.optimizer.posterior()
 
 
 @torch.no_grad()

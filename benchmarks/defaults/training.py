@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, seed_everything
+from lightning.pytorch import Callback, LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
@@ -124,19 +124,36 @@ def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -
     held_out = None
     if width is not None:
         train_set, held_out = random_split(train_set, [0.9, 0.1], torch.Generator().manual_seed(seed))
-    loader = DataLoader(train_set, batch_size=problem.batch, shuffle=True)
     if method == PEER:
-        return _fit_peer(module, loader)
+        return _fit_peer(module, train_set)
     callback = make_callback(method, seed, problem.epochs * module.updates)
     posterior_scale = PosteriorScale() if width == SCALED else None
-    validation = None if held_out is None else DataLoader(held_out, batch_size=1000)
-    with quiet():
-        quiet_trainer([callback, posterior_scale], problem.epochs).fit(module, loader, validation)
-    module.eval()
+    fit(module, train_set, [callback, posterior_scale], held_out)
     scale = None if posterior_scale is None else posterior_scale.scale
     if width == AT_MEAN:
         scale = 0.0
     return lambda x: _outputs(module, callback, x, scale)
+
+
+def fit(
+    module: UserModule,
+    train_set: Dataset[Any],
+    callbacks: Sequence[Callback | None],
+    held_out: Dataset[Any] | None = None,
+) -> None:
+    """Train a module for its problem's epochs, and put it into evaluation mode.
+
+    Args:
+        module: The module.
+        train_set: Pairs of inputs and targets.
+        callbacks: The callbacks; None is dropped.
+        held_out: Pairs for validation, if any.
+    """
+    loader = DataLoader(train_set, batch_size=module.problem.batch, shuffle=True)
+    validation = None if held_out is None else DataLoader(held_out, batch_size=1000)
+    with quiet():
+        quiet_trainer(callbacks, module.problem.epochs).fit(module, loader, validation)
+    module.eval()
 
 
 def _split(outputs: Callable[[Tensor], Tensor], data: Data) -> Outputs:
@@ -165,11 +182,12 @@ def _samples(callback: VariationalCallback | PosthocCallback | None, scale: floa
     return samples if scale is None else samples.scaled(scale)
 
 
-def _fit_peer(module: UserModule, loader: DataLoader[Any]) -> Callable[[Tensor], Tensor]:
+def _fit_peer(module: UserModule, train_set: Dataset[Any]) -> Callable[[Tensor], Tensor]:
     """Train with the package ivon-opt as its documentation recommends: lr 0.1, all else at the defaults."""
     import ivon
 
-    optimizer = ivon.IVON(module.parameters(), lr=0.1, ess=len(loader.dataset))  # type: ignore[arg-type]
+    loader = DataLoader(train_set, batch_size=module.problem.batch, shuffle=True)
+    optimizer = ivon.IVON(module.parameters(), lr=0.1, ess=len(train_set))  # type: ignore[arg-type]
     for _ in range(module.problem.epochs):
         for index, batch in enumerate(loader):
             with optimizer.sampled_params(train=True):

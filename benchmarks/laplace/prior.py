@@ -25,10 +25,9 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, ood_scores
-from benchmarks.defaults.training import UserModule
+from benchmarks.defaults.training import UserModule, fit
 from benchmarks.over_seeds import mean_and_error
 from benchmarks.provenance import save_json
-from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import laplace, mc_predict
 from lightning_bayes.predictive import fit_temperature
 
@@ -46,9 +45,8 @@ def trained(problem: str, seed: int, root: Path) -> tuple[UserModule, TensorData
     train, validation = (TensorDataset(*rows[part.indices]) for part in parts)
     seed_everything(seed, verbose=False)
     module = UserModule(specification, data, "adam")
-    with quiet():
-        quiet_trainer([], specification.epochs).fit(module, DataLoader(train, specification.batch, shuffle=True))
-    return module.eval(), train, validation, data
+    fit(module, train, [])
+    return module, train, validation, data
 
 
 def predictives(module: UserModule, train: TensorDataset, validation: TensorDataset) -> dict[str, Logits]:
