@@ -30,9 +30,15 @@ from lightning_bayes.callbacks.default_policy import DefaultPrior, choose_defaul
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
-from lightning_bayes.callbacks.model_parallel import check_model_parallel, complete_checkpoint, require_outside_of_pass
+from lightning_bayes.callbacks.model_parallel import (
+    check_model_parallel,
+    complete_checkpoint,
+    is_model_parallel,
+    require_outside_of_pass,
+)
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
+from lightning_bayes.callbacks.private_lightning import step_follows
 from lightning_bayes.callbacks.resume import ResumeGuard
 from lightning_bayes.callbacks.seam import LightningSeam
 from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
@@ -166,7 +172,14 @@ class VariationalCallback(EvaluationCallback, ABC):
         if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
-        wrapped = MonteCarloClosure(closure, trainer, optimizer, ranks.noise_samples(trainer, self.mc_samples))
+        wrapped = MonteCarloClosure(
+            closure,
+            trainer,
+            optimizer,
+            ranks.noise_samples(trainer, self.mc_samples),
+            step_follows=step_follows(trainer),  # Lightning, too, decides this before it runs the closure
+            is_model_parallel=is_model_parallel(trainer),
+        )
         if self.num_data is None:
             wrapped.watch = example_count_check(trainer, optimizer)
         return wrapped

@@ -15,8 +15,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
-from lightning_bayes.callbacks.model_parallel import is_model_parallel
-from lightning_bayes.callbacks.private_lightning import closure_parts, step_follows
+from lightning_bayes.callbacks.private_lightning import closure_parts
 from lightning_bayes.curvature import Capture, with_per_example_loss
 from lightning_bayes.curvature.per_example_loss import KEY
 from lightning_bayes.optim import NoisyOptimizer
@@ -32,15 +31,27 @@ class MonteCarloClosure(Closure):
         optimizer: The swapped optimizer.
         samples: Sample index of each pass, which seeds its noise. The micro-batches of an update share the indices, so that
             they draw the same noise as one large batch.
+        step_follows: Whether the optimizer steps after this batch, because accumulation is complete.
+        is_model_parallel: Whether FSDP2 shards the weights. It then averages the gradients over processes itself.
 
     Attributes:
         watch: Called with the capture of the first pass that has a loss, if set.
     """
 
-    def __init__(self, base: Closure, trainer: Trainer, optimizer: NoisyOptimizer, samples: list[int]) -> None:
+    def __init__(
+        self,
+        base: Closure,
+        trainer: Trainer,
+        optimizer: NoisyOptimizer,
+        samples: list[int],
+        *,
+        step_follows: bool,
+        is_model_parallel: bool,
+    ) -> None:
         self._parts = closure_parts(base)
         super().__init__(*self._parts)
         self._trainer, self._optimizer, self._samples = trainer, optimizer, samples
+        self._step_follows, self._is_model_parallel = step_follows, is_model_parallel
         self.watch: Callable[[Capture], None] | None = None
 
     @torch.enable_grad()
@@ -57,7 +68,7 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         results = [self._one_pass(sample, backward) for sample in self._samples]
-        if step_follows(self._trainer):
+        if self._step_follows:
             self._reduce()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:
@@ -86,7 +97,7 @@ class MonteCarloClosure(Closure):
         return result
 
     def _reduce(self) -> None:
-        if is_model_parallel(self._trainer):
+        if self._is_model_parallel:
             self._reduce_buffers()
             return
         strategy = self._trainer.strategy
