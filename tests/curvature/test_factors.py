@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from random_matrices import F64, normal, seeded
 from torch import nn
 
-from lightning_bayes.curvature.factors import has_factors, input_factor, link_factors, output_factor
+from lightning_bayes.curvature.factors import has_factors, input_factor, output_factor
 from lightning_bayes.curvature.workspace import Workspace
-from lightning_bayes.errors import ShapeError
 
 CASES = {
     "linear": (nn.Linear(3, 4), (3,)),
@@ -174,32 +173,6 @@ def test_gradients_of_a_mean_loss_come_back_with_the_batch_size():
     (mean,) = torch.autograd.grad(F.cross_entropy(out, y), out, retain_graph=True)
     (total,) = torch.autograd.grad(F.cross_entropy(out, y, reduction="sum"), out)
     torch.testing.assert_close(output_factor(layer, 6 * mean), output_factor(layer, total))
-
-
-def test_links_are_means_of_outer_products_between_layers():
-    first, second = nn.Linear(3, 4).double(), nn.Linear(4, 2, bias=False).double()
-    x, after = normal(5, 3, generator=seeded(0)), normal(5, 4, generator=seeded(1))
-    delta, delta_after = normal(5, 4, generator=seeded(2)), normal(5, 2, generator=seeded(3))
-    left, right = link_factors(first, x, delta, second, after, delta_after)
-    rows = torch.cat([x, torch.ones(5, 1, dtype=F64)], 1)
-    torch.testing.assert_close(left, sum(map(torch.outer, delta, delta_after)) / 5)
-    torch.testing.assert_close(right, sum(map(torch.outer, rows, after)) / 5)
-
-
-def test_links_of_one_example_are_exact():
-    first, second = nn.Linear(3, 4).double(), nn.Linear(4, 2).double()
-    x, after = normal(1, 3, generator=seeded(0)), normal(1, 4, generator=seeded(1))
-    delta, delta_after = normal(1, 4, generator=seeded(2)), normal(1, 2, generator=seeded(3))
-    grads = [per_example_gradients(*of).flatten() for of in ((first, x, delta), (second, after, delta_after))]
-    torch.testing.assert_close(
-        torch.kron(*link_factors(first, x, delta, second, after, delta_after)), torch.outer(*grads)
-    )
-
-
-def test_links_with_positions_are_refused():
-    layer, x = nn.Linear(3, 3), torch.ones(2, 5, 3)
-    with pytest.raises(ShapeError, match=r"needs inputs \[examples, features\], but got \[2, 5, 3\]"):
-        link_factors(layer, x, x, layer, x, x)
 
 
 def test_layers_that_compute_something_else_have_no_factors():

@@ -1,7 +1,7 @@
 """Kronecker factors of a layer's curvature, computed from its input and its output gradient."""
 
 from lightning_bayes.curvature.factors.conversion import split_bias
-from lightning_bayes.curvature.factors.factors import has_factors, input_factor, link_factors, output_factor
+from lightning_bayes.curvature.factors.factors import has_factors, input_factor, output_factor
 from lightning_bayes.curvature.factors.layer_records import FactorMoments, FactorRecords, LayerRecords, Request
 from lightning_bayes.curvature.factors.rows import input_rows, output_rows
 
@@ -13,7 +13,6 @@ __all__ = [
     "has_factors",
     "input_factor",
     "input_rows",
-    "link_factors",
     "output_factor",
     "output_rows",
     "split_bias",

@@ -21,7 +21,6 @@ from lightning_bayes.curvature.rules.conv import conv
 from lightning_bayes.curvature.rules.linear import linear
 from lightning_bayes.curvature.rules.registry import rule_for
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
-from lightning_bayes.errors import ShapeError
 
 MIN_BLOCKED_SIDE, BLOCKS = 256, 4
 
@@ -74,20 +73,6 @@ def output_factor(layer: nn.Module, grad_output: Tensor) -> Tensor:
     """
     rows = output_rows(layer, grad_output)
     return _moment(rows) / max(1, rows.shape[-2])
-
-
-def link_factors(
-    layer: nn.Linear, x: Tensor, grad_output: Tensor, after: nn.Linear, next_x: Tensor, next_grad_output: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The block between two layers: (1/B) Σ_i δ_i δ'_iᵀ ``[out, next out]`` and (1/B) Σ_i ā_i ā'_iᵀ ``[K, next K]``."""
-    # Martens & Grosse 2015, section 4.3. Output gradients as in `output_factor`; the block is not defined with positions.
-    if x.dim() != 2 or next_x.dim() != 2:
-        raise ShapeError(
-            f"The curvature between two layers needs inputs [examples, features], but got {list(x.shape)} and "
-            f"{list(next_x.shape)}. For layers with positions, use Noisy K-FAC without links."
-        )
-    inputs = input_rows(layer, x, layer.bias is not None), input_rows(after, next_x, after.bias is not None)
-    return grad_output.mT @ next_grad_output / len(x), inputs[0].mT @ inputs[1] / len(x)
 
 
 def _moment(rows: Tensor) -> Tensor:

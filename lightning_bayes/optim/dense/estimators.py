@@ -171,7 +171,7 @@ def _example_gradients(layer: MatrixLayer, rows: LayerRows) -> dict[nn.Parameter
 
 
 def _factors(before: LayerRows, after: LayerRows) -> tuple[Tensor, Tensor]:
-    """(1/B) Σ δ δ'ᵀ and (1/B) Σ ā ā'ᵀ of two layers, or of a layer and itself; see `curvature.factors.link_factors`."""
+    """(1/B) Σ δ δ'ᵀ and (1/B) Σ ā ā'ᵀ of two layers, or of a layer and itself."""
     count = len(before.inputs)
     output = before.gradients.flatten(0, 1).mT @ after.gradients.flatten(0, 1) / count
     input_ = before.inputs.flatten(0, 1).mT @ after.inputs.flatten(0, 1) / count
