@@ -14,7 +14,7 @@ from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.diagonal.vadagrad import VadaGrad
 from lightning_bayes.optim.diagonal.vadam import Vadam
 from lightning_bayes.optim.diagonal.vogn import VOGN
-from lightning_bayes.optim.diagonal.von import VON, Positivity, ReparameterisedVON, check_positivity
+from lightning_bayes.optim.diagonal.von import VON, Positivity, ReparameterisedVON
 from lightning_bayes.optim.diagonal.vprop import Vprop, Vprop0
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.hyperparameters import PriorMean
@@ -70,7 +70,6 @@ __all__ = [
     "Vadam",
     "Vprop",
     "Vprop0",
-    "check_positivity",
     "counter_seed",
     "value_at",
 ]

@@ -34,7 +34,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrder
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
@@ -43,12 +42,6 @@ from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArgu
 from lightning_bayes.optim.settings import choice, setting
 
 Positivity: TypeAlias = Literal["backtracking", "correction"]
-
-
-def check_positivity(value: str) -> None:
-    """Raise `HyperparameterError` unless `value` is ``"backtracking"`` or ``"correction"``."""
-    if value not in get_args(Positivity):
-        raise HyperparameterError(f"positivity={value!r} must be {' or '.join(map(repr, get_args(Positivity)))}.")
 
 
 def moved_curvature(
