@@ -15,7 +15,7 @@ from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive import Linearized, Link, PosteriorSamples, Samples, seen_through
+from lightning_bayes.predictive import Linearized, Link, PosteriorSamples, Samples, predictive_samples
 
 
 class PosthocCallback(EvaluationCallback, ABC):
@@ -24,7 +24,7 @@ class PosthocCallback(EvaluationCallback, ABC):
     Args:
         link: How outputs become predictions; None reads it from the module, then from the training loss.
         eval_samples: S; 0 evaluates the network.
-        linearized: The predictive, see `seen_through`.
+        linearized: The predictive, see `predictive_samples`.
         seed: The seed of the samples.
 
     Raises:
@@ -85,7 +85,7 @@ class PosthocCallback(EvaluationCallback, ABC):
                 rank_zero_info(f"The checkpoint with its posterior is {self.save_to}")
         assert self._posterior is not None
         samples = PosteriorSamples(self._posterior.to(pl_module.device), self.eval_samples, self.seed)
-        return seen_through(samples, self.linearized, self.evaluation.link_of(pl_module) or "softmax")
+        return predictive_samples(samples, self.linearized, self.evaluation.link_of(pl_module) or "softmax")
 
     def undo(self) -> None:
         """Undo all changes of the trainer and the module."""

@@ -25,9 +25,9 @@ class SpreadSamples(Samples):
     def __init__(self, samples: Samples) -> None:
         self.samples, self.count, self.has_mean = samples, samples.count, samples.has_mean
 
-    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
         """Run `forward` under the samples of the given indices, on this rank alone."""
-        return self.samples.chosen(model, forward, indices)
+        return self.samples.subset_outputs(model, forward, indices)
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
         """Context in which `model` has the mean of the samples."""
@@ -47,7 +47,7 @@ class SpreadSamples(Samples):
         rounds = math.ceil(self.count / world_size)
         # If S is not a multiple of R, the last round repeats samples, so that all ranks gather the same shape.
         indices = [(rank + i * world_size) % self.count for i in range(rounds)]
-        outputs = self.chosen(model, forward, indices)
+        outputs = self.subset_outputs(model, forward, indices)
         gathered = [torch.empty_like(outputs) for _ in range(world_size)]
         dist.all_gather(gathered, outputs.contiguous())
         return torch.stack(gathered, 1).flatten(0, 1)[: self.count]

@@ -29,7 +29,7 @@ from lightning_bayes.predictive import (
     check_threshold,
     evaluation_mode,
     export,
-    seen_through,
+    predictive_samples,
     summarise,
 )
 
@@ -102,7 +102,7 @@ class Predictor:
         self._model = saved.model.to(device)
         self._posterior = posterior = saved.posterior.to(device)
         linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
-        self._draws = seen_through(PosteriorSamples(posterior, samples, seed), linearized, saved.link)
+        self._draws = predictive_samples(PosteriorSamples(posterior, samples, seed), linearized, saved.link)
         self._example = next(iter(posterior.mean.values()))  # has the device and dtype of the weights
 
     @classmethod

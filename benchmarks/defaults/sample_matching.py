@@ -29,7 +29,7 @@ from benchmarks.defaults.training import UserModule, fit
 from benchmarks.provenance import save_json
 from lightning_bayes import VOGNCallback
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive import NetworkSamples, PosteriorSamples, Samples, placed
+from lightning_bayes.predictive import NetworkSamples, PosteriorSamples, Samples, temporary_weights
 from lightning_bayes.predictive.samples import sample_seed
 
 REFERENCE = 500  # independent samples
@@ -46,7 +46,7 @@ class IndependentSamples(NetworkSamples):
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Context in which `model` has the weights of sample `index`."""
         generator = torch.Generator().manual_seed(sample_seed(self.seed, index))
-        return placed(model, self.posterior.sample(generator))
+        return temporary_weights(model, self.posterior.sample(generator))
 
 
 KINDS: dict[str, Callable[[AbstractPosterior, int, int], Samples]] = {

@@ -17,7 +17,7 @@ from benchmarks.defaults.problems import Data, Problem
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import PosteriorScale, VariationalCallback
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.predictive import PosteriorSamples, Samples, seen_through
+from lightning_bayes.predictive import PosteriorSamples, Samples, predictive_samples
 
 EVAL_SAMPLES = 20
 Configure = Callable[[nn.Module, int, int], Any]
@@ -175,7 +175,7 @@ def _samples(callback: VariationalCallback | PosthocCallback | None, scale: floa
     """The weight samples of a finished fit, scaled if requested; None for a point estimate."""
     if isinstance(callback, PosthocCallback):
         assert callback.posterior is not None
-        return seen_through(PosteriorSamples(callback.posterior, EVAL_SAMPLES), callback.linearized, "softmax")
+        return predictive_samples(PosteriorSamples(callback.posterior, EVAL_SAMPLES), callback.linearized, "softmax")
     if callback is None or callback.optimizer is None or not callback.optimizer.noisy:
         return None
     samples = PosteriorSamples(callback.optimizer.posterior(), EVAL_SAMPLES)

@@ -32,10 +32,10 @@ class AbstractEngine(ABC):
         workspace_mib: Memory limit in MiB for per-example values.
 
     Class attributes:
-        takes_spread: Whether parameters may be sharded over processes.
+        supports_sharded: Whether parameters may be sharded over processes.
     """
 
-    takes_spread: ClassVar[bool] = False
+    supports_sharded: ClassVar[bool] = False
 
     def __init__(
         self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
@@ -46,7 +46,7 @@ class AbstractEngine(ABC):
         self.left_out: set[nn.Parameter] = set()  # trainable parameters that are not measured
         self.probe = ExampleProbe(loss_reduction)
         self.has_warned_of_loop = False
-        require_real_and_separate(model, takes_spread=self.takes_spread)
+        require_real_and_separate(model, allow_sharded=self.supports_sharded)
 
     @abstractmethod
     def capture(self) -> AbstractContextManager[Capture]:

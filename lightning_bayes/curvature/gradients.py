@@ -24,7 +24,7 @@ from lightning_bayes.private_torch import tree_leaves
 class GradientEngine(AbstractEngine):
     """Runs passes unchanged and counts their examples. Arguments as in `AbstractEngine`."""
 
-    takes_spread = True
+    supports_sharded = True
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:

@@ -13,11 +13,11 @@ from lightning_bayes.curvature.spread import is_spread
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
 
 
-def require_real_and_separate(model: nn.Module, *, takes_spread: bool = False) -> None:
-    """Refuse trainable parameters that are complex, overlap in memory, or are sharded (unless `takes_spread`)."""
+def require_real_and_separate(model: nn.Module, *, allow_sharded: bool = False) -> None:
+    """Refuse trainable parameters that are complex, overlap in memory, or are sharded (unless `allow_sharded`)."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not is_lazy(p)]
     spread = [name for name, p in trained if is_spread(p)]
-    if spread and not takes_spread:
+    if spread and not allow_sharded:
         raise UnsupportedTrainingError(
             f"These parameters are DTensors, sharded over processes by fully_shard (FSDP2) or a parallel plan: "
             f"{name_some(spread)}. Per-example and per-layer curvature needs whole weights, which FSDP2 frees in backward. "

@@ -15,8 +15,8 @@ from lightning_bayes.predictive.closed_form import (
     Linearized,
     output_covariance,
     output_moments,
+    predictive_samples,
     probit,
-    seen_through,
 )
 from lightning_bayes.predictive.conformal import (
     ConformalIntervals,
@@ -49,7 +49,7 @@ from lightning_bayes.predictive.samples import (
     check_fits,
     evaluation_mode,
     misfits,
-    placed,
+    temporary_weights,
 )
 from lightning_bayes.predictive.scale import FittedScale, fit_scale
 from lightning_bayes.predictive.scores import (
@@ -121,18 +121,18 @@ __all__ = [
     "ood_scores",
     "output_covariance",
     "output_moments",
-    "placed",
     "power_bald",
     "power_rows",
     "predict_loader",
     "predictive_entropy",
     "predictive_nll",
+    "predictive_samples",
     "probit",
     "raps_scores",
     "recalibrate",
-    "seen_through",
     "sensitivity",
     "summarise",
+    "temporary_weights",
     "thr_scores",
     "top_rows",
     "variance_score",

@@ -28,7 +28,7 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link
-from lightning_bayes.predictive.samples import PosteriorSamples, Samples, placed, require_tensor
+from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor, temporary_weights
 
 Linearized: TypeAlias = bool | Literal["closed_form"]
 _VarianceOf: TypeAlias = Callable[[Tensor], Tensor]
@@ -91,7 +91,7 @@ def _along_columns(
     model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
 ) -> Iterator[tuple[Tensor, _VarianceOf]]:
     """Yield f(x, μ), and a function that returns the variance ``[B]`` of the outputs weighted by a column and summed."""
-    with only_trained(model, posterior.mean) as params, placed(model, posterior.mean):
+    with only_trained(model, posterior.mean) as params, temporary_weights(model, posterior.mean):
         blocks = _Blocks(posterior, {param: name for name, param in params.items()})
         engine = FusedEngine(model, "sum")
         with watched_examples(engine, blocks.receive) as captured:
@@ -196,8 +196,8 @@ class ClosedFormSamples(Samples):
         self.samples, self.link = samples, link
         self.count = samples.count if link == "identity" else 1
 
-    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Compute outputs from one mean and variance; see `Samples.chosen`."""
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+        """Compute outputs from one mean and variance; see `Samples.subset_outputs`."""
         outputs, variance = output_moments(model, self.samples.posterior, forward)
         if self.link != "identity":
             return probit(outputs, variance)[None]
@@ -210,7 +210,7 @@ class ClosedFormSamples(Samples):
         return ClosedFormSamples(PosteriorSamples(posterior, self.samples.count, self.samples.seed), self.link)
 
 
-def seen_through(samples: PosteriorSamples, linearized: Linearized, link: Link) -> Samples:
+def predictive_samples(samples: PosteriorSamples, linearized: Linearized, link: Link) -> Samples:
     """Turn weight samples into the output samples of a predictive.
 
     Args:

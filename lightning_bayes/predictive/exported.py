@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior, atomic_write
 from lightning_bayes.predictive.links import Link, check_link, predicted
-from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean, placed
+from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean, temporary_weights
 
 _PACKAGES: Final = ("onnx", "onnxscript")
 _VALUES: Final = ("mean", "variance")
@@ -190,7 +190,7 @@ def _deterministic_copies(model: nn.Module, posterior: AbstractPosterior) -> dic
 
 
 def _sampled_copy(model: nn.Module, weights: dict[str, Tensor], shared: dict[int, Tensor]) -> nn.Module:
-    with placed(model, weights):
+    with temporary_weights(model, weights):
         return copy.deepcopy(model, dict(shared))
 
 

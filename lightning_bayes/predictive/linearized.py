@@ -50,8 +50,8 @@ class LinearizedSamples(Samples):
     def __init__(self, samples: PosteriorSamples) -> None:
         self.samples, self.count = samples, samples.count
 
-    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Compute f(x, μ) + J (θ_s - μ) for several samples per pass of `forward`; see `Samples.chosen`."""
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+        """Compute f(x, μ) + J (θ_s - μ) for several samples per pass of `forward`; see `Samples.subset_outputs`."""
         _load_derivatives()
         mean = self.samples.posterior.mean
         expansion = partial(_expansion, _Call(model, forward), mean)

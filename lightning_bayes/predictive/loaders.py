@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import DataError
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive.closed_form import Linearized, seen_through
+from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.links import Link, check_link, predicted
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 
@@ -52,7 +52,7 @@ def predict_loader(
     """
     check_link(link)
     device = next(model.parameters()).device
-    draws = seen_through(PosteriorSamples(posterior.to(device), samples, seed), linearized, link)
+    draws = predictive_samples(PosteriorSamples(posterior.to(device), samples, seed), linearized, link)
     parts = []
     with at_posterior_mean(model, posterior):
         for batch in loader:

@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor, nn
 
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive.samples import NetworkSamples, PosteriorSamples, placed
+from lightning_bayes.predictive.samples import NetworkSamples, PosteriorSamples, temporary_weights
 
 
 @final
@@ -34,7 +34,7 @@ class MemberSamples(NetworkSamples):
 
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Context in which `model` is member `index`."""
-        return placed(model, self.members[index])
+        return temporary_weights(model, self.members[index])
 
 
 @final
@@ -57,4 +57,4 @@ class MemberPosteriors(NetworkSamples):
         """Context in which `model` is a sample of one member, with the member's constants; members alternate."""
         sample_index, member = divmod(index, len(self.members))
         samples = self.members[member]
-        return placed(model, {**samples.posterior.constants, **samples.weights(sample_index)})
+        return temporary_weights(model, {**samples.posterior.constants, **samples.weights(sample_index)})

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
-from lightning_bayes.predictive.closed_form import Linearized, seen_through
+from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, check_link, summarise
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean
@@ -83,7 +83,7 @@ def mc_predict(
     if linearized is None:
         linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
     with at_posterior_mean(model, posterior):
-        draws = seen_through(PosteriorSamples(posterior.to(weight.device), samples, seed), linearized, link)
+        draws = predictive_samples(PosteriorSamples(posterior.to(weight.device), samples, seed), linearized, link)
         if len(recalibrate_on):
             batches = [partial(model, inputs) for inputs in recalibrate_on]
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.predictive.samples import NetworkSamples, Samples, placed
+from lightning_bayes.predictive.samples import NetworkSamples, Samples, temporary_weights
 from lightning_bayes.private_torch import BatchNormBase
 
 Statistics = dict[str, Tensor]  # running mean, variance and number of batches by buffer name
@@ -34,14 +34,14 @@ class SharedStatistics(Samples):
     def __init__(self, samples: Samples, statistics: Statistics) -> None:
         self.samples, self.count, self.statistics = samples, samples.count, statistics
 
-    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under a subset of the samples, with the statistics of the mean; see `Samples.chosen`."""
-        with placed(model, self.statistics):
-            return self.samples.chosen(model, forward, indices)
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+        """Run `forward` under a subset of the samples, with the statistics of the mean; see `Samples.subset_outputs`."""
+        with temporary_weights(model, self.statistics):
+            return self.samples.subset_outputs(model, forward, indices)
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
         """Context in which `model` is the mean of the samples, with its statistics."""
-        return placed(model, self.statistics)
+        return temporary_weights(model, self.statistics)
 
 
 @final
@@ -61,12 +61,12 @@ class RecalibratedSamples(NetworkSamples):
     @contextmanager
     def sampled(self, model: nn.Module, index: int) -> Iterator[None]:
         """Context in which `model` is sample `index` with its statistics."""
-        with self.samples.sampled(model, index), placed(model, self.statistics[index]):
+        with self.samples.sampled(model, index), temporary_weights(model, self.statistics[index]):
             yield
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
         """Context in which `model` is the mean of the samples, with its statistics."""
-        return placed(model, self.mean_statistics or {})
+        return temporary_weights(model, self.mean_statistics or {})
 
 
 def recalibrate(
@@ -165,7 +165,10 @@ def _updated(
     model: nn.Module, samples: Any, index: int | None, statistics: Statistics, run: Callable[[], object]
 ) -> Statistics:
     """Statistics of sample `index`, or of the mean for None, after one more batch."""
-    with samples.at_mean(model) if index is None else samples.sampled(model, index), placed(model, statistics):
+    with (
+        samples.at_mean(model) if index is None else samples.sampled(model, index),
+        temporary_weights(model, statistics),
+    ):
         run()
         return {name: buffer.clone() for name, buffer in running_statistics(model).items()}
 

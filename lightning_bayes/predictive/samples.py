@@ -32,7 +32,7 @@ class Samples(ABC):
     fixed: bool = True
 
     @abstractmethod
-    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
         """Run `forward` under a subset of the samples.
 
         Args:
@@ -52,8 +52,8 @@ class Samples(ABC):
         return nullcontext()
 
     def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
-        """Run `forward` under every sample; returns the outputs ``[S, …]``. See `chosen` for arguments and errors."""
-        return self.chosen(model, forward, range(self.count))
+        """Run `forward` under every sample; returns the outputs ``[S, …]``. See also `subset_outputs`."""
+        return self.subset_outputs(model, forward, range(self.count))
 
 
 class NetworkSamples(Samples):
@@ -63,8 +63,8 @@ class NetworkSamples(Samples):
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Context in which `model` is sample `index`. The model is restored on exit, also after an exception."""
 
-    def chosen(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under a subset of the samples, one sample at a time; see `Samples.chosen`."""
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+        """Run `forward` under a subset of the samples, one sample at a time; see `Samples.subset_outputs`."""
         outputs = []
         for index in indices:
             with self.sampled(model, index):
@@ -147,7 +147,7 @@ class PosteriorSamples(NetworkSamples):
 
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Context in which `model` has the weights of sample `index`."""
-        return placed(model, self.weights(index))
+        return temporary_weights(model, self.weights(index))
 
 
 def _average_of(draws: Iterable[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
@@ -184,7 +184,7 @@ def sample_seed(seed: int, index: int) -> int:
 
 
 @contextmanager
-def placed(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
+def temporary_weights(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
     """Context in which `model` has the given weights. The originals are restored bit for bit, also after an exception.
 
     Args:
@@ -217,7 +217,7 @@ def at_posterior_mean(model: nn.Module, posterior: AbstractPosterior) -> Iterato
         Nothing.
     """
     check_fits(model, posterior)
-    with evaluation_mode(model), placed(model, {**posterior.constants, **posterior.mean}):
+    with evaluation_mode(model), temporary_weights(model, {**posterior.constants, **posterior.mean}):
         yield
 
 

@@ -9,7 +9,7 @@ from tiny_training import NormedClassifier, assert_same_bits, blobs, fit, loader
 
 from lightning_bayes import DeepEnsembleCallback, SWAGCallback, load_posterior, mc_predict
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.predictive import PosteriorSamples, placed
+from lightning_bayes.predictive import PosteriorSamples, temporary_weights
 from lightning_bayes.zoo import create_model, load, save_posterior
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
@@ -120,7 +120,7 @@ def test_multi_swag_samples_every_member(tmp_path):
     for seed, path in enumerate(paths):
         posterior = load_posterior(path)
         draws = PosteriorSamples(posterior, 3, seed)
-        with placed(module, posterior.constants), torch.no_grad():
+        with temporary_weights(module, posterior.constants), torch.no_grad():
             each.append(draws.outputs(module.eval(), lambda: module(x)).softmax(-1).mean(0))
     torch.testing.assert_close(found, torch.stack(each).mean(0))
     assert_same_bits(weights(module), before)

@@ -100,7 +100,7 @@ def test_grouped_samples_match_single_samples(count):
     posterior = mean_field(model)
     samples, forward = LinearizedSamples(PosteriorSamples(posterior, count)), lambda: model(x)
     with torch.no_grad():
-        one_by_one = torch.cat([samples.chosen(model, forward, [k]) for k in range(count)])
+        one_by_one = torch.cat([samples.subset_outputs(model, forward, [k]) for k in range(count)])
         torch.testing.assert_close(samples.outputs(model, forward), one_by_one)
 
 

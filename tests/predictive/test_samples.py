@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posteriors import MeanField
-from lightning_bayes.predictive import PosteriorSamples, check_fits, placed, samples
+from lightning_bayes.predictive import PosteriorSamples, check_fits, samples, temporary_weights
 
 
 def posterior_of(model, precision=25.0):
@@ -101,7 +101,7 @@ def test_placed_weights_are_replaced_by_the_originals_bit_for_bit():
     before = {n: v.clone() for n, v in net.state_dict().items()}
     pointers = {n: v.data_ptr() for n, v in net.state_dict().items()}
     given = {"0.bias": torch.full((4,), 9.0), "1.running_mean": torch.full((4,), 3.0)}
-    with placed(net, given):
+    with temporary_weights(net, given):
         assert torch.equal(net[0].bias, given["0.bias"])
         assert torch.equal(net[1].running_mean, given["1.running_mean"])
         assert torch.equal(net[0].weight, before["0.weight"])
@@ -113,7 +113,7 @@ def test_placed_weights_are_replaced_by_the_originals_bit_for_bit():
 def test_the_original_weights_are_restored_after_an_exception(error):
     net = model()
     before = {n: v.clone() for n, v in net.state_dict().items()}
-    with pytest.raises(error, match="inside"), placed(net, {"0.bias": torch.full((4,), 9.0)}):
+    with pytest.raises(error, match="inside"), temporary_weights(net, {"0.bias": torch.full((4,), 9.0)}):
         raise error("inside")
     assert equal(net.state_dict(), before)
 
@@ -122,7 +122,7 @@ def test_a_value_of_another_shape_leaves_the_model_unchanged():
     net = model()
     before = {n: v.clone() for n, v in net.state_dict().items()}
     wrong = {"0.weight": torch.zeros(4, 3), "0.bias": torch.zeros(5)}
-    with pytest.raises(RuntimeError, match="size of tensor"), placed(net, wrong):
+    with pytest.raises(RuntimeError, match="size of tensor"), temporary_weights(net, wrong):
         pytest.fail("nothing runs with half of the weights")
     assert equal(net.state_dict(), before)
 

@@ -72,15 +72,15 @@ def load_splits(root: Path, name: str, count: int | None = None) -> Splits:
         SystemExit: If the splits differ in size, which prevents stacking.
     """
     stored = read_uci(root, name)
-    chosen = stored.splits[:count]
-    if len({(len(train), len(test)) for train, test in chosen}) != 1:
+    splits = stored.splits[:count]
+    if len({(len(train), len(test)) for train, test in splits}) != 1:
         raise SystemExit(f"The splits of {name} have different sizes, and only equal ones can train together.")
-    return stack_splits(stored, chosen)
+    return stack_splits(stored, splits)
 
 
-def stack_splits(stored: UCISet, chosen: list[tuple[Tensor, Tensor]]) -> Splits:
+def stack_splits(stored: UCISet, splits: list[tuple[Tensor, Tensor]]) -> Splits:
     """Standardise and stack splits of equal size, each given by its training and test rows."""
-    train, test, units = zip(*(_standardised(stored, *rows) for rows in chosen), strict=True)
+    train, test, units = zip(*(_standardised(stored, *rows) for rows in splits), strict=True)
     return Splits(*(Batch(*map(torch.stack, zip(*part, strict=True))) for part in (train, test)), torch.stack(units))
 
 
