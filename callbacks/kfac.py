@@ -12,10 +12,11 @@ from typing_extensions import Unpack
 from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields, KroneckerFields
-from lightning_bayes.optim import KFAC, KroneckerOptimizer, MeanFieldOptimizer, NoisyKFAC, PriorAt
+from lightning_bayes.optim import KFAC, MeanFieldOptimizer, NoisyKFAC, PriorAt
 from lightning_bayes.optim.fisher import check_fisher
-from lightning_bayes.optim.kronecker.arguments import DEFAULT_MAX_SIDE
+from lightning_bayes.optim.kronecker.arguments import DEFAULT_MAX_SIDE, KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.factor_source import check_factors
+from lightning_bayes.optim.kronecker.family import KroneckerFamily
 from lightning_bayes.optim.kronecker.intervals import check_intervals
 from lightning_bayes.optim.kronecker.noisy_kfac import check_prior_at
 
@@ -103,12 +104,12 @@ def _split(fields: KroneckerFields) -> tuple[CallbackFields, dict[str, Any]]:
 
 
 def _set_own(callback: VariationalCallback, kfac_only: dict[str, Any]) -> None:
-    KroneckerOptimizer.hyperparameters.check(kfac_only)
+    KroneckerHyperparameters.check(kfac_only)
     callback.set_own(kl_clip=kfac_only["kl_clip"])
     callback.optimizer_kwargs |= {name: value for name, value in kfac_only.items() if name != "kl_clip"}
 
 
 def _share_inversions(trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-    assert isinstance(optimizer, KroneckerOptimizer)
-    optimizer.share_inversions(ranks.workers(trainer))
-    rank_zero_info(optimizer.summary())
+    assert isinstance(optimizer.family, KroneckerFamily)
+    optimizer.family.workers = ranks.workers(trainer)
+    rank_zero_info(optimizer.family.layers.describe())

@@ -24,7 +24,7 @@ from benchmarks.speed.rounds import MeanOfUpdates, Step, Times
 from benchmarks.speed.update import update_once
 from lightning_bayes import KFACCallback, NoisyKFACCallback
 from lightning_bayes.errors import NonFiniteError
-from lightning_bayes.optim import KroneckerOptimizer
+from lightning_bayes.optim import KFAC, NoisyKFAC
 from lightning_bayes.optim.runtime.measuring import FIRST
 
 NEVER = 2**40
@@ -66,7 +66,7 @@ class Cycle(NamedTuple):
         self.plain.update()
 
 
-def kronecker_cycle(task: Task, make: Callable[[Task], KroneckerOptimizer]) -> Cycle:
+def kronecker_cycle(task: Task, make: Callable[[Task], KFAC | NoisyKFAC]) -> Cycle:
     """Build the cycle of K-FAC or Noisy K-FAC.
 
     Args:
@@ -77,11 +77,11 @@ def kronecker_cycle(task: Task, make: Callable[[Task], KroneckerOptimizer]) -> C
         The cycle.
     """
 
-    def kind(kind_task: Task, stats_interval: int, inverse_interval: int) -> tuple[KroneckerOptimizer, Step]:
+    def kind(kind_task: Task, stats_interval: int, inverse_interval: int) -> tuple[KFAC | NoisyKFAC, Step]:
         optimizer = make(kind_task)
 
         def run() -> None:
-            optimizer.stats_interval, optimizer.inverse_interval = stats_interval, inverse_interval
+            optimizer.family.stats_interval, optimizer.family.inverse_interval = stats_interval, inverse_interval
             for state in optimizer.state.values():
                 state["measurements"] = NEVER + 1  # otherwise it would also invert at measurements 1, 2, 4, 8, …
             update_once(optimizer, kind_task)

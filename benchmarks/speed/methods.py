@@ -23,7 +23,7 @@ from benchmarks.speed.rounds import MeanOfUpdates
 from benchmarks.speed.update import LR, NOISE, NUM_DATA, as_swapped, update_once
 from lightning_bayes import IVON, KFAC, VOGN, NoisyKFAC, Vadam
 from lightning_bayes.curvature import Softmax
-from lightning_bayes.optim import KroneckerOptimizer, MeanFieldOptimizer
+from lightning_bayes.optim import MeanFieldOptimizer
 
 Step: TypeAlias = Callable[[], None]
 Build: TypeAlias = Callable[[Task], Step]
@@ -82,7 +82,7 @@ def vogn(engine: str, make: Callable[..., VOGN] = default_vogn) -> Build:
 
 
 def kronecker(
-    optimizer_class: type[KroneckerOptimizer], step_rule: str | None = None, factors: str | None = None
+    optimizer_class: type[KFAC | NoisyKFAC], step_rule: str | None = None, factors: str | None = None
 ) -> Build:
     """K-FAC or Noisy K-FAC with one weight sample and labels drawn from the model for the Fisher.
 
@@ -95,7 +95,7 @@ def kronecker(
         A function that builds the cycle of steps.
     """
 
-    def make(task: Task) -> KroneckerOptimizer:
+    def make(task: Task) -> KFAC | NoisyKFAC:
         rule = step_rule or optimizer_class.default_step
         arguments: dict[str, Any] = {"damping": 1e-3, "likelihood": Softmax()}
         if factors is not None:

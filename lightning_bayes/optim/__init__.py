@@ -19,7 +19,6 @@ from lightning_bayes.optim.diagonal.vprop import Vprop, Vprop0
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.hyperparameters import PriorMean
 from lightning_bayes.optim.kronecker.kfac import KFAC
-from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerOptimizer
 from lightning_bayes.optim.kronecker.noisy_kfac import NoisyKFAC, PriorAt
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
@@ -50,7 +49,6 @@ __all__ = [
     "FisherName",
     "FullVON",
     "JointOptimizer",
-    "KroneckerOptimizer",
     "LinearSchedule",
     "MeanFieldOptimizer",
     "MeanFieldState",

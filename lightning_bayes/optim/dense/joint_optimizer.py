@@ -237,7 +237,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
                 f"{type(self).__name__} joins all weights that were trainable when it was constructed, but "
                 f"{', '.join(frozen)} were frozen afterwards. Freeze parameters before constructing the optimizer."
             )
-        return self.estimator.capture(self._label_seed(sample), loss_scale)
+        return self.estimator.capture(self.label_seed(sample), loss_scale)
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
         return dict(enumerate(self.estimator.read(finished.captured, finished.loss_scale)))

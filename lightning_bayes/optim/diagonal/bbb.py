@@ -113,8 +113,9 @@ class BBB(MeanFieldOptimizer):
     ) -> None:
         super().__init__(model, params, own={"std_lr": std_lr}, **fields)
 
-    def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        arguments = super()._update_arguments(group, step, precision)
+    def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
+        """Add the learning rate of σ and the bias correction; see `MeanFieldOptimizer`."""
+        arguments = super().update_arguments(group, step, precision)
         if arguments["std_lr"] is None:
             arguments["std_lr"] = arguments["lr"]
         # Steps other than the natural one start with running means of squares, which have no bias.

@@ -127,8 +127,9 @@ class IVON(MeanFieldOptimizer):
         # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
         super().add_param_group({"rate_factor": None, **param_group})
 
-    def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        arguments = super()._update_arguments(group, step, precision)
+    def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
+        """Rescale the learning rate on request; see `MeanFieldOptimizer`."""
+        arguments = super().update_arguments(group, step, precision)
         if group["rescale_lr"]:
             if group.get("rate_factor") is None:  # fixed at the start, so KL warm-up does not change it
                 initial = effective(group)

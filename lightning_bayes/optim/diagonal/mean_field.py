@@ -1,13 +1,15 @@
-"""Base class of the mean-field optimizers: hyperparameters, state, sampling, the update and the posterior.
+"""Base class of the optimizers that join a posterior family, a curvature estimator and a step.
 
-A method of the family adds three things: a pure, elementwise update of its state (`natural_update`), a curvature estimator,
-and a few class attributes. `optim.diagonal.vogn` is the pattern.
+The family (`optim.diagonal.family`, `optim.kronecker.family`) samples the weights and updates the posterior. A mean-field
+method adds three things: a pure, elementwise update of its state (`natural_update`), a curvature estimator, and a few class
+attributes. `optim.diagonal.vogn` is the pattern.
 """
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from inspect import signature
 from typing import Any, ClassVar
@@ -18,30 +20,28 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
-from lightning_bayes.curvature.spread import local
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
-from lightning_bayes.optim.diagonal.parameter_state import cohorts_of, forget, record_sizes, start_state, state_fields
-from lightning_bayes.optim.diagonal.sampling import CohortSampler
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
+from lightning_bayes.optim.diagonal.parameter_state import forget, start_state
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
-from lightning_bayes.optim.readout.live import determined_of, posterior_of_model
+from lightning_bayes.optim.readout.live import posterior_of_model
 from lightning_bayes.optim.readout.state import WeightPosterior
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
-from lightning_bayes.optim.runtime.measuring import FIRST, require_interval, updates_since
+from lightning_bayes.optim.runtime.family import PosteriorFamily
+from lightning_bayes.optim.runtime.measuring import require_interval
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import deterministic_params, reference_weights, require_sizes, trainable
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, zeros_where_missing
 from lightning_bayes.optim.runtime.shards import local_state, require_elementwise
 from lightning_bayes.optim.schedules import apply_functions, take_functions
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
 from lightning_bayes.optim.weight_prior import prior_state, stated_prior_of, weight_priors
-from lightning_bayes.posteriors import initial_curvature
 
 
 class MeanFieldOptimizer(NoisyOptimizer, ABC):
@@ -105,12 +105,12 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._reference = reference_weights(model)
         self.steps = make_steps(base)
         step = step_for(values["step_rule"], self.steps)
-        self._deterministic = deterministic_params(model, values["bayesian"], norms=step.is_published)
+        self.deterministic = deterministic_params(model, values["bayesian"], norms=step.is_published)
         self.weight_priors = weight_priors(model, values["prior"])
         accepted = signature(type(self).natural_update).parameters
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in accepted]
         self._functions: list[dict[str, Callable[[int], Any]]] = []  # scheduled hyperparameters, per group
-        self._sampler = CohortSampler()
+        self.family = self._make_family(weakref.proxy(self))  # weak, to free all tensors with the last reference
         self._check_batch_size = BatchSizeCheck(type(self).__name__) if self.estimator.depends_on_batch_size else None
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
@@ -123,6 +123,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )
+
+    def _make_family(self, optimizer: MeanFieldOptimizer) -> PosteriorFamily:
+        """The posterior family of `optimizer`, a weak reference to this one. Subclasses may choose another family."""
+        return DiagonalFamily(optimizer)
 
     @staticmethod
     @abstractmethod
@@ -145,7 +149,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         if self._is_spread:
             require_elementwise(group)
         for param in group["params"]:
-            self._state(param, group)
+            self.state_of(param, group)
+        self.family.check_groups()
 
     def step_of(self, group: Mapping[str, Any]) -> Step:
         """The step that moves the means of a group."""
@@ -180,28 +185,26 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             step_for(rule, self.steps)
         if self.base_step is not None:
             self.base_step.load_state_dict(state_dict, self.state)
-        for group, param in self._trained():
-            forget(self.state[param], set(self.state_type._fields[1:]) - set(self._state_fields(param, group)))
+        for group, param in self.trained():
+            forget(self.state[param], set(self.state_type._fields[1:]) - set(self.family.state_fields(param, group)))
 
-    def _state(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
+    def state_of(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a parameter, created if it does not exist."""
         state: dict[str, Any] = self.state[param]
         if not state:
-            fields, reference = self._state_fields(param, group), self._reference.get(param, param)
-            state |= start_state(param, fields, reference, noisy=param not in self._deterministic)
+            fields, reference = self.family.state_fields(param, group), self._reference.get(param, param)
+            state |= start_state(param, fields, reference, noisy=param not in self.deterministic)
             state |= prior_state(param, group, self.weight_priors)
+            state |= self.family.counters
             if not fields and self.estimator.quantity == "squared_gradients":
                 self.engine.left_out.add(param)
         return state
 
-    def _state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
-        """Names of the tensors in a parameter's state."""
-        return state_fields(
-            self.state_type,
-            updates_mean=self.step_of(group).uses_update,
-            is_deterministic=param in self._deterministic,
-            needs_momentum=not self.averages_curvature and self.curvature_update is None,
-        )
+    def _measures_now(self) -> bool:
+        """Whether the passes of the open update measure any curvature. The first pass decides for all of them."""
+        if self._open.measures is None:
+            self._open.measures = self.measures_always or self.family.is_due()
+        return self._open.measures
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         if loss_scale != 1 and not self.estimator.allows_loss_scale:
@@ -209,145 +212,60 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 f"{type(self).__name__} measures {self.estimator.quantity} through BackPACK, which supports no scaled loss, "
                 "such as that of a torch.amp.GradScaler or of precision='16-mixed'. Train with precision='32-true'."
             )
+        self.family.prepare()
         needs_engine = self._measures_now() and self.estimator.quantity != "gradient"
-        return super()._open_capture(sample, loss_scale) if needs_engine else self._unmeasured_capture()
+        return self.family.capture(sample, loss_scale) if needs_engine else self._unmeasured_capture()
 
-    def _measures_now(self) -> bool:
-        """Whether the passes of the open update measure any curvature. The first pass decides for all of them."""
-        if self._open.measures is None:
-            states = ((self._state(param, group), group) for group, param in self._trained())
-            is_due = any(self._since(state, group) for state, group in states if "curvature" in state)
-            self._open.measures = is_due or self.measures_always
-        return self._open.measures
-
-    def _measured_params(self) -> list[nn.Parameter]:
-        return [param for group, param in self._trained() if "curvature" in self._state(param, group)]
-
-    def _since(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> int:
-        """Number of updates for which a measurement in this update would account; 0 if the parameter is not due."""
-        return updates_since(state["step"] + 1, self.num_updates + 1, group["curvature_interval"])
+    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        self.family.prepare()
+        return self.family.sample(noise, measures=self._open.measures)
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
-        params = self._measured_params()
-        curvature = self.estimator.read(finished, params, self._scores) if self._measures_now() else {}
+        measures = self._measures_now()
+        curvature = self.estimator.read(finished, self._measured_params(), self.family.scores) if measures else {}
         if self.prior_at_sample:
-            for group, param in self._trained():
+            for group, param in self.trained():
                 finished.add_prior_of_noise_(param, stated_prior_of(group, self.state[param]))
         return curvature
+
+    def _measured_params(self) -> list[nn.Parameter]:
+        return [key for key in self.family.measured() if isinstance(key, nn.Parameter)]
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         self.estimator.join_ranks(curvature, num_examples, self._measured_params(), add_ranks)
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        return super()._finalise_curvature(self.estimator.finalise(curvature)) if self._measures_now() else {}
-
-    def _scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """(θ - μ) / Σ of the open pass, in the engine's workspace."""
-        return self._sampler.scores(params, self.sampled_mean(), lambda p: self.engine.workspace.result(p.shape, p))
-
-    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        self._sampler.start()
-        sample: dict[nn.Parameter, Tensor] = {}
-        for group in self.param_groups:
-            for params in self._noisy_cohorts(group):
-                states = [self.state[param] for param in params]
-                drawn = self._sampler.sample(params, states, group, noise, pooled=self._uses_pool(group))
-                sample.update(zip(params, drawn, strict=True))
-        if self._open.measures is not False and self.estimator.quantity != "gradient":
-            self._sampler.forget_draws()  # to make room for the engine's workspace
-        elif self._open.measures is False:
-            self.engine.workspace.release()  # to make room for the pool of draws
-        return sample
-
-    def _uses_pool(self, group: Mapping[str, Any]) -> bool:
-        """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
-        is_amortised = group["curvature_interval"] > 1 and self.num_updates >= FIRST
-        return self.mc_samples == 1 and (is_amortised or self.estimator.quantity == "gradient")
-
-    def _noisy_cohorts(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
-        """Cohorts of the parameters to sample, with an initialised curvature."""
-        if group["noisy"]:
-            effective(group)  # raises if N is unknown
-            for cohort in self._cohorts(group):
-                params = [param for param in cohort if self.state[param]["noisy"]]
-                if params and self._start_curvature(params, group):
-                    yield params
-
-    def _cohorts(self, group: dict[str, Any]) -> list[list[nn.Parameter]]:
-        """The trainable parameters of a group, split into cohorts that are updated together."""
-        return cohorts_of(group["params"], lambda param: self._state(param, group))
-
-    def _start_curvature(self, params: list[nn.Parameter], group: dict[str, Any]) -> bool:
-        """Initialise the curvature from ``init_precision`` before the first update. Returns whether there is a curvature."""
-        if self.state[params[0]]["step"]:
-            return True
-        if group["init_precision"] is None:
-            return False
-        start = initial_curvature(group["init_precision"], **effective(group).start_arguments)
-        for param in params:
-            self.state[param]["curvature"].fill_(start)
-        return True
+        if not self._measures_now():
+            return {}
+        return zeros_where_missing(self.estimator.finalise(curvature), self.family.measured())
 
     def _update_all(self, measurement: Measurement) -> None:
-        for group in self.param_groups:
-            effective(group)  # raises if N is unknown
-            for params in self._cohorts(group):
-                self.step_of(group).apply(self._cohort(params, group, measurement))
-        for step in self.steps.values():
-            step.finish(self.param_groups, self.state)
-        self._finish_update(measurement)
+        self.family.update(measurement)
+        for group, functions in zip(self.param_groups, self._functions, strict=True):
+            self._count_update(group, functions)
         if self._check_batch_size is not None:
             self._check_batch_size(measurement, self.param_groups[0])
 
-    def _finish_update(self, measurement: Measurement) -> None:
-        """Record the tensor sizes after a measurement, count the update, and evaluate the schedules."""
-        for group, functions in zip(self.param_groups, self._functions, strict=True):
-            if measurement.has_curvature and group["relative_noise"]:
-                for params in self._cohorts(group):
-                    record_sizes(params, [self.state[param] for param in params])
-            before = effective(group)
-            group["step"] += 1
-            apply_functions(group, functions, self.hyperparameters)
-            after = effective(group)
-            if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
-                keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)
+    def _count_update(self, group: dict[str, Any], functions: dict[str, Callable[[int], Any]]) -> None:
+        """Count the update and evaluate the schedules."""
+        before = effective(group)
+        group["step"] += 1
+        apply_functions(group, functions, self.hyperparameters)
+        after = effective(group)
+        if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
+            keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)
 
-    def _cohort(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> DiagonalCohort:
-        """The cohort of `params` at this update, which it counts."""
-        states = [self.state[param] for param in params]
-        curvatures = [local(state["curvature"]) for state in states if "curvature" in state]
-        since = self._since(states[0], group) if measurement.has_curvature and curvatures else 0
-        measured = self._measured_curvature(params, group, measurement) if since else curvatures
-        if curvatures and not self._start_curvature(params, group):
-            torch._foreach_copy_(curvatures, measured)
-        for state in states:
-            state["step"] += 1
-        return self._diagonal_cohort(params, group, measured, since)
+    def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
+        """Keyword arguments of `natural_update`. Subclasses extend them.
 
-    def _measured_curvature(
-        self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement
-    ) -> list[Tensor]:
-        return self.estimator.scaled([measurement.curvature[param].contiguous() for param in params], group)
+        Args:
+            group: The parameter group.
+            step: Index of the parameter's update, from 1.
+            precision: δ of each weight, if it differs from the group's.
 
-    def _diagonal_cohort(
-        self, params: list[nn.Parameter], group: dict[str, Any], measured: list[Tensor], since: int = 1
-    ) -> DiagonalCohort:
-        return DiagonalCohort(
-            params,
-            [self.state[param] for param in params],
-            group,
-            measured,
-            since,
-            update=type(self).natural_update,
-            state_type=self.state_type,
-            arguments=lambda deltas: self._update_arguments(group, self.state[params[0]]["step"], deltas),
-            curvature_update=type(self).curvature_update,
-            only_averages=self.averages_curvature,
-            buffer=self._sampler.scratch,
-        )
-
-    def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Keyword arguments of `natural_update`; `precision` is δ of each weight, if it differs from the group's."""
+        Returns:
+            The arguments by name.
+        """
         hyper = effective(group)
         return {
             "lr": float(group["lr"]),
@@ -358,11 +276,6 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             **{name: group[name] for name in self._own_arguments},
         }
 
-    def _start_noise(self) -> None:
-        """Initialise the curvature of all groups that have an ``init_precision``."""
-        for group in self.param_groups:
-            list(self._noisy_cohorts(group))
-
     @torch.no_grad()
     def posterior(self) -> WeightPosterior:
         """Build the posterior, by the model's parameter names. Under FSDP2 all processes must call it together.
@@ -370,8 +283,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         Returns:
             Copies of mean and precision; deterministic parameters are among the constants.
         """
-        self._start_noise()
-        return posterior_of_model(self.model, self._trained(), self.state)
+        self.family.prepare()
+        self.family.start_noise()
+        return posterior_of_model(self.model, self.trained(), self.state)
 
     @torch.no_grad()
     def effective_parameters(self) -> Tensor:
@@ -383,14 +297,6 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         Returns:
             A scalar between 0 and the number of weights with noise.
         """
-        counts = list(self._determined())
+        self.family.prepare()
+        counts = list(self.family.determined())
         return torch.stack(counts).sum() if counts else torch.zeros(())
-
-    def _determined(self) -> Iterator[Tensor]:
-        """The effective number of parameters of each tensor."""
-        for group in self.param_groups:
-            params = [param for cohort in self._cohorts(group) for param in cohort] if group["noisy"] else []
-            for param in params:
-                state = self.state[param]
-                if state["step"] and state["noisy"]:
-                    yield determined_of(group, state, param)

@@ -1,15 +1,15 @@
-"""Optimizer state of single parameters, and the split of parameters into cohorts."""
+"""Optimizer state of single parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.spread import whole
-from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
+from lightning_bayes.posteriors import root_mean_squares
 
 
 def state_fields(state_type: Any, *, updates_mean: bool, is_deterministic: bool, needs_momentum: bool) -> Sequence[str]:
@@ -50,30 +50,6 @@ def start_state(param: nn.Parameter, fields: Sequence[str], reference: Tensor, *
     return state
 
 
-def cohorts_of(
-    params: Iterable[nn.Parameter], state_of: Callable[[nn.Parameter], Mapping[str, Any]]
-) -> list[list[nn.Parameter]]:
-    """Split trainable parameters into cohorts that can be updated together.
-
-    The parameters of a cohort share device, dtype and number of updates. All or none of them have a curvature, and all or
-    none have a prior for each weight.
-
-    Args:
-        params: The parameters.
-        state_of: Returns the state of a parameter.
-
-    Returns:
-        The cohorts.
-    """
-    cohorts: dict[Any, list[nn.Parameter]] = {}
-    for param in params:
-        if param.requires_grad:
-            state = state_of(param)
-            key = (param.device, param.dtype, state["step"], "curvature" in state, "prior_precision" in state)
-            cohorts.setdefault(key, []).append(param)
-    return list(cohorts.values())
-
-
 def forget(state: dict[str, Any], names: Iterable[str]) -> None:
     """Drop entries that older checkpoints contain and the current step does not need.
 
@@ -83,16 +59,3 @@ def forget(state: dict[str, Any], names: Iterable[str]) -> None:
     """
     for name in names:
         state.pop(name, None)
-
-
-@torch.no_grad()
-def record_sizes(params: Sequence[nn.Parameter], states: Sequence[dict[str, Any]]) -> None:
-    """Store the tensor sizes r_t in the states.
-
-    Args:
-        params: Parameters of one device and dtype, whose values are μ.
-        states: Their states, changed in place.
-    """
-    sizes = tensor_sizes(list(params), [state["scale"] for state in states])
-    for state, size in zip(states, sizes.unbind(), strict=True):
-        state["size"] = size

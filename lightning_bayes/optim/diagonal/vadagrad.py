@@ -132,7 +132,8 @@ class VadaGrad(MeanFieldOptimizer):
         require_unit_kl_weight({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
-    def _update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        arguments = super()._update_arguments(group, step, precision)
+    def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
+        """Add the temperature of the prior; see `MeanFieldOptimizer`."""
+        arguments = super().update_arguments(group, step, precision)
         full_prior = arguments["prior"]
         return {**arguments, "prior": group["temperature"] * full_prior, "full_prior": full_prior}

@@ -15,16 +15,20 @@ have leading dimensions for the groups of a convolution.
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple, final
 
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
-from lightning_bayes.optim.effective import Effective
-from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerOptimizer
-from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.optim.kronecker.arguments import KroneckerArguments, KroneckerHyperparameters, split_arguments
+from lightning_bayes.optim.kronecker.equations import LayerEquations
+from lightning_bayes.optim.kronecker.estimator import KroneckerFactorsEstimator
+from lightning_bayes.optim.kronecker.family import KroneckerFamily
 
 
 class KFACState(NamedTuple):
@@ -92,21 +96,40 @@ def update(state: KFACState, grad: Tensor, *, beta: float = 0.0, prior: float = 
     return LayerStep(momentum, corrected, state.inverse.matvec(corrected))
 
 
-@final
-class KFAC(KroneckerOptimizer):
-    """K-FAC as a `torch.optim.Optimizer`, without noise and without a posterior; arguments as in `KroneckerOptimizer`.
+EQUATIONS = LayerEquations(KFACState, update, average_factors, damped_inverse)
 
-    It is the baseline of Zhang et al. 2018. Tune it before switching to `NoisyKFAC`.
+
+@final
+class KFAC(MeanFieldOptimizer):
+    """K-FAC as a `torch.optim.Optimizer`, without noise and without a posterior.
+
+    It is the baseline of Zhang et al. 2018. Tune it before switching to `NoisyKFAC`. Linear layers and convolutions have
+    Kronecker factors; all other parameters use VOGN's update.
+
+    Args:
+        model: See `MeanFieldOptimizer`.
+        params: See `MeanFieldOptimizer`.
+        **fields: See `KroneckerArguments`.
+
+    Raises:
+        HyperparameterError: If a value is out of range.
     """
 
     noisy = False
+    averages_curvature = True
+    can_graft = False
     default_step = "trust_region"  # with the user's step nothing of K-FAC would remain
+    estimator = KroneckerFactorsEstimator()
     natural_update = staticmethod(vogn_update)
-    layer_state_type = KFACState
-    layer_update = staticmethod(update)
-    average_factors = staticmethod(average_factors)
+    hyperparameters = KroneckerHyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ is per measurement, not per update
 
-    def _inverted(
-        self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, hyperparameters: Effective
-    ) -> KroneckerProduct:
-        return damped_inverse(curvature, prior=hyperparameters.prior, damping=hyperparameters.damping, name=layer.name)
+    def __init__(
+        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[KroneckerArguments]
+    ) -> None:
+        self.settings, shared = split_arguments(type(self).__name__, model, fields)
+        self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
+        super().__init__(model, params, own=self.settings.hyperparameters, **shared)
+
+    def _make_family(self, optimizer: MeanFieldOptimizer) -> KroneckerFamily:
+        return KroneckerFamily(optimizer, EQUATIONS, self.settings)

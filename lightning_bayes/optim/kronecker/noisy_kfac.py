@@ -19,25 +19,20 @@ so that W = M + R_S E R_Aᵀ / √(Ñ/τ_l) has the mean variance κ² r_l², un
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, TypeAlias, final, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
+from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
-from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.kronecker import kfac, layer_state
-from lightning_bayes.optim.kronecker.arguments import KroneckerArguments
-from lightning_bayes.optim.kronecker.kronecker_optimizer import KroneckerOptimizer
-from lightning_bayes.optim.kronecker.layer_noise import PAIRS, LayerNoise
-from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.readout.shape import damping_of, determined, layer_damping, layer_scale
-from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+from lightning_bayes.optim.kronecker import kfac
+from lightning_bayes.optim.kronecker.arguments import KroneckerArguments, KroneckerHyperparameters, split_arguments
+from lightning_bayes.optim.kronecker.estimator import KroneckerFactorsEstimator
+from lightning_bayes.optim.kronecker.family import KroneckerFamily
 
 PriorAt: TypeAlias = Literal["mean", "sample"]
 
@@ -73,16 +68,25 @@ def check_prior_at(prior_at: str) -> None:
         raise HyperparameterError(f"prior_at={prior_at!r} must be 'mean' or 'sample'.")
 
 
+EQUATIONS = kfac.EQUATIONS._replace(root=noise_root, sample=sample)
+
+
 @final
-class NoisyKFAC(KroneckerOptimizer):
+class NoisyKFAC(MeanFieldOptimizer):
     """Noisy K-FAC as a `torch.optim.Optimizer`.
 
+    Linear layers and convolutions have Kronecker factors and a matrix Gaussian posterior; all other parameters use VOGN's
+    update.
+
     Args:
-        model: See `KroneckerOptimizer`.
-        params: See `KroneckerOptimizer`.
+        model: See `MeanFieldOptimizer`.
+        params: See `MeanFieldOptimizer`.
         prior_at: Where to compute the gradient of the prior: at the ``"mean"``, or at the ``"sample"`` as in the paper. The
             latter is part of the gradient of each pass, so gradient clipping includes it.
-        **fields: See `KroneckerOptimizer`.
+        **fields: See `KroneckerArguments`.
+
+    Raises:
+        HyperparameterError: If a value is out of range.
 
     Example:
         >>> import torch
@@ -97,10 +101,12 @@ class NoisyKFAC(KroneckerOptimizer):
     """
 
     noisy = True
+    averages_curvature = True
+    can_graft = False
+    estimator = KroneckerFactorsEstimator()
     natural_update = staticmethod(vogn_update)
-    layer_state_type = kfac.KFACState
-    layer_update = staticmethod(kfac.update)
-    average_factors = staticmethod(kfac.average_factors)
+    hyperparameters = KroneckerHyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ is per measurement, not per update
 
     def __init__(
         self,
@@ -111,91 +117,10 @@ class NoisyKFAC(KroneckerOptimizer):
         **fields: Unpack[KroneckerArguments],
     ) -> None:
         check_prior_at(prior_at)
-        self.prior_at = prior_at
-        self._noises: dict[nn.Parameter, LayerNoise] = {}  # by the layer's weight
-        super().__init__(model, params, **fields)
+        self.prior_at_sample = prior_at == "sample"  # type: ignore[misc]
+        self.settings, shared = split_arguments(type(self).__name__, model, fields)
+        self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
+        super().__init__(model, params, own=self.settings.hyperparameters, **shared)
 
-    # -- the noise ----------------------------------------------------------------------------------------------------
-
-    def _kinds(self, layer: MatrixLayer) -> list[str]:
-        return [*super()._kinds(layer), *(["root"] if self._is_noisy(layer) else [])]
-
-    def _inverted(
-        self, kind: str, layer: MatrixLayer, curvature: KroneckerProduct, hyperparameters: Effective
-    ) -> KroneckerProduct:
-        if kind == "inverse":
-            return kfac.damped_inverse(
-                curvature, prior=hyperparameters.prior, damping=hyperparameters.damping, name=layer.name
-            )
-        damping = layer_damping(curvature, hyperparameters)  # includes the prior
-        return noise_root(curvature, prior=0.0, damping=damping, name=layer.name)
-
-    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        self._start_layers()
-        drawn = super()._sample(noise)
-        for layer in self._noisy_layers():
-            values = [self._sampler.scratch(param) for param in layer.params]
-            self._write_sample(layer, noise, values)
-            drawn.update(zip(layer.params, values, strict=True))
-        return drawn
-
-    def _write_sample(self, layer: MatrixLayer, noise: CounterNoise, values: list[Tensor]) -> None:
-        """Write a sample of a layer's matrix to `values`, which also hold its draws unless they come from a pool."""
-        layer_noise, means = self._noise_of(layer), [param.detach() for param in layer.params]
-        scale = layer_scale(layer_noise.mean_variance, self.state[layer.weight], means[0], effective(layer.group))
-        # Several samples would evict each other from the memory of the pool.
-        pool = noise.next_pool(PAIRS) if self.mc_samples == 1 else None
-        if pool is None:
-            noise.fill_(values)
-            weights = sample(layer.matrix(means), layer_noise.root, layer.matrix(values), num_data=scale)
-            torch._foreach_copy_(values, layer.tensors(weights))
-            return
-        factor = torch.as_tensor(scale, dtype=means[0].dtype, device=means[0].device).rsqrt() * noise.sign
-        for value, mean, part in zip(values, means, layer.tensors(layer_noise.draw(pool)), strict=True):
-            torch.addcmul(mean, part, factor, out=value)  # `sample`, in one pass over the weights
-
-    def _noise_of(self, layer: MatrixLayer) -> LayerNoise:
-        root, cached = layer_state.product(self.state[layer.weight], "root"), self._noises.get(layer.weight)
-        assert root is not None
-        if cached is None or not cached.is_of(root):
-            cached = self._noises[layer.weight] = LayerNoise(root)
-        return cached
-
-    def _noisy_layers(self) -> list[MatrixLayer]:
-        """The layers to sample: those with noise whose roots exist already."""
-        noisy = [layer for layer in self._layers() if self._is_noisy(layer)]
-        return [layer for layer in noisy if "input_root" in self.state[layer.weight]]
-
-    def _is_noisy(self, layer: MatrixLayer) -> bool:
-        return bool(layer.group["noisy"] and self.state[layer.weight]["noisy"])
-
-    def _start_layers(self) -> None:
-        """Initialise the factors of new layers from ``init_precision``, if it is set."""
-        self._forget_other_shapes()
-        for layer in self._layers():
-            is_new = "input_factor" not in self.state[layer.weight]
-            if is_new and self._is_noisy(layer) and layer.group["init_precision"] is not None:
-                layer_state.start_at_precision(self.state[layer.weight], layer)
-                self._invert_layer(layer)
-                self._forget_single_curvatures(layer)
-
-    def _start_noise(self) -> None:
-        super()._start_noise()
-        self._start_layers()
-
-    def _determined(self) -> Iterator[Tensor]:
-        yield from super()._determined()
-        for layer in self._noisy_layers():
-            state = self.state[layer.weight]
-            curvature = layer_state.product(state, "factor")
-            assert curvature is not None
-            yield determined(curvature.diagonal(), damping_of(layer.group, state, layer.weight.detach()))
-
-    # -- the prior at the sample --------------------------------------------------------------------------------------
-
-    def _read_pass(self, finished: FinishedPass) -> Curvature:
-        curvature = super()._read_pass(finished)
-        if self.prior_at == "sample":
-            for group, param in self._trained():
-                finished.add_prior_of_noise_(param, effective(group).prior * group["prior_on_mean"])
-        return curvature
+    def _make_family(self, optimizer: MeanFieldOptimizer) -> KroneckerFamily:
+        return KroneckerFamily(optimizer, EQUATIONS, self.settings)

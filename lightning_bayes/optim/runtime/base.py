@@ -23,13 +23,13 @@ from lightning_bayes.errors import NoMeasurementError, NonFiniteError, Unsupport
 from lightning_bayes.optim.runtime.finiteness import nonfinite_params, overflow_message, skip_message
 from lightning_bayes.optim.runtime.measuring import FIRST
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate, zeros_where_missing
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate
 from lightning_bayes.optim.runtime.shards import are_all_finite, put_, require_equally_many, require_rows, values_of
 from lightning_bayes.private_torch import mark_as_scheduled
 
 
 class NoisyOptimizer(torch.optim.Optimizer, ABC):
-    """An optimizer over a weight posterior. Subclasses implement `_sample` and `_update_all`.
+    """An optimizer over a weight posterior. Subclasses say how weights are sampled, measured and updated.
 
     Class attributes:
         joins_weights: Whether the posterior correlates all weights. There is then one parameter group, which is fixed.
@@ -69,31 +69,31 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.param_groups[0]["loss_is_mean"] = False
 
     @abstractmethod
+    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        """The capture of one pass."""
+
+    @abstractmethod
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         """Draw a posterior sample of the parameters to perturb, in separate memory with the same strides."""
 
     @abstractmethod
-    def _update_all(self, measurement: Measurement) -> None:
-        """Update all parameters and count the update."""
-
-    def _read_pass(self, finished: FinishedPass) -> dict[nn.Parameter, Tensor] | Curvature:
+    def _read_pass(self, finished: FinishedPass) -> Curvature:
         """Read ĥ of a pass, for the mean loss. Passes are averaged key by key."""
-        return finished.squares()
 
+    @abstractmethod
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         """Turn averages over passes into ĥ, for all measured parameters and in the same order in all processes."""
-        return zeros_where_missing(curvature, {param: param for param in self._measured_params()})
 
-    def _measured_params(self) -> list[nn.Parameter]:
-        """The parameters whose curvature an update measures."""
-        return [param for _, param in self._trained()]
+    @abstractmethod
+    def _update_all(self, measurement: Measurement) -> None:
+        """Update all parameters and count the update."""
 
     @property
     def num_updates(self) -> int:
         """Number of updates so far, the counter of the noise."""
         return max(int(group["step"]) for group in self.param_groups)
 
-    def _trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
+    def trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
         """The parameters that are trainable now, with their groups."""
         return ((group, p) for group in self.param_groups for p in group["params"] if p.requires_grad)
 
@@ -152,7 +152,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             return
         if not self._open.examples:  # BatchNorm statistics, to be restored after a non-finite batch
             self._open.buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
-        before = {param: param.grad for _, param in self._trained()}
+        before = {param: param.grad for _, param in self.trained()}
         try:
             for param in before:
                 param.grad = None
@@ -166,10 +166,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 param.grad = grad
             raise
 
-    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """The capture of one pass. Subclasses may choose a different capture for each pass."""
-        return self.engine.capture()
-
     def _unmeasured_capture(self) -> AbstractContextManager[Capture]:
         """The capture of a pass that measures its gradient only; see `measured_pass`."""
         is_mean = bool(self.param_groups[0].get("loss_is_mean"))
@@ -177,8 +173,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         needs_no_count &= not self._is_spread  # other processes hold other batches
         return self._bare.bare() if needs_no_count else self._bare.capture()
 
-    def _label_seed(self, sample: int) -> int:
-        """Seed for the labels that a pass samples."""
+    def label_seed(self, sample: int) -> int:
+        """Seed for the labels that a pass samples, given the index of its weight sample."""
         return counter_seed(int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._open.opened)
 
     @contextmanager
@@ -249,7 +245,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """The measurement of the open update."""
         earlier = self._open.measurement
         curvature = self._finalise_curvature(self._open.curvature) if earlier is None else dict(earlier.curvature)
-        return self._open.finalise((param for _, param in self._trained()), curvature)
+        return self._open.finalise((param for _, param in self.trained()), curvature)
 
     def _require_reduction(self) -> None:
         if self._is_spread:  # FSDP2 has averaged

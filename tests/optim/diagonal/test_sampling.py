@@ -13,7 +13,7 @@ from torch import nn
 from lightning_bayes.optim import IVON, VOGN
 from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.estimators.reparameterised import reparameterised
-from lightning_bayes.optim.diagonal.sampling import CohortSampler
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
 
 
@@ -78,11 +78,13 @@ def test_the_papers_step_shares_draws_where_it_is_asked(generator):
 
 def test_a_pool_that_was_kept_is_the_one_drawn_again(generator, monkeypatch):
     batch, results, drawn = data(generator), [], []
-    draw_, start = CounterNoise.draw_, CohortSampler.start
+    draw_, sample = CounterNoise.draw_, DiagonalFamily.sample
     monkeypatch.setattr(CounterNoise, "draw_", lambda self, tensors: (drawn.append(1), draw_(self, tensors)))
     for keeps in (True, False):
         if not keeps:
-            monkeypatch.setattr(CohortSampler, "start", lambda self: (self.forget_draws(), start(self)))
+            monkeypatch.setattr(
+                DiagonalFamily, "sample", lambda self, *args, **kw: (self.forget_draws(), sample(self, *args, **kw))[1]
+            )
         model = network()
         drawn.clear()
         updates(optimizer(model, lr=0.1), model, batch, 25)
@@ -124,7 +126,7 @@ def test_samples_take_no_new_memory(generator):
     batch, places = data(generator), []
     for _ in range(4):
         updates(opt, model, batch, 6)
-        places.append([c.flat.data_ptr() for c in opt._sampler._cohorts.values()])
+        places.append([c.flat.data_ptr() for c in opt.family._noises.values()])
     assert places[1] == places[2] == places[3]
     assert len(places[1]) == 1  # one flat buffer
 
@@ -134,7 +136,7 @@ def test_updates_that_measure_keep_no_draws(generator):
     opt = optimizer(model, lr=0.1, curvature_interval=10)
     batch = data(generator)
     updates(opt, model, batch, 19)
-    (cohort,) = opt._sampler._cohorts.values()
+    (cohort,) = opt.family._noises.values()
     assert cohort.cached_pool
     updates(opt, model, batch, 1)
     assert not cohort.cached_pool

@@ -46,7 +46,7 @@ def train(rank, world_size, shared, before_step=lambda model, opt: None):
     opt = NoisyKFAC(
         model, lr=0.05, num_data=40, init_precision=50.0, damping=0.01, stats_interval=1, inverse_interval=1
     )
-    opt.share_inversions(WorkerGroup(rank, world_size, all_reduce_sum_) if shared else None)
+    opt.family.workers = WorkerGroup(rank, world_size, all_reduce_sum_) if shared else None
     share = slice(8 * rank // world_size, 8 * (rank + 1) // world_size)
     for _ in range(STEPS):
         with opt.sampled_params(0):

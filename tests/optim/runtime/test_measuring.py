@@ -248,7 +248,7 @@ def test_vadam_divides_by_the_weight_of_what_was_measured():
         opt.step(lambda: _backward(2 * model(x).mean()))
         weight = 1 - 0.9 ** updates_covered(number, number, 4)
         assert opt.state[model.weight]["curvature"].item() / weight == pytest.approx(4)
-    arguments = opt._update_arguments(opt.param_groups[0], 20)
+    arguments = opt.update_arguments(opt.param_groups[0], 20)
     assert arguments["total_weight"] == pytest.approx(1 - 0.9 ** updates_covered(20, 20, 4))
 
 

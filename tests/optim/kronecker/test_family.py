@@ -24,6 +24,7 @@ from lightning_bayes.errors import (
 )
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim import KFAC, ExponentialSchedule, NoisyKFAC
+from lightning_bayes.optim.kronecker.layer_curvature import LayerCurvature
 from lightning_bayes.posteriors import MatrixGaussian
 from lightning_bayes.strategies import all_reduce_mean_
 
@@ -419,10 +420,10 @@ def test_the_rest_is_mean_field_and_said_in_the_summary(generator):
     posterior = opt.posterior()
     assert posterior.factors.keys() == {"4.weight"}
     assert posterior.precision.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    assert "factors for 1 layers, labels from the data (empirical Fisher)" in opt.summary()
-    assert opt.summary().endswith("mean-field: 0 (side 19 > max_side=18), 1.")
+    assert "factors for 1 layers, labels from the data (empirical Fisher)" in opt.family.layers.describe()
+    assert opt.family.layers.describe().endswith("mean-field: 0 (side 19 > max_side=18), 1.")
     drawn = NoisyKFAC(small_net(), num_data=N, likelihood=Softmax())
-    assert "labels drawn from Softmax (Fisher)" in drawn.summary()
+    assert "labels drawn from Softmax (Fisher)" in drawn.family.layers.describe()
 
 
 def test_tied_weights_are_mean_field(generator):
@@ -681,15 +682,15 @@ def test_an_inversion_that_fails_leaves_everything_as_it_was(optimizer, generato
     data = torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)
     train(model, opt, data, 1)
     before = [(p.detach().clone(), copy.deepcopy(opt.state[p])) for p in model.parameters()]
-    invert = optimizer._inverted
+    invert = LayerCurvature.invert
 
-    def failing(self, kind, layer, *arguments):
+    def failing(self, layer):
         if layer.name == "2":
             raise NotPositiveDefiniteError("no Cholesky factor")
-        return invert(self, kind, layer, *arguments)
+        invert(self, layer)
 
     with monkeypatch.context() as patched:
-        patched.setattr(optimizer, "_inverted", failing)
+        patched.setattr(LayerCurvature, "invert", failing)
         with pytest.raises(NotPositiveDefiniteError):
             train(model, opt, data, 1)
     assert opt.num_updates == 1

@@ -1,0 +1,255 @@
+"""The diagonal family: q(θ) = N(μ, diag Σ), in cohorts of parameters that are sampled and updated together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import Capture
+from lightning_bayes.curvature.spread import local
+from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
+from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
+from lightning_bayes.optim.diagonal.parameter_state import state_fields
+from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.readout.live import determined_of
+from lightning_bayes.optim.runtime.family import PosteriorFamily
+from lightning_bayes.optim.runtime.measuring import FIRST, updates_since
+from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.runtime.shards import local_parts
+from lightning_bayes.posteriors import initial_curvature, tensor_sizes
+
+if TYPE_CHECKING:
+    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+
+Group: TypeAlias = dict[str, Any]
+
+
+@final
+class DiagonalFamily(PosteriorFamily):
+    """Independent weights.
+
+    Args:
+        optimizer: The optimizer.
+        excluded: Returns the parameters that belong to another family.
+    """
+
+    def __init__(self, optimizer: MeanFieldOptimizer, excluded: Callable[[], Collection[nn.Parameter]] = tuple) -> None:
+        self._optimizer, self._excluded = optimizer, excluded
+        self._noises: dict[nn.Parameter, CohortNoise] = {}  # by the first parameter of the cohort
+        self._sampled: list[CohortNoise] = []  # in the last pass
+        self._scratch: dict[Tensor, Tensor] = {}
+
+    def cohorts(self, group: Group) -> list[list[nn.Parameter]]:
+        """Split the trainable parameters of a group into cohorts that are updated together.
+
+        Args:
+            group: The group.
+
+        Returns:
+            The cohorts. Their parameters share device, dtype and number of updates. All or none of them have a curvature,
+            and all or none have a prior for each weight.
+        """
+        excluded, cohorts = self._excluded(), dict[Any, list[nn.Parameter]]()
+        for param in group["params"]:
+            if param.requires_grad and param not in excluded:
+                state = self._optimizer.state_of(param, group)
+                key = (param.device, param.dtype, state["step"], "curvature" in state, "prior_precision" in state)
+                cohorts.setdefault(key, []).append(param)
+        return list(cohorts.values())
+
+    def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
+        """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
+        optimizer = self._optimizer
+        return state_fields(
+            optimizer.state_type,
+            updates_mean=optimizer.step_of(group).uses_update,
+            is_deterministic=param in optimizer.deterministic,
+            needs_momentum=not optimizer.averages_curvature and optimizer.curvature_update is None,
+        )
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def is_due(self) -> bool:
+        """Whether the next update measures the curvature of any parameter; see `optim.runtime.measuring`."""
+        states = ((self._optimizer.state_of(param, group), group) for group, param in self._optimizer.trained())
+        return any(self._since(state, group) for state, group in states if "curvature" in state)
+
+    def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        """The engine's capture; see `PosteriorFamily`."""
+        return self._optimizer.engine.capture()
+
+    def measured(self) -> dict[Hashable, Tensor]:
+        """The parameters with a curvature; see `PosteriorFamily`."""
+        trained = self._optimizer.trained()
+        return {param: param for group, param in trained if "curvature" in self._optimizer.state_of(param, group)}
+
+    @torch.no_grad()
+    def sample(self, noise: CounterNoise, *, measures: bool | None) -> dict[nn.Parameter, Tensor]:
+        """Draw a sample; see `PosteriorFamily`."""
+        self._sampled.clear()
+        sample: dict[nn.Parameter, Tensor] = {}
+        for group in self._optimizer.param_groups:
+            for params in self._noisy_cohorts(group):
+                self._sampled.append(self._noise_of(params))
+                states = local_parts(params, [self._optimizer.state[param] for param in params])[1]
+                drawn = self._sampled[-1].sample(states, group, noise, self.scratch, pooled=self._uses_pool(group))
+                sample.update(zip(params, drawn, strict=True))
+        if measures is False:
+            self._optimizer.engine.workspace.release()  # to make room for the pool of draws
+        elif self._optimizer.estimator.quantity != "gradient":
+            self.forget_draws()  # to make room for the engine's workspace
+        return sample
+
+    @torch.no_grad()
+    def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+        """(θ - μ) / Σ of the open pass, in the engine's workspace; see `CohortNoise.scores`."""
+        means, workspace = self._optimizer.sampled_mean(), self._optimizer.engine.workspace
+        targets = {param for param in params if param in means}
+        scores: dict[nn.Parameter, Tensor] = {}
+        for noise in self._sampled:
+            scores |= noise.scores(targets, means, lambda param: workspace.result(param.shape, param))
+        return scores
+
+    def scratch(self, param: Tensor) -> Tensor:
+        """Scratch memory for a parameter: its sample during a pass, its step during an update.
+
+        Args:
+            param: The parameter, or its local part.
+
+        Returns:
+            A buffer shaped like it, the same one at each call until the device or dtype changes.
+        """
+        buffer = self._scratch.get(param)
+        if buffer is None or buffer.device != param.device or buffer.dtype != param.dtype:
+            buffer = self._scratch[param] = torch.empty_like(param, requires_grad=False)
+        return buffer
+
+    def forget_draws(self) -> None:
+        """Release the memory of the draws."""
+        for noise in self._noises.values():
+            noise.cached_pool = None
+
+    def _noise_of(self, params: Sequence[nn.Parameter]) -> CohortNoise:
+        noise = self._noises.get(params[0])
+        if noise is None or not noise.matches(params):
+            noise = self._noises[params[0]] = CohortNoise(params)
+        return noise
+
+    def _uses_pool(self, group: Group) -> bool:
+        """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
+        optimizer = self._optimizer
+        is_amortised = group["curvature_interval"] > 1 and optimizer.num_updates >= FIRST
+        return optimizer.mc_samples == 1 and (is_amortised or optimizer.estimator.quantity == "gradient")
+
+    def _noisy_cohorts(self, group: Group) -> Iterator[list[nn.Parameter]]:
+        """Cohorts of the parameters to sample, with an initialised curvature."""
+        if group["noisy"]:
+            effective(group)  # raises if N is unknown
+            for cohort in self.cohorts(group):
+                params = [param for param in cohort if self._optimizer.state[param]["noisy"]]
+                if params and self.start_curvature(params, group):
+                    yield params
+
+    # -- curvature ----------------------------------------------------------------------------------------------------
+
+    def start_noise(self) -> None:
+        """Initialise the curvature of all groups that have an ``init_precision``."""
+        for group in self._optimizer.param_groups:
+            list(self._noisy_cohorts(group))
+
+    def start_curvature(self, params: Sequence[nn.Parameter], group: Group) -> bool:
+        """Initialise the curvature of a cohort from ``init_precision`` before the first update.
+
+        Args:
+            params: The cohort.
+            group: Its group.
+
+        Returns:
+            Whether there is a curvature.
+        """
+        states = [self._optimizer.state[param] for param in params]
+        if states[0]["step"]:
+            return True
+        if group["init_precision"] is None:
+            return False
+        start = initial_curvature(group["init_precision"], **effective(group).start_arguments)
+        for state in states:
+            state["curvature"].fill_(start)
+        return True
+
+    def _since(self, state: Mapping[str, Any], group: Group) -> int:
+        """Number of updates for which a measurement in this update would account; 0 if the parameter is not due."""
+        return updates_since(state["step"] + 1, self._optimizer.num_updates + 1, group["curvature_interval"])
+
+    def determined(self) -> Iterator[Tensor]:
+        """The effective number of parameters of each tensor; see `PosteriorFamily`."""
+        for group in self._optimizer.param_groups:
+            for param in [param for cohort in self.cohorts(group) for param in cohort] if group["noisy"] else []:
+                state = self._optimizer.state[param]
+                if state["step"] and state["noisy"]:
+                    yield determined_of(group, state, param)
+
+    # -- the update ---------------------------------------------------------------------------------------------------
+
+    def update(self, measurement: Measurement) -> None:
+        """Update all cohorts; see `PosteriorFamily`."""
+        for group in self._optimizer.param_groups:
+            effective(group)  # raises if N is unknown
+            for params in self.cohorts(group):
+                self._optimizer.step_of(group).apply(self._counted_cohort(params, group, measurement))
+        self.finish(measurement)
+
+    def finish(self, measurement: Measurement) -> None:
+        """Finish the steps, then store the tensor sizes r_t if the update measured curvature."""
+        for step in self._optimizer.steps.values():
+            step.finish(self._optimizer.param_groups, self._optimizer.state)
+        for group in self._optimizer.param_groups if measurement.has_curvature else []:
+            for params in self.cohorts(group) if group["relative_noise"] else []:
+                states = [self._optimizer.state[param] for param in params]
+                sizes = tensor_sizes(params, [state["scale"] for state in states])
+                for state, size in zip(states, sizes.unbind(), strict=True):
+                    state["size"] = size
+
+    def _counted_cohort(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> DiagonalCohort:
+        """The cohort of `params` at this update, which it counts."""
+        states = [self._optimizer.state[param] for param in params]
+        curvatures = [local(state["curvature"]) for state in states if "curvature" in state]
+        since = self._since(states[0], group) if measurement.has_curvature and curvatures else 0
+        measured = self.measured_curvature(params, group, measurement) if since else curvatures
+        if curvatures and not self.start_curvature(params, group):
+            torch._foreach_copy_(curvatures, measured)
+        for state in states:
+            state["step"] += 1
+        return self.cohort(params, group, measured, since)
+
+    def measured_curvature(
+        self, params: Sequence[nn.Parameter], group: Group, measurement: Measurement
+    ) -> list[Tensor]:
+        """ĥ of a cohort, in the units of its group."""
+        measured = [measurement.curvature[param].contiguous() for param in params]
+        return self._optimizer.estimator.scaled(measured, group)
+
+    def cohort(
+        self, params: Sequence[nn.Parameter], group: Group, measured: Sequence[Tensor], since: int = 1
+    ) -> DiagonalCohort:
+        """The update of a cohort, whose states count it already; arguments as in `DiagonalCohort`."""
+        optimizer = self._optimizer
+        step = optimizer.state[params[0]]["step"]
+        return DiagonalCohort(
+            params,
+            [optimizer.state[param] for param in params],
+            group,
+            measured,
+            since,
+            update=optimizer.natural_update,
+            state_type=optimizer.state_type,
+            arguments=lambda precision: optimizer.update_arguments(group, step, precision),
+            curvature_update=optimizer.curvature_update,
+            only_averages=optimizer.averages_curvature,
+            buffer=self.scratch,
+        )

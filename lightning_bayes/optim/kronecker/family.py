@@ -1,0 +1,237 @@
+"""The Kronecker family: matrix Gaussians for linear layers and convolutions, independent weights for everything else.
+
+Passes measure the factors every T_stats updates. Each layer's factors are inverted every T_inv updates, and the layers take
+turns (`optim.kronecker.intervals`).
+
+The matrices move by the step of the paper (`LayerEquations.update`), by the bounded step of `optim.steps.trust_region`, or
+by the step of the user's optimizer (`optim.steps.base_optimizer`). With the latter, K-FAC only shapes the posterior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import Capture
+from lightning_bayes.optim.diagonal.cohort import prior_means
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
+from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.kronecker import layer_state
+from lightning_bayes.optim.kronecker.arguments import KroneckerSettings
+from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
+from lightning_bayes.optim.kronecker.equations import LayerEquations
+from lightning_bayes.optim.kronecker.estimator import factor_shapes
+from lightning_bayes.optim.kronecker.intervals import is_due
+from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
+from lightning_bayes.optim.kronecker.layer_curvature import LayerCurvature
+from lightning_bayes.optim.kronecker.layers import KroneckerLayers
+from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.optim.kronecker.matrix_noise import MatrixNoise
+from lightning_bayes.optim.kronecker.moves import Move
+from lightning_bayes.optim.runtime.family import PosteriorFamily
+from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.runtime.passes import Measurement
+
+if TYPE_CHECKING:
+    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+
+
+@final
+class KroneckerFamily(PosteriorFamily):
+    """Layers with Kronecker factors, and the diagonal family for all other parameters.
+
+    Args:
+        optimizer: The optimizer.
+        equations: The equations of the method.
+        settings: The arguments of K-FAC.
+
+    Attributes:
+        layers: The layers with factors.
+        stats_interval: T_stats.
+        inverse_interval: T_inv.
+        workers: Processes that share the inversions; None inverts all layers in this process.
+    """
+
+    counters: ClassVar[Mapping[str, int]] = {"measurements": 0}
+
+    def __init__(self, optimizer: MeanFieldOptimizer, equations: LayerEquations, settings: KroneckerSettings) -> None:
+        self._optimizer, self._equations = optimizer, equations
+        self.stats_interval, self.inverse_interval = settings.stats_interval, settings.inverse_interval
+        self.workers: WorkerGroup | None = None
+        self.layers = KroneckerLayers(optimizer, settings)
+        self._diagonal = DiagonalFamily(optimizer, self.layers.params)
+        self._curvature = LayerCurvature(optimizer, equations)
+        self._noise = MatrixNoise(optimizer, self._curvature, equations)
+
+    def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
+        """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
+        uses_update = self._optimizer.step_of(group).uses_update
+        return self._optimizer.state_type._fields[1:] if uses_update else ("curvature",)
+
+    def check_groups(self) -> None:
+        """Require that all layers are supported and that their factors fit into memory; see `KroneckerLayers.check`."""
+        self.layers.check()
+
+    def prepare(self) -> None:
+        """Adapt the state to the current layers, because freezing a bias changes its layer's matrix."""
+        for layer in self.layers.with_factors():
+            layer_state.drop_if_of_another_shape(self._optimizer.state[layer.weight], layer)
+        in_matrices = self.layers.params()
+        for group, param in self._optimizer.trained():
+            state = self._optimizer.state_of(param, group)
+            if param not in in_matrices and "curvature" not in state:
+                state["curvature"] = torch.zeros_like(param)
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def is_due(self) -> bool:
+        """Whether the next update measures curvature: every T_stats updates, and until every parameter is measured."""
+        trained = self._optimizer.trained()
+        is_new = any(self._optimizer.state_of(param, group)["measurements"] == 0 for group, param in trained)
+        return is_new or is_due(self._optimizer.num_updates + 1, self.stats_interval)
+
+    def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        """The engine's capture of the factors; see `PosteriorFamily`."""
+        return self.layers.engine.capture(self.layers.request(self._optimizer.label_seed(sample), loss_scale))
+
+    def measured(self) -> dict[Hashable, Tensor]:
+        """Both factors of every layer, and all other parameters; see `PosteriorFamily`."""
+        in_matrices = self.layers.params()
+        shapes: dict[Hashable, Tensor] = {p: p for _, p in self._optimizer.trained() if p not in in_matrices}
+        for layer in self.layers.with_factors():
+            shapes |= factor_shapes(layer)
+        return shapes
+
+    def sample(self, noise: CounterNoise, *, measures: bool | None) -> dict[nn.Parameter, Tensor]:
+        """Draw a sample; see `PosteriorFamily`."""
+        layers = self.layers.with_factors()
+        self._noise.start(layers)
+        sample = self._diagonal.sample(noise, measures=measures)
+        return {**sample, **self._noise.sample(layers, noise, self._diagonal.scratch)}
+
+    def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+        """(θ - μ) / Σ of the independent weights; see `PosteriorFamily`."""
+        return self._diagonal.scores(params)
+
+    def start_noise(self) -> None:
+        """Initialise the curvature of all groups that have an ``init_precision``."""
+        layers = self.layers.with_factors()
+        self._diagonal.start_noise()
+        self._noise.start(layers)
+
+    def determined(self) -> Iterator[Tensor]:
+        """The effective number of parameters of each tensor and matrix; see `PosteriorFamily`."""
+        layers = self.layers.with_factors()
+        yield from self._diagonal.determined()
+        yield from self._noise.determined(layers)
+
+    # -- the update ---------------------------------------------------------------------------------------------------
+
+    def update(self, measurement: Measurement) -> None:
+        """Update factors, inverses and squared gradients, and move the means; see `PosteriorFamily`."""
+        for group in self._optimizer.param_groups:
+            effective(group)  # raises if N is unknown
+        layers = self.layers.with_factors()
+        states = [self._optimizer.state[param] for layer in layers for param in layer.params]
+        with layer_state.restored_on_error(states):
+            self._curvature.refresh(layers, measurement, self.inverse_interval, self.workers)
+        if self._optimizer.base_step is None:
+            self._apply_own_step(layers, measurement)
+        else:
+            self._apply_base_step(layers, measurement)
+        self._diagonal.finish(measurement)
+
+    def _cohorts(self) -> Iterator[tuple[list[nn.Parameter], dict[str, Any]]]:
+        """Cohorts of the parameters without factors, with their groups."""
+        for group in self._optimizer.param_groups:
+            for params in self._diagonal.cohorts(group):
+                yield params, group
+
+    def _apply_own_step(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
+        """The algorithm's own step."""
+        moves = [move for layer in layers for move in self._layer_moves(layer)]
+        moves += [self._diagonal_move(params, group, measurement) for params, group in self._cohorts()]
+        clip_factor = self._clip_factor(moves)
+        for move in moves:
+            move.clip_factor = clip_factor
+            self._optimizer.step_of(move.group).apply(move)
+
+    def _apply_base_step(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
+        """The step of the user's optimizer. The measurement only shapes the posterior."""
+        cohorts = list(self._cohorts())
+        if measurement.has_curvature:
+            for params, group in cohorts:
+                self._average_squares(params, group, measurement)
+        for params, group in [*((list(layer.params), layer.group) for layer in layers), *cohorts]:
+            self._optimizer.step_of(group).apply(Move(params, self._counted(params), group))
+
+    def _counted(self, params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+        """The states of parameters, which count this update."""
+        states = [self._optimizer.state[param] for param in params]
+        for state in states:
+            state["step"] += 1
+        return states
+
+    def _average_squares(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> None:
+        states = [self._optimizer.state[param] for param in params]
+        self._diagonal.start_curvature(params, group)
+        weight = self._curvature.weight_of_old(states[0], group)
+        torch._foreach_lerp_(
+            [state["curvature"] for state in states], [measurement.curvature[param] for param in params], 1 - weight
+        )
+        for state in states:
+            state["measurements"] += 1
+
+    def _layer_moves(self, layer: MatrixLayer) -> Iterator[Move]:
+        states = self._counted(layer.params)
+        centred, centres = layer.matrix(layer.params).detach(), prior_means(states)
+        if centres:
+            centred = centred - layer.matrix(centres)
+        inverse = layer_state.product(states[0], "inverse")
+        assert inverse is not None
+        momentum = layer.matrix([state["momentum"] for state in states])
+        step = self._equations.update(
+            self._equations.state(centred, momentum, inverse),
+            layer.matrix([param.grad for param in layer.params if param.grad is not None]),
+            beta=layer.group["betas"][0],
+            prior=effective(layer.group).prior,
+            step=states[0]["step"],
+        )
+        norms = layer.tensors(step.direction * step.corrected)
+        for state, momentum in zip(states, layer.tensors(step.momentum), strict=True):
+            state["momentum"] = momentum
+        for param, state, group, part, norm in zip(
+            layer.params, states, layer.groups, layer.tensors(step.direction), norms, strict=True
+        ):
+            yield Move([param], [state], group, [part.neg()], norm.sum())
+
+    def _diagonal_move(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> Move:
+        measures = measurement.has_curvature
+        curvatures = [self._optimizer.state[param]["curvature"] for param in params]
+        has_curvature = self._diagonal.start_curvature(params, group)
+        measured = self._diagonal.measured_curvature(params, group, measurement) if measures else curvatures
+        if measures and not has_curvature:
+            torch._foreach_copy_(curvatures, measured)
+        weight = self._curvature.weight_of_old(self._optimizer.state[params[0]], group)
+        states = self._counted(params)
+        for state in states:
+            state["measurements"] += measures
+        steps = self._diagonal.cohort(params, group, measured).propose_(1.0, weight)
+        hyper = effective(group)
+        norms = [
+            (step.square() * (s + hyper.prior + hyper.damping)).sum() for step, s in zip(steps, curvatures, strict=True)
+        ]
+        return Move(params, states, group, steps, torch.stack(norms).sum())
+
+    def _clip_factor(self, moves: list[Move]) -> float:
+        """The factor on the whole step, at most 1, that keeps its Fisher norm at or below the bound."""
+        bound = self._optimizer.param_groups[0]["kl_clip"]
+        if bound is None:
+            return 1.0
+        rates = [self._optimizer.step_of(move.group).rate(float(move.group["lr"])) for move in moves]
+        norms = [move.norm * rate**2 for move, rate in zip(moves, rates, strict=True) if move.norm is not None]
+        return float(clipped_lr(1.0, torch.stack([norm.to(norms[0].device) for norm in norms]).sum(), bound))

@@ -1,0 +1,102 @@
+"""Running averages of a layer's Kronecker factors, and the inversions that steps and noise need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.kronecker import layer_state
+from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all
+from lightning_bayes.optim.kronecker.equations import LayerEquations
+from lightning_bayes.optim.kronecker.estimator import factors_of
+from lightning_bayes.optim.kronecker.intervals import layers_due
+from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.optim.readout.shape import layer_damping
+from lightning_bayes.optim.runtime.passes import Measurement
+
+if TYPE_CHECKING:
+    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+
+
+@final
+class LayerCurvature:
+    """Maintains the factors, inverses and roots in the optimizer's state.
+
+    Args:
+        optimizer: The optimizer.
+        equations: The equations of the method.
+    """
+
+    def __init__(self, optimizer: MeanFieldOptimizer, equations: LayerEquations) -> None:
+        self._optimizer, self._equations = optimizer, equations
+
+    def refresh(
+        self,
+        layers: Sequence[MatrixLayer],
+        measurement: Measurement,
+        inverse_interval: int,
+        workers: WorkerGroup | None,
+    ) -> None:
+        """Update the factors from a measurement, and invert the layers that are due.
+
+        Args:
+            layers: All layers with factors.
+            measurement: The measurement.
+            inverse_interval: T_inv.
+            workers: Processes that share the inversions; None inverts all layers in this process.
+        """
+        states = self._optimizer.state
+        if measurement.has_curvature:
+            for layer in layers:
+                self.average(layer, measurement)
+        counts = [states[layer.weight]["measurements"] for layer in layers]
+        update = self._optimizer.num_updates + 1
+        due = [layers[i] for i in layers_due(counts, update, inverse_interval, measures=measurement.has_curvature)]
+        kinds = {layer: products for layer in due if (products := self.kinds(layer))}
+        invert_all(kinds, states, self.invert, workers)
+
+    def average(self, layer: MatrixLayer, measurement: Measurement) -> None:
+        """Update the running averages of a layer's factors."""
+        state, measured = self._optimizer.state[layer.weight], factors_of(layer, measurement.curvature)
+        old = layer_state.product(state, "factor")
+        beta = self.weight_of_old(state, layer.group)
+        new = measured if old is None else self._equations.average_factors(old, measured, beta=beta)
+        layer_state.put(state, "factor", new)
+        count = state["measurements"] + 1
+        for param in layer.params:
+            self._optimizer.state[param]["measurements"] = count
+        self.forget_diagonals(layer)
+
+    def weight_of_old(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
+        """β₂ of the next measurement."""
+        beta: float = group["betas"][1]
+        return self._optimizer.step_of(group).weight_of_old(beta, state["measurements"] + 1)
+
+    def kinds(self, layer: MatrixLayer) -> list[str]:
+        """The products that inverting a layer yields: ``"inverse"`` for the step, ``"root"`` for the noise."""
+        has_step = self._optimizer.base_step is None
+        return ["inverse"] * has_step + ["root"] * self.is_noisy(layer)
+
+    def is_noisy(self, layer: MatrixLayer) -> bool:
+        """Whether the layer is sampled."""
+        return bool(layer.group["noisy"] and self._optimizer.state[layer.weight]["noisy"])
+
+    def invert(self, layer: MatrixLayer) -> None:
+        """Invert a layer's factors; raises `NotPositiveDefiniteError` if that fails."""
+        state, hyper = self._optimizer.state[layer.weight], effective(layer.group)
+        curvature = layer_state.product(state, "factor")
+        assert curvature is not None
+        for kind in self.kinds(layer):
+            if kind == "inverse":
+                inverted = self._equations.inverse(curvature, prior=hyper.prior, damping=hyper.damping, name=layer.name)
+            else:
+                assert self._equations.root is not None
+                damping = layer_damping(curvature, hyper)  # includes the prior
+                inverted = self._equations.root(curvature, prior=0.0, damping=damping, name=layer.name)
+            layer_state.put(state, kind, inverted)
+
+    def forget_diagonals(self, layer: MatrixLayer) -> None:
+        """Drop the squared gradients that the layer's parameters had before they were part of a matrix."""
+        for param in layer.params:
+            self._optimizer.state[param].pop("curvature", None)

@@ -1,0 +1,131 @@
+"""The layers of a model with Kronecker factors, and the request that measures them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from torch import nn
+
+from lightning_bayes.curvature import Likelihood
+from lightning_bayes.curvature.factors import Request, has_factors
+from lightning_bayes.curvature.kronecker import KroneckerEngine
+from lightning_bayes.optim.fisher import label_source
+from lightning_bayes.optim.kronecker.arguments import KroneckerSettings
+from lightning_bayes.optim.kronecker.factor_source import layer_rule, require_factors
+from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
+from lightning_bayes.posteriors import require_memory
+
+if TYPE_CHECKING:
+    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+
+
+@final
+class KroneckerLayers:
+    """The division of a model into layers with and without Kronecker factors.
+
+    Args:
+        optimizer: The optimizer, with a `KroneckerEngine`.
+        settings: The arguments of K-FAC.
+    """
+
+    def __init__(self, optimizer: MeanFieldOptimizer, settings: KroneckerSettings) -> None:
+        self._optimizer, self._settings = optimizer, settings
+        self._cached: tuple[Any, Division] | None = None  # with its key
+
+    @property
+    def engine(self) -> KroneckerEngine:
+        """The optimizer's engine."""
+        assert isinstance(self._optimizer.engine, KroneckerEngine)
+        return self._optimizer.engine
+
+    @property
+    def is_measured_by_backpack(self) -> bool:
+        """Whether BackPACK measures the factors."""
+        return self.engine.has_factors is not has_factors
+
+    @property
+    def likelihood(self) -> Likelihood | None:
+        """The likelihood to sample labels from; None uses the labels of the data."""
+        return label_source(self._settings.fisher, self._settings.likelihood, self._optimizer.model)
+
+    def division(self) -> Division:
+        """The current division. It changes when parameters are frozen, unfrozen or added."""
+        groups = self._optimizer.param_groups
+        # The key contains ids, because loading a state creates new groups.
+        key = [(id(group), [param.requires_grad for param in group["params"]]) for group in groups]
+        if self._cached is None or self._cached[0] != key:
+            is_matrix = layer_rule(self.engine, self._settings.unsupported_layers)
+            division = divide(self._optimizer.model, groups, self._have_same_noise, self._settings.max_side, is_matrix)
+            self._cached = key, division
+        return self._cached[1]
+
+    def with_factors(self) -> list[MatrixLayer]:
+        """The current layers with Kronecker factors."""
+        return self.division().layers
+
+    def params(self) -> set[nn.Parameter]:
+        """The parameters of these layers."""
+        return {param for layer in self.with_factors() for param in layer.params}
+
+    def _have_same_noise(self, weight: nn.Parameter, bias: nn.Parameter) -> bool:
+        return (weight in self._optimizer.deterministic) == (bias in self._optimizer.deterministic)
+
+    def check(self) -> None:
+        """Require that the engine supports every layer, and that factors, inverses and roots fit into memory."""
+        if self._settings.unsupported_layers == "refuse" and self.is_measured_by_backpack:
+            require_factors(self._optimizer.model, self.division(), self.engine)
+        layers = self.with_factors()
+        sizes = [groups * (rows**2 + columns**2) for groups, rows, columns in (layer.shape for layer in layers)]
+        if layers:
+            stored = {"factors": True, "inverses": self._optimizer.base_step is None, "roots": self._optimizer.noisy}
+            kinds = [kind for kind, is_stored in stored.items() if is_stored]
+            require_memory(
+                f"The Kronecker {', '.join(kinds)} of {len(layers)} layers",
+                len(kinds) * sum(sizes),
+                layers[0].weight.element_size(),
+                self._settings.limit_mib,
+                f"a smaller max_side than {self._settings.max_side}",
+            )
+
+    def request(self, label_seed: int, loss_scale: float) -> Request:
+        """What a pass measures.
+
+        Args:
+            label_seed: Seed of sampled labels.
+            loss_scale: Factor on the loss.
+
+        Returns:
+            The request for the engine.
+        """
+        layers = {layer.module: layer.has_bias for layer in self.with_factors()}
+        return Request(layers, self.likelihood if self._draws_labels() else None, label_seed, loss_scale)
+
+    def _draws_labels(self) -> bool:
+        """Whether this package's rules measure any parameter. BackPACK samples its own labels."""
+        if not self.is_measured_by_backpack:
+            return True
+        layers = [layer for layer in self.with_factors() if self.engine.has_factors(layer.module)]
+        by_backpack = {param for layer in layers for param in layer.params}
+        return any(param not in by_backpack for _, param in self._optimizer.trained())
+
+    def describe(self) -> str:
+        """The layers with factors, the labels of the Fisher, and all other layers, for a log."""
+        division = self.division()
+        long = [
+            f"{name} (side {side} > max_side={self._settings.max_side})" for name, side in division.too_long.items()
+        ]
+        others = ", ".join([*long, *division.others]) or "none"
+        return (
+            f"{type(self._optimizer).__name__}: Kronecker factors for {len(division.layers)} layers, labels "
+            f"{self._describe_labels()}, measured every {self._settings.stats_interval} and inverted every "
+            f"{self._settings.inverse_interval} updates; mean-field: {others}."
+        )
+
+    def _describe_labels(self) -> str:
+        if self.is_measured_by_backpack:
+            drawn = "drawn from the loss's likelihood" if self._settings.factors == "kfac" else "none"
+            return f"{drawn} ({self._settings.factors} by BackPACK)"
+        likelihood = self.likelihood
+        if likelihood is None:
+            return "from the data (empirical Fisher)"
+        return f"drawn from {type(likelihood).__name__} (Fisher)"

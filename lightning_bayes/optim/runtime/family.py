@@ -1,0 +1,88 @@
+"""The interface of a posterior family: how the weights of an optimizer are sampled, measured and updated.
+
+An optimizer joins a family with a curvature estimator and a step. All tensors of the posterior are in the optimizer's state,
+so that checkpoints include them; a family holds only the optimizer and caches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import Capture
+from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.runtime.passes import Measurement
+
+
+class PosteriorFamily(ABC):
+    """A family of posteriors over the weights of one optimizer.
+
+    Class attributes:
+        counters: Numbers that it keeps in the state of every parameter, with their initial values.
+    """
+
+    counters: ClassVar[Mapping[str, int]] = {}
+
+    @abstractmethod
+    def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
+        """Names of the tensors in a parameter's state that are shaped like it."""
+
+    def check_groups(self) -> None:
+        """Check the parameter groups after one was added; raises an error if the family does not support them."""
+        return
+
+    def prepare(self) -> None:
+        """Adapt the state to parameters that were frozen or unfrozen. Called before every pass and readout."""
+        return
+
+    @abstractmethod
+    def is_due(self) -> bool:
+        """Whether the next update measures curvature."""
+
+    @abstractmethod
+    def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        """The capture of a pass that measures curvature.
+
+        Args:
+            sample: Index of the weight sample.
+            loss_scale: Factor on the loss.
+
+        Returns:
+            A context manager around forward and backward.
+        """
+
+    @abstractmethod
+    def measured(self) -> Mapping[Hashable, Tensor]:
+        """The keys of a measurement, with a tensor of the right shape for each."""
+
+    @abstractmethod
+    def sample(self, noise: CounterNoise, *, measures: bool | None) -> dict[nn.Parameter, Tensor]:
+        """Draw a posterior sample.
+
+        Args:
+            noise: Noise of the pass.
+            measures: Whether the pass measures curvature; None if it runs no backward.
+
+        Returns:
+            Samples of the parameters to perturb, in separate memory with the same strides.
+        """
+
+    @abstractmethod
+    def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+        """(θ - μ) / Σ of the open pass; parameters with another kind of posterior, or without noise, are left out."""
+
+    @abstractmethod
+    def update(self, measurement: Measurement) -> None:
+        """Update the state from a measurement, and move the means by the steps of their groups."""
+
+    @abstractmethod
+    def start_noise(self) -> None:
+        """Initialise the curvature of all groups that have an ``init_precision``."""
+
+    @abstractmethod
+    def determined(self) -> Iterator[Tensor]:
+        """The effective number of parameters of each tensor with noise, scalars."""
