@@ -16,6 +16,7 @@ from lightning_bayes.optim.hyperparameters import StepName
 from lightning_bayes.optim.runtime.measuring import require_interval
 from lightning_bayes.optim.runtime.parameters import has_convolutions, has_norms
 from lightning_bayes.optim.steps.base_optimizer import (
+    FLATNESS_OF_CLASSIFIERS,
     FLATNESS_OF_CONVOLUTIONS,
     NOISE_OF_CLASSIFIERS,
     NOISE_OF_CONVOLUTIONS,
@@ -129,7 +130,7 @@ def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
         return NOISE_OF_NORMALISED, FLATNESS
     if has_convolutions(model):
         return NOISE_OF_CONVOLUTIONS, FLATNESS_OF_CONVOLUTIONS
-    return NOISE_OF_CLASSIFIERS, FLATNESS
+    return NOISE_OF_CLASSIFIERS, FLATNESS_OF_CLASSIFIERS
 
 
 @final

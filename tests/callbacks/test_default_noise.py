@@ -88,6 +88,19 @@ def test_networks_with_normalisation_have_less_noise(norm):
     assert (group["relative_noise"], group["noise_flatness"]) == (0.02, 0.03)
 
 
+def test_other_classifiers_have_noise_that_follows_the_curvature():
+    """Almost all noise is in weights whose input is always zero. They have no curvature."""
+    module = Images()
+    module.net = nn.Sequential(nn.Flatten(), nn.ZeroPad1d((0, 16)), nn.Linear(32, 4))
+    optimizer = fit(VOGNCallback(), module)
+    (group,) = optimizer.param_groups
+    assert (group["relative_noise"], group["noise_flatness"]) == (0.07, 0.001)
+    variance = optimizer.posterior().variance()["net.2.weight"]
+    with_input, without = variance[:, :16], variance[:, 16:]
+    torch.testing.assert_close(without, without.mean().expand_as(without))
+    assert with_input.sum() < 0.02 * without.sum()
+
+
 def test_regressions_have_the_least_noise():
     class Curve(Images):
         def training_step(self, batch, batch_idx):

@@ -49,12 +49,12 @@ def test_parameter_groups_keep_members_rates_decay_and_the_users_own_keys():
 
 def test_default_is_the_users_step():
     (adam,) = groups_after(lambda m: AdamW(m.parameters(), lr=2e-3))
-    wanted = {"step_rule": "user", "relative_noise": 0.05, "lr": 2e-3}
+    wanted = {"step_rule": "user", "relative_noise": 0.07, "lr": 2e-3}
     assert {key: adam[key] for key in wanted} == wanted
 
 
 @pytest.mark.parametrize("callback", [VOGNCallback, VadamCallback])
-@pytest.mark.parametrize(("arguments", "noise"), [({}, 0.05), ({"relative_noise": 0.3}, 0.3)])
+@pytest.mark.parametrize(("arguments", "noise"), [({}, 0.07), ({"relative_noise": 0.3}, 0.3)])
 def test_default_noise_does_not_depend_on_the_optimizer(callback, arguments, noise):
     (group,) = groups_after(lambda m: SGD(m.parameters(), lr=2e-3), callback(**arguments))
     assert group["relative_noise"] == noise
@@ -67,13 +67,13 @@ def deep_classifier(configure=lambda module: AdamW(module.parameters(), lr=2e-3)
 
 @pytest.mark.parametrize(
     ("arguments", "layers"),
-    [({}, 20), ({"bayesian": r"^net\.1[0-8]\."}, 9), ({"bayesian": r"^net\.19\."}, 5), ({"relative_noise": 0.05}, 5)],
+    [({}, 20), ({"bayesian": r"^net\.1[0-8]\."}, 9), ({"bayesian": r"^net\.19\."}, 5), ({"relative_noise": 0.07}, 5)],
     ids=["all", "nine of them", "the last", "a choice"],
 )
 def test_default_noise_of_many_layers_adds_up_to_that_of_five(arguments, layers):
     callback = VOGNCallback(**arguments)
     fit(deep_classifier(), callback)
-    assert callback.optimizer.param_groups[0]["relative_noise"] * layers**0.5 == pytest.approx(0.05 * 5**0.5)
+    assert callback.optimizer.param_groups[0]["relative_noise"] * layers**0.5 == pytest.approx(0.07 * 5**0.5)
 
 
 def test_default_noise_knows_of_layers_that_were_thawed():
@@ -89,8 +89,8 @@ def test_default_noise_knows_of_layers_that_were_thawed():
                 module.net.requires_grad_(True)
 
     fit(deep_classifier(), VOGNCallback(), Thawing(), max_epochs=1)
-    assert Thawing.bounds[1] == 0.05
-    assert Thawing.bounds[2] * 20**0.5 == pytest.approx(0.05 * 5**0.5)
+    assert Thawing.bounds[1] == 0.07
+    assert Thawing.bounds[2] * 20**0.5 == pytest.approx(0.07 * 5**0.5)
 
 
 @pytest.mark.parametrize("batches", [1, 2])
@@ -106,7 +106,7 @@ def test_the_first_update_has_one_bound_of_the_noise(batches):
             seen.append(trainer.optimizers[0].param_groups[0]["relative_noise"])
 
     fit(Classifier(), VOGNCallback(init_precision=50.0), Watch(), max_epochs=1, accumulate_grad_batches=batches)
-    assert seen[: 2 * batches + 2] == [0.01] * 2 * batches + [0.05, 0.05]
+    assert seen[: 2 * batches + 2] == [0.01] * 2 * batches + [0.07, 0.07]
 
 
 def test_default_without_noise_is_a_trust_region_of_the_users_kind():

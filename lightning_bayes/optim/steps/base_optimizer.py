@@ -45,7 +45,8 @@ from lightning_bayes.optim.steps.graft import graft_
 from lightning_bayes.optim.steps.step import Cohort, Step
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
-NOISE_OF_CLASSIFIERS = 0.05  # κ for classifiers without convolutions
+NOISE_OF_CLASSIFIERS = 0.07  # κ for classifiers without convolutions
+FLATNESS_OF_CLASSIFIERS = 0.001  # ε for classifiers without convolutions
 NOISE_OF_CONVOLUTIONS = 0.3  # κ for classifiers with convolutions
 FLATNESS_OF_CONVOLUTIONS = 1.0  # ε for classifiers with convolutions
 NOISE_OF_NORMALISED = 0.02  # κ for classifiers with normalisation layers
