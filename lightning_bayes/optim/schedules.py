@@ -158,8 +158,6 @@ def apply_functions(group: dict[str, Any], functions: Mapping[str, Callable[[int
     Raises:
         HyperparameterError: If a value is out of range.
     """
-    if not functions:
-        return
     step = int(group["step"])
     values = plain({name: function(step) for name, function in functions.items()})
     try:

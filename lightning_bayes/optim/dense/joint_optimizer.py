@@ -271,4 +271,5 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
             self.state[param]["momentum"] = momentum.clone()
         family.store(self.state, new.curvature)
         self.param_groups[0]["step"] += 1
-        apply_functions(self.param_groups[0], self._functions, Hyperparameters)
+        if self._functions:
+            apply_functions(self.param_groups[0], self._functions, Hyperparameters)

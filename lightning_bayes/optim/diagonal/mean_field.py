@@ -20,6 +20,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
+from lightning_bayes.curvature.spread import local
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
@@ -35,7 +36,7 @@ from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import require_interval
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import deterministic_params, reference_weights, require_sizes, trainable
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, zeros_where_missing
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 from lightning_bayes.optim.runtime.shards import local_state, require_elementwise
 from lightning_bayes.optim.schedules import apply_functions, take_functions
 from lightning_bayes.optim.settings import plain
@@ -237,7 +238,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         if not self._measures_now():
             return {}
-        return zeros_where_missing(self.estimator.finalise(curvature), self.family.measured())
+        finalised, shapes = self.estimator.finalise(curvature), self.family.measured()
+        return {
+            key: finalised[key] if key in finalised else torch.zeros_like(local(like)) for key, like in shapes.items()
+        }
 
     def _update_all(self, measurement: Measurement) -> None:
         self.family.update(measurement)
@@ -250,7 +254,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """Count the update and evaluate the schedules."""
         before = effective(group)
         group["step"] += 1
-        apply_functions(group, functions, self.hyperparameters)
+        if functions:
+            apply_functions(group, functions, self.hyperparameters)
         after = effective(group)
         if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
             keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)

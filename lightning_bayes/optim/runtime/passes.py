@@ -218,19 +218,6 @@ class OpenUpdate:
         vars(self).update(vars(OpenUpdate()))
 
 
-def zeros_where_missing(curvature: Curvature, shapes: Mapping[Hashable, Tensor]) -> Curvature:
-    """Fill in zeros for keys that were not measured.
-
-    Args:
-        curvature: Averages by key.
-        shapes: A tensor of the right shape for every required key, in order.
-
-    Returns:
-        A value for every required key.
-    """
-    return {key: curvature[key] if key in curvature else torch.zeros_like(local(like)) for key, like in shapes.items()}
-
-
 def _filled_gradients(params: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Parameter, Tensor]]:
     for param in params:
         if param.grad is None:
