@@ -95,6 +95,7 @@ class DiagonalFamily(PosteriorFamily):
         sample: dict[nn.Parameter, Tensor] = {}
         for group in self._optimizer.param_groups:
             for params in self._noisy_cohorts(group):
+                self.start_cohort(params, group)
                 self._sampled.append(self._noise_of(params))
                 states = local_parts(params, [self._optimizer.state[param] for param in params])[1]
                 drawn = self._sampled[-1].sample(states, group, noise, self.scratch, pooled=self._uses_pool(group))
@@ -146,41 +147,43 @@ class DiagonalFamily(PosteriorFamily):
         is_amortised = group["curvature_interval"] > 1 and optimizer.num_updates >= FIRST
         return optimizer.mc_samples == 1 and (is_amortised or optimizer.estimator.quantity == "gradient")
 
-    def _noisy_cohorts(self, group: Group) -> Iterator[list[nn.Parameter]]:
-        """Cohorts of the parameters to sample, with an initialised curvature."""
-        if group["noisy"]:
-            effective(group)  # raises if N is unknown
-            for cohort in self.cohorts(group):
-                params = [param for param in cohort if self._optimizer.state[param]["noisy"]]
-                if params and self.start_curvature(params, group):
-                    yield params
+    def _noisy_cohorts(self, group: Group) -> list[list[nn.Parameter]]:
+        """Cohorts of the parameters to sample: all with a posterior, once a curvature is known."""
+        if not group["noisy"]:
+            return []
+        effective(group)  # raises if N is unknown
+        states, cohorts = self._optimizer.state, self.cohorts(group)
+        noisy = [[param for param in params if states[param]["noisy"]] for params in cohorts]
+        has_start = group["init_precision"] is not None
+        return [params for params in noisy if params and (has_start or states[params[0]]["step"])]
 
     # -- curvature ----------------------------------------------------------------------------------------------------
 
-    def start_noise(self) -> None:
-        """Initialise the curvature of all groups that have an ``init_precision``."""
+    def start_curvature(self) -> None:
+        """Initialise the curvature before the first update; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
-            list(self._noisy_cohorts(group))
+            for params in self._noisy_cohorts(group):
+                self.start_cohort(params, group)
 
-    def start_curvature(self, params: Sequence[nn.Parameter], group: Group) -> bool:
-        """Initialise the curvature of a cohort from ``init_precision`` before the first update.
+    def start_cohort(
+        self, params: Sequence[nn.Parameter], group: Group, measured: Sequence[Tensor] | None = None
+    ) -> None:
+        """Initialise the curvature of a cohort; does nothing after the first update.
 
         Args:
             params: The cohort.
-            group: Its group.
-
-        Returns:
-            Whether there is a curvature.
+            group: Its group. Its ``init_precision``, if set, determines the curvature.
+            measured: ĥ of each parameter, the initial curvature without an ``init_precision``.
         """
         states = [self._optimizer.state[param] for param in params]
         if states[0]["step"]:
-            return True
-        if group["init_precision"] is None:
-            return False
-        start = initial_curvature(group["init_precision"], **effective(group).start_arguments)
-        for state in states:
-            state["curvature"].fill_(start)
-        return True
+            return
+        if group["init_precision"] is not None:
+            start = initial_curvature(group["init_precision"], **effective(group).start_arguments)
+            for state in states:
+                state["curvature"].fill_(start)
+        elif measured is not None:
+            torch._foreach_copy_([local(state["curvature"]) for state in states], list(measured))
 
     def _since(self, state: Mapping[str, Any], group: Group) -> int:
         """Number of updates for which a measurement in this update would account; 0 if the parameter is not due."""
@@ -199,7 +202,6 @@ class DiagonalFamily(PosteriorFamily):
     def update(self, measurement: Measurement) -> None:
         """Update all cohorts; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
-            effective(group)  # raises if N is unknown
             for params in self.cohorts(group):
                 self._optimizer.step_of(group).apply(self._counted_cohort(params, group, measurement))
         self.finish(measurement)
@@ -221,8 +223,8 @@ class DiagonalFamily(PosteriorFamily):
         curvatures = [local(state["curvature"]) for state in states if "curvature" in state]
         since = self._since(states[0], group) if measurement.has_curvature and curvatures else 0
         measured = self.measured_curvature(params, group, measurement) if since else curvatures
-        if curvatures and not self.start_curvature(params, group):
-            torch._foreach_copy_(curvatures, measured)
+        if curvatures:
+            self.start_cohort(params, group, measured)
         for state in states:
             state["step"] += 1
         return self.cohort(params, group, measured, since)

@@ -244,6 +244,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         }
 
     def _update_all(self, measurement: Measurement) -> None:
+        for group in self.param_groups:
+            effective(group)  # raises if N is unknown, before anything changes
         self.family.update(measurement)
         for group, functions in zip(self.param_groups, self._functions, strict=True):
             self._count_update(group, functions)
@@ -289,7 +291,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             Copies of mean and precision; deterministic parameters are among the constants.
         """
         self.family.prepare()
-        self.family.start_noise()
+        self.family.start_curvature()
         return posterior_of_model(self.model, self.trained(), self.state)
 
     @torch.no_grad()

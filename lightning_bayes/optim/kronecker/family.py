@@ -109,7 +109,7 @@ class KroneckerFamily(PosteriorFamily):
     def sample(self, noise: CounterNoise, *, measures: bool | None) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
-        self._noise.start(layers)
+        self._curvature.start(layers)
         sample = self._diagonal.sample(noise, measures=measures)
         return {**sample, **self._noise.sample(layers, noise, self._diagonal.scratch)}
 
@@ -117,11 +117,11 @@ class KroneckerFamily(PosteriorFamily):
         """(θ - μ) / Σ of the independent weights; see `PosteriorFamily`."""
         return self._diagonal.scores(params)
 
-    def start_noise(self) -> None:
-        """Initialise the curvature of all groups that have an ``init_precision``."""
+    def start_curvature(self) -> None:
+        """Initialise factors and squared gradients before the first update; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
-        self._diagonal.start_noise()
-        self._noise.start(layers)
+        self._diagonal.start_curvature()
+        self._curvature.start(layers)
 
     def determined(self) -> Iterator[Tensor]:
         """The effective number of parameters of each tensor and matrix; see `PosteriorFamily`."""
@@ -133,8 +133,6 @@ class KroneckerFamily(PosteriorFamily):
 
     def update(self, measurement: Measurement) -> None:
         """Update factors, inverses and squared gradients, and move the means; see `PosteriorFamily`."""
-        for group in self._optimizer.param_groups:
-            effective(group)  # raises if N is unknown
         layers = self.layers.with_factors()
         states = [self._optimizer.state[param] for layer in layers for param in layer.params]
         with layer_state.restored_on_error(states):
@@ -178,7 +176,7 @@ class KroneckerFamily(PosteriorFamily):
 
     def _average_squares(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> None:
         states = [self._optimizer.state[param] for param in params]
-        self._diagonal.start_curvature(params, group)
+        self._diagonal.start_cohort(params, group)
         weight = self._curvature.weight_of_old(states[0], group)
         torch._foreach_lerp_(
             [state["curvature"] for state in states], [measurement.curvature[param] for param in params], 1 - weight
@@ -212,10 +210,8 @@ class KroneckerFamily(PosteriorFamily):
     def _diagonal_move(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> Move:
         measures = measurement.has_curvature
         curvatures = [self._optimizer.state[param]["curvature"] for param in params]
-        has_curvature = self._diagonal.start_curvature(params, group)
         measured = self._diagonal.measured_curvature(params, group, measurement) if measures else curvatures
-        if measures and not has_curvature:
-            torch._foreach_copy_(curvatures, measured)
+        self._diagonal.start_cohort(params, group, measured)
         weight = self._curvature.weight_of_old(self._optimizer.state[params[0]], group)
         states = self._counted(params)
         for state in states:

@@ -31,6 +31,16 @@ class LayerCurvature:
     def __init__(self, optimizer: MeanFieldOptimizer, equations: LayerEquations) -> None:
         self._optimizer, self._equations = optimizer, equations
 
+    def start(self, layers: Sequence[MatrixLayer]) -> None:
+        """Initialise and invert the factors of noisy layers that have none, if their group has an ``init_precision``."""
+        for layer in layers:
+            state = self._optimizer.state[layer.weight]
+            is_new = "input_factor" not in state
+            if is_new and self.is_noisy(layer) and layer.group["init_precision"] is not None:
+                layer_state.start_at_precision(state, layer)
+                self.invert(layer)
+                self.forget_diagonals(layer)
+
     def refresh(
         self,
         layers: Sequence[MatrixLayer],

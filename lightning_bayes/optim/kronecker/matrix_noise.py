@@ -35,16 +35,6 @@ class MatrixNoise:
         self._optimizer, self._curvature, self._equations = optimizer, curvature, equations
         self._noises: dict[nn.Parameter, LayerNoise] = {}  # by the layer's weight
 
-    def start(self, layers: Sequence[MatrixLayer]) -> None:
-        """Initialise the factors of new layers from ``init_precision``, if it is set."""
-        for layer in layers:
-            state = self._optimizer.state[layer.weight]
-            is_new = "input_factor" not in state
-            if is_new and self._curvature.is_noisy(layer) and layer.group["init_precision"] is not None:
-                layer_state.start_at_precision(state, layer)
-                self._curvature.invert(layer)
-                self._curvature.forget_diagonals(layer)
-
     def sample(
         self, layers: Sequence[MatrixLayer], noise: CounterNoise, buffer: Callable[[Tensor], Tensor]
     ) -> dict[nn.Parameter, Tensor]:

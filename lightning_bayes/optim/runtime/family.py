@@ -80,8 +80,8 @@ class PosteriorFamily(ABC):
         """Update the state from a measurement, and move the means by the steps of their groups."""
 
     @abstractmethod
-    def start_noise(self) -> None:
-        """Initialise the curvature of all groups that have an ``init_precision``."""
+    def start_curvature(self) -> None:
+        """Before the first update, initialise the curvature of all groups that have an ``init_precision``."""
 
     @abstractmethod
     def determined(self) -> Iterator[Tensor]:
