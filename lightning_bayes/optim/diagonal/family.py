@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
 from lightning_bayes.curvature.spread import local
-from lightning_bayes.optim.diagonal.cohort import DiagonalCohort
 from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
+from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.diagonal.parameter_state import state_fields
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.live import determined_of
 from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import FIRST, updates_since
+from lightning_bayes.optim.runtime.measuring import FIRST, elapsed_updates
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
 from lightning_bayes.optim.runtime.shards import local_parts
@@ -77,7 +77,7 @@ class DiagonalFamily(PosteriorFamily):
     def is_due(self) -> bool:
         """Whether the next update measures the curvature of any parameter; see `optim.runtime.measuring`."""
         states = ((self._optimizer.state_of(param, group), group) for group, param in self._optimizer.trained())
-        return any(self._since(state, group) for state, group in states if "curvature" in state)
+        return any(self._elapsed(state, group) for state, group in states if "curvature" in state)
 
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """The engine's capture; see `PosteriorFamily`."""
@@ -185,9 +185,9 @@ class DiagonalFamily(PosteriorFamily):
         elif measured is not None:
             torch._foreach_copy_([local(state["curvature"]) for state in states], list(measured))
 
-    def _since(self, state: Mapping[str, Any], group: Group) -> int:
-        """Number of updates for which a measurement in this update would account; 0 if the parameter is not due."""
-        return updates_since(state["step"] + 1, self._optimizer.num_updates + 1, group["curvature_interval"])
+    def _elapsed(self, state: Mapping[str, Any], group: Group) -> int:
+        """Number of updates since the previous measurement; 0 if this update does not measure the parameter."""
+        return elapsed_updates(state["step"] + 1, self._optimizer.num_updates + 1, group["curvature_interval"])
 
     def determined(self) -> Iterator[Tensor]:
         """The effective number of parameters of each tensor; see `PosteriorFamily`."""
@@ -203,7 +203,7 @@ class DiagonalFamily(PosteriorFamily):
         """Update all cohorts; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
             for params in self.cohorts(group):
-                self._optimizer.step_of(group).apply(self._counted_cohort(params, group, measurement))
+                self._update_cohort(params, group, measurement)
         self.finish(measurement)
 
     def finish(self, measurement: Measurement) -> None:
@@ -217,17 +217,16 @@ class DiagonalFamily(PosteriorFamily):
                 for state, size in zip(states, sizes.unbind(), strict=True):
                     state["size"] = size
 
-    def _counted_cohort(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> DiagonalCohort:
-        """The cohort of `params` at this update, which it counts."""
+    def _update_cohort(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> None:
         states = [self._optimizer.state[param] for param in params]
         curvatures = [local(state["curvature"]) for state in states if "curvature" in state]
-        since = self._since(states[0], group) if measurement.has_curvature and curvatures else 0
-        measured = self.measured_curvature(params, group, measurement) if since else curvatures
+        elapsed = self._elapsed(states[0], group) if measurement.has_curvature and curvatures else 0
+        measured = self.measured_curvature(params, group, measurement) if elapsed else curvatures
         if curvatures:
             self.start_cohort(params, group, measured)
         for state in states:
             state["step"] += 1
-        return self.cohort(params, group, measured, since)
+        self._optimizer.step_of(group).apply(self.cohort_update(params, group, measured, elapsed))
 
     def measured_curvature(
         self, params: Sequence[nn.Parameter], group: Group, measurement: Measurement
@@ -236,18 +235,18 @@ class DiagonalFamily(PosteriorFamily):
         measured = [measurement.curvature[param].contiguous() for param in params]
         return self._optimizer.estimator.scaled(measured, group)
 
-    def cohort(
-        self, params: Sequence[nn.Parameter], group: Group, measured: Sequence[Tensor], since: int = 1
-    ) -> DiagonalCohort:
-        """The update of a cohort, whose states count it already; arguments as in `DiagonalCohort`."""
+    def cohort_update(
+        self, params: Sequence[nn.Parameter], group: Group, measured: Sequence[Tensor], elapsed: int = 1
+    ) -> DiagonalUpdate:
+        """The update of a cohort, whose states count it already; arguments as in `DiagonalUpdate`."""
         optimizer = self._optimizer
         step = optimizer.state[params[0]]["step"]
-        return DiagonalCohort(
+        return DiagonalUpdate(
             params,
             [optimizer.state[param] for param in params],
             group,
             measured,
-            since,
+            elapsed,
             update=optimizer.natural_update,
             state_type=optimizer.state_type,
             arguments=lambda precision: optimizer.update_arguments(group, step, precision),

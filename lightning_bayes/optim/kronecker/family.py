@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.optim.diagonal.cohort import prior_means
+from lightning_bayes.optim.diagonal.cohort_update import prior_means
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import layer_state
@@ -216,7 +216,7 @@ class KroneckerFamily(PosteriorFamily):
         states = self._counted(params)
         for state in states:
             state["measurements"] += measures
-        steps = self._diagonal.cohort(params, group, measured).propose_(1.0, weight)
+        steps = self._diagonal.cohort_update(params, group, measured).propose_(1.0, weight)
         hyper = effective(group)
         norms = [
             (step.square() * (s + hyper.prior + hyper.damping)).sum() for step, s in zip(steps, curvatures, strict=True)

@@ -8,13 +8,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.optim.diagonal.cohort import prior_means
+from lightning_bayes.optim.diagonal.cohort_update import prior_means
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.steps import Cohort
+from lightning_bayes.optim.steps import CohortUpdate
 
 
 @final
-class Move(Cohort):
+class Move(CohortUpdate):
     """Parameters whose state is already updated, with the changes of their means at learning rate 1.
 
     Args:
@@ -37,19 +37,19 @@ class Move(Cohort):
         norm: Tensor | None = None,
     ) -> None:
         self.params, self.states, self.group, self.prior = params, states, group, effective(group).prior
-        self.number, self.measurements = states[0]["step"], states[0]["measurements"]
+        self.index, self.measurements = states[0]["step"], states[0]["measurements"]
         self.prior_means = prior_means(states)
         self.norm, self.clip_factor = norm, 1.0
         self._changes = list(changes)
 
     def move_(self) -> None:
-        """Add the changes to the means; see `Cohort`."""
+        """Add the changes to the means; see `CohortUpdate`."""
         torch._foreach_add_(list[Tensor](self.params), self.propose_(float(self.group["lr"]), 0.0))
 
     def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
-        """Return the changes at a learning rate; see `Cohort`."""
+        """Return the changes at a learning rate; see `CohortUpdate`."""
         torch._foreach_mul_(self._changes, lr * self.clip_factor)
         return self._changes
 
     def average_(self, weight_of_old: float) -> None:
-        """Do nothing, because the curvature is already updated; see `Cohort`."""
+        """Do nothing, because the curvature is already updated; see `CohortUpdate`."""

@@ -17,8 +17,8 @@ from lightning_bayes.errors import HyperparameterError
 FIRST = 10  # updates that always measure: early in training the curvature changes fast
 
 
-def updates_since(param_update: int, update: int, interval: int) -> int:
-    """Number of updates that a measurement in this update accounts for.
+def elapsed_updates(param_update: int, update: int, interval: int) -> int:
+    """Number of updates since the previous measurement, for which a measurement in this update accounts.
 
     Args:
         param_update: Index of this update among the parameter's updates, from 1; below `update` if it was frozen before.
@@ -29,9 +29,9 @@ def updates_since(param_update: int, update: int, interval: int) -> int:
         e, at least 1; 0 if this update does not measure.
 
     Example:
-        >>> [t for t in range(1, 31) if updates_since(t, t, 10)]
+        >>> [t for t in range(1, 31) if elapsed_updates(t, t, 10)]
         [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30]
-        >>> updates_since(10, 10, 10), updates_since(11, 11, 10), updates_since(20, 20, 10)
+        >>> elapsed_updates(10, 10, 10), elapsed_updates(11, 11, 10), elapsed_updates(20, 20, 10)
         (1, 0, 10)
     """
     if param_update <= FIRST:

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.optim.steps.fused import fused_on_cpu
 from lightning_bayes.optim.steps.graft import graft_
-from lightning_bayes.optim.steps.step import Cohort, Step
+from lightning_bayes.optim.steps.step import CohortUpdate, Step
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
 NOISE_OF_CLASSIFIERS = 0.07  # κ for classifiers without convolutions
@@ -79,10 +79,10 @@ class BaseOptimizerStep(Step):
         """Whether the steps are proportional to the gradient."""
         return isinstance(self.base, GRADIENT_STEPS)
 
-    def apply(self, cohort: Cohort) -> None:
+    def apply(self, update: CohortUpdate) -> None:
         """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``; see `Step`."""
-        cohort.average_(self.weight_of_old(cohort.group["betas"][1], cohort.measurements, cohort.since))
-        add_prior_gradient_(cohort.params, cohort.prior_means, cohort.prior_weights())
+        update.average_(self.weight_of_old(update.group["betas"][1], update.measurements, update.elapsed))
+        add_prior_gradient_(update.params, update.prior_means, update.prior_weights())
 
     def add_group(self, group: Mapping[str, Any], count: int) -> None:
         """Add a later group to the user's optimizer; see `Step`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from lightning_bayes.optim.steps.step import Cohort, Step, decay_
+from lightning_bayes.optim.steps.step import CohortUpdate, Step, decay_
 
 
 @final
@@ -13,7 +13,7 @@ class NaturalStep(Step):
 
     is_published = True
 
-    def apply(self, cohort: Cohort) -> None:
+    def apply(self, update: CohortUpdate) -> None:
         """Update one cohort; see `Step`."""
-        decay_(cohort)
-        cohort.move_()
+        decay_(update)
+        update.move_()

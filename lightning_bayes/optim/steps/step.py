@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 
-class Cohort(ABC):
-    """Parameters of one group that are updated together, and the algorithm's update for the current measurement.
+class CohortUpdate(ABC):
+    """One update of a cohort: parameters of one group that are updated together, with their measured curvature.
 
     Attributes:
         params: The parameters, with ĝ in ``.grad``.
         states: Their optimizer states.
         group: Their parameter group.
         prior: δ̃, the weight of the prior's gradient.
-        number: Index of this update, from 1.
+        index: Index of this update, from 1.
         measurements: Number of measurements in the curvature, including this one. Updates between two measurements count
             too; see `optim.runtime.measuring`.
-        since: e, the number of updates that this measurement accounts for; 0 if the update measures nothing.
+        elapsed: e, the number of updates since the previous measurement; 0 if this update measures nothing.
         prior_means: μ₀ of each parameter; empty if zero.
     """
 
@@ -30,9 +30,9 @@ class Cohort(ABC):
     states: Sequence[dict[str, Any]]
     group: Mapping[str, Any]
     prior: float
-    number: int
+    index: int
     measurements: int
-    since: int = 1
+    elapsed: int = 1
     prior_means: Sequence[Tensor]
 
     def prior_weights(self) -> float | Sequence[Tensor]:
@@ -68,10 +68,10 @@ class Step(ABC):
     """How the means move: the third factor of a method, next to posterior and curvature.
 
     An optimizer calls `apply` for each cohort, in any order, and then `finish` once. `apply` updates the algorithm's state
-    (s, m and so on) and the means of the cohort. If another optimizer moves the means, it leaves their gradients in
-    ``param.grad`` for `finish`. K-FAC needs all directions before it moves the first parameter, to bound the Fisher norm of
-    the whole step: it computes them with `rate` and `weight_of_old`, and then applies cohorts that propose the bounded ones.
-    A step itself holds no state of the algorithm.
+    (s, m and so on) and the means of the cohort. If another optimizer moves the means, `apply` leaves their gradients in
+    ``param.grad`` for `finish`. K-FAC bounds the Fisher norm of the whole step, so it computes all directions before the
+    first parameter moves, and then applies updates that propose the bounded ones (`optim.kronecker.moves`). A step itself
+    holds no state of the algorithm.
 
     Class attributes:
         uses_update: Whether the algorithm's update moves the means. Otherwise its momentum and inverses are not needed.
@@ -93,27 +93,27 @@ class Step(ABC):
         """
         return lr
 
-    def weight_of_old(self, beta: float, measurements: int, since: int = 1) -> float:
+    def weight_of_old(self, beta: float, measurements: int, elapsed: int = 1) -> float:
         """β₂(t), the weight of the old curvature. Unless the step is published, the average starts as a running mean.
 
         Args:
             beta: β₂.
-            measurements: t, as in `Cohort`.
-            since: e, the number of updates that this measurement accounts for; see `optim.runtime.measuring`.
+            measurements: t, as in `CohortUpdate`.
+            elapsed: e, as in `CohortUpdate`.
 
         Returns:
             β₂(t); 1 if e = 0.
         """
         if self.is_published:
-            return beta**since
-        return prod(min(beta, (t - 1) / t) for t in range(measurements - since + 1, measurements + 1))
+            return beta**elapsed
+        return prod(min(beta, (t - 1) / t) for t in range(measurements - elapsed + 1, measurements + 1))
 
     @abstractmethod
-    def apply(self, cohort: Cohort) -> None:
+    def apply(self, update: CohortUpdate) -> None:
         """Update one cohort.
 
         Args:
-            cohort: The cohort.
+            update: Its update.
         """
 
     def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
@@ -135,7 +135,7 @@ class Step(ABC):
         return
 
 
-def decay_(cohort: Cohort) -> None:
-    """μ ← (1 - α·wd) μ, decoupled weight decay."""
-    if cohort.group["weight_decay"]:
-        torch._foreach_mul_(list[Tensor](cohort.params), 1 - cohort.group["lr"] * cohort.group["weight_decay"])
+def decay_(update: CohortUpdate) -> None:
+    """Decoupled weight decay, μ ← (1 - α·wd) μ."""
+    if update.group["weight_decay"]:
+        torch._foreach_mul_(list[Tensor](update.params), 1 - update.group["lr"] * update.group["weight_decay"])

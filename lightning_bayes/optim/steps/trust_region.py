@@ -19,7 +19,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.optim.steps.step import Cohort, Step, decay_
+from lightning_bayes.optim.steps.step import CohortUpdate, Step, decay_
 from lightning_bayes.posteriors import root_mean_squares
 
 NATURAL_RATE = 0.1  # a
@@ -33,21 +33,21 @@ class TrustRegionStep(Step):
         """The fixed rate a; see `Step`."""
         return NATURAL_RATE
 
-    def apply(self, cohort: Cohort) -> None:
+    def apply(self, update: CohortUpdate) -> None:
         """Update one cohort; see `Step`."""
-        decay_(cohort)
-        weight = self.weight_of_old(cohort.group["betas"][1], cohort.measurements, cohort.since)
-        bounded_step_(cohort.params, cohort.propose_(self.rate(cohort.group["lr"]), weight), _radius(cohort))
+        decay_(update)
+        weight = self.weight_of_old(update.group["betas"][1], update.measurements, update.elapsed)
+        bounded_step_(update.params, update.propose_(self.rate(update.group["lr"]), weight), _radius(update))
 
 
-def _radius(cohort: Cohort) -> Tensor | float:
+def _radius(update: CohortUpdate) -> Tensor | float:
     """r: η for Adam, which moves each weight by about η; η RMS(m̂) / (1-μ_sgd) of each tensor, ``[tensors]``, for SGD."""
-    group = cohort.group
+    group = update.group
     lr = float(group["lr"])
     if group["radius"] != "sgd":
         return lr
-    bias_correction = 1 - group["betas"][0] ** cohort.number
-    sizes = root_mean_squares([state["momentum"] for state in cohort.states]) / bias_correction  # RMS(m̂)
+    bias_correction = 1 - group["betas"][0] ** update.index
+    sizes = root_mean_squares([state["momentum"] for state in update.states]) / bias_correction  # RMS(m̂)
     radii: Tensor = sizes * (lr / (1 - group["momentum"]))
     return radii
 

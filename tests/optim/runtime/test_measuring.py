@@ -13,7 +13,7 @@ from torch import nn
 from lightning_bayes.curvature import BareCapture
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import BBB, IVON, KFAC, VOGN, MomentumVON, NoisyAdam, VadaGrad, Vadam, Vprop
-from lightning_bayes.optim.runtime.measuring import FIRST, updates_covered, updates_since
+from lightning_bayes.optim.runtime.measuring import FIRST, elapsed_updates, updates_covered
 
 F64 = torch.float64
 
@@ -58,7 +58,7 @@ def is_bare(model):
 
 @pytest.mark.parametrize("interval", [1, 3, 10])
 def test_measurements_cover_every_update_once(interval):
-    since = [updates_since(number, number, interval) for number in range(1, 41)]
+    since = [elapsed_updates(number, number, interval) for number in range(1, 41)]
     assert since[:FIRST] == [1] * FIRST
     covered = 0
     for number, count in enumerate(since, 1):
@@ -82,8 +82,8 @@ def test_an_average_with_pauses_is_that_of_measurements_held_until_the_next(gene
     found = run(opt, model, batches(30))
     held = torch.zeros_like(found[0])
     for number in range(1, len(found) + 1):
-        if updates_since(number, number, interval):
-            for t in range(number - updates_since(number, number, interval) + 1, number + 1):
+        if elapsed_updates(number, number, interval):
+            for t in range(number - elapsed_updates(number, number, interval) + 1, number + 1):
                 weight = min(beta, (t - 1) / t)
                 held = weight * held + (1 - weight) * measured[number - 1]
         else:

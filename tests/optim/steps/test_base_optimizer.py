@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from recorded_cohort import RecordedCohort
+from recorded_update import RecordedUpdate
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
@@ -158,22 +158,22 @@ def test_the_priors_gradient_is_that_of_its_negative_log_density(centre, prior_o
     """G = ĝ + ∂/∂μ ½ δ̃ ‖μ - μ₀‖², the truth from autograd."""
     prior_means = [] if centre is None else [torch.tensor(centre)]
     grad = torch.tensor([0.25, 0.5])
-    cohort = RecordedCohort([torch.tensor([3.0, 4.0])], [torch.zeros(2)], grads=[grad.clone()], prior_means=prior_means)
-    cohort.group |= {"prior_precision": 5.0, "kl_weight": 0.5, "prior_on_mean": prior_on_mean}
-    BaseOptimizerStep(SGD(cohort.params, lr=0.1)).apply(cohort)
-    mean = cohort.params[0].detach().clone().requires_grad_()
+    update = RecordedUpdate([torch.tensor([3.0, 4.0])], [torch.zeros(2)], grads=[grad.clone()], prior_means=prior_means)
+    update.group |= {"prior_precision": 5.0, "kl_weight": 0.5, "prior_on_mean": prior_on_mean}
+    BaseOptimizerStep(SGD(update.params, lr=0.1)).apply(update)
+    mean = update.params[0].detach().clone().requires_grad_()
     away = mean if centre is None else mean - prior_means[0]
     (penalty,) = torch.autograd.grad(0.5 * (0.5 * 5.0 / 10) * away.square().sum(), mean)
-    torch.testing.assert_close(cohort.params[0].grad, grad + penalty if prior_on_mean else grad)
+    torch.testing.assert_close(update.params[0].grad, grad + penalty if prior_on_mean else grad)
 
 
 def test_it_updates_the_curvature_and_leaves_the_means_to_the_base_optimizer():
-    cohort = RecordedCohort([torch.tensor([3.0])], [torch.ones(1)], grads=[torch.tensor([2.0])], number=4)
-    cohort.group |= {"prior_on_mean": False}
-    cohort.states = [{"scale": torch.tensor(1e6)}]
-    step = BaseOptimizerStep(SGD(cohort.params, lr=0.5))
-    step.apply(cohort)
-    assert cohort.calls == [("average_", 0.75)]
-    torch.testing.assert_close(cohort.params[0].detach(), torch.tensor([3.0]))
-    step.finish([{**cohort.group, "lr": 0.25}], dict(zip(cohort.params, cohort.states, strict=True)))
-    torch.testing.assert_close(cohort.params[0].detach(), torch.tensor([2.5]))  # the noisy optimizer's rate counts
+    update = RecordedUpdate([torch.tensor([3.0])], [torch.ones(1)], grads=[torch.tensor([2.0])], index=4)
+    update.group |= {"prior_on_mean": False}
+    update.states = [{"scale": torch.tensor(1e6)}]
+    step = BaseOptimizerStep(SGD(update.params, lr=0.5))
+    step.apply(update)
+    assert update.calls == [("average_", 0.75)]
+    torch.testing.assert_close(update.params[0].detach(), torch.tensor([3.0]))
+    step.finish([{**update.group, "lr": 0.25}], dict(zip(update.params, update.states, strict=True)))
+    torch.testing.assert_close(update.params[0].detach(), torch.tensor([2.5]))  # the noisy optimizer's rate counts

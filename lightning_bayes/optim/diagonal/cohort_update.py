@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.spread import local
 from lightning_bayes.optim.runtime.blocks import Block, blocks
 from lightning_bayes.optim.runtime.shards import local_parts
-from lightning_bayes.optim.steps import Cohort
+from lightning_bayes.optim.steps import CohortUpdate
 
 
 def prior_means(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
@@ -27,20 +27,20 @@ def prior_precisions(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
 
 
 @cache
-def _arguments_of(update: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(signature(update).parameters)
+def _argument_names(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(signature(function).parameters)
 
 
 @final
-class DiagonalCohort(Cohort):
-    """Parameters that share one pure, elementwise update.
+class DiagonalUpdate(CohortUpdate):
+    """Applies a pure, elementwise update to a cohort.
 
     Args:
         params: Parameters with the same device, dtype and number of updates.
         states: Their optimizer states, which count this update already.
         group: Their parameter group.
         measured: ĥ of each parameter; s if nothing was measured.
-        since: e, the number of updates that ĥ accounts for; 0 if nothing was measured.
+        elapsed: e, as in `CohortUpdate`.
         update: The pure update.
         state_type: The type of its state.
         arguments: Returns its keyword arguments, given δ of each weight, or None if the group's δ applies.
@@ -55,7 +55,7 @@ class DiagonalCohort(Cohort):
         states: Sequence[dict[str, Any]],
         group: Mapping[str, Any],
         measured: Sequence[Tensor],
-        since: int = 1,
+        elapsed: int = 1,
         *,
         update: Callable[..., Any],
         state_type: Any,
@@ -67,38 +67,42 @@ class DiagonalCohort(Cohort):
         self.params, self.states = local_parts(params, states)
         self.group, self._owners = group, params
         self._arguments_of, self._arguments = arguments, arguments(None)
-        self.prior, self.number, self.since = self._arguments["prior"], self._arguments["step"], since
-        self.measurements = self.number
+        self.prior, self.index, self.elapsed = self._arguments["prior"], self._arguments["step"], elapsed
+        self.measurements = self.index
         self.prior_means, self._precisions = prior_means(self.states), prior_precisions(self.states)
         self._measured, self._update, self._state_type, self._buffer = measured, update, state_type, buffer
         self._curvature_update, self._only_averages = curvature_update, only_averages
 
     def prior_weights(self) -> float | Sequence[Tensor]:
-        """δ̃, for each weight if every weight has its own prior; see `Cohort`."""
-        return [self._arguments_of(part)["prior"] for part in self._precisions] or super().prior_weights()
+        """δ̃, for each weight if every weight has its own prior; see `CohortUpdate`."""
+        if self._precisions:
+            return [self._arguments_of(precision)["prior"] for precision in self._precisions]
+        return super().prior_weights()
 
     def move_(self) -> None:
-        """Apply the algorithm's update; see `Cohort`."""
+        """Apply the algorithm's update; see `CohortUpdate`."""
         momentum, curvature = self._arguments["betas"]
-        self._run({"betas": (momentum, curvature**self.since)})
+        self._run({"betas": (momentum, curvature**self.elapsed)})
 
     def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
-        """Update the state and return the changes of the means; see `Cohort`."""
+        """Update the state and return the changes of the means; see `CohortUpdate`."""
         changes = [self._buffer(param) for param in self.params]
         self._run({"lr": lr, "betas": (self._arguments["betas"][0], weight_of_old)}, changes)
         return changes
 
     def average_(self, weight_of_old: float) -> None:
-        """Update the curvature alone; see `Cohort`."""
-        if not self.since:
+        """Update the curvature alone; see `CohortUpdate`."""
+        if not self.elapsed:
             return
         curvatures = [state["curvature"] for state in self.states]
         if self._only_averages:
             torch._foreach_lerp_(curvatures, list(self._measured), 1 - weight_of_old)
-        elif self._curvature_update is None:  # the full update, whose changes of the means are discarded
-            self.propose_(self._arguments["lr"], weight_of_old)
+        elif self._curvature_update is None:
+            self.propose_(
+                self._arguments["lr"], weight_of_old
+            )  # the full update; the changes of the means are discarded
         else:
-            accepted = _arguments_of(self._curvature_update)
+            accepted = _argument_names(self._curvature_update)
             for block in blocks(curvatures):
                 arguments = {name: value for name, value in self._arguments_at(block).items() if name in accepted}
                 old, measured = block.join(curvatures), block.join(self._measured)

@@ -1,4 +1,4 @@
-"""A cohort whose algorithm proposes given changes and records what a step asks of it."""
+"""An update whose algorithm proposes given changes and records what a step asks of it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import nn
 
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters
-from lightning_bayes.optim.steps import Cohort
+from lightning_bayes.optim.steps import CohortUpdate
 
 
-class RecordedCohort(Cohort):
-    def __init__(self, means, changes, *, grads=None, prior_means=(), number=1):
+class RecordedUpdate(CohortUpdate):
+    def __init__(self, means, changes, *, grads=None, prior_means=(), index=1):
         self.params = [nn.Parameter(mean, requires_grad=False) for mean in means]
         for param, grad in zip(self.params, grads or [torch.zeros_like(mean) for mean in means], strict=True):
             param.grad = grad
         self.states = [{} for _ in means]
         self.group = {**Hyperparameters.defaults(), "num_data": 10}
-        self.prior_means, self.number, self.measurements = prior_means, number, number
+        self.prior_means, self.index, self.measurements = prior_means, index, index
         self.changes, self.calls = changes, []
 
     @property
