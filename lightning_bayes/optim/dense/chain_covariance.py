@@ -1,4 +1,6 @@
-"""The block-tridiagonal family: conversion between an optimizer's tensors and matrices of `optim.dense.block_tridiagonal`.
+"""Equations of the block-tridiagonal covariance, on an optimizer's tensors.
+
+`optim.dense.block_tridiagonal` has them on matrices.
 
 The state of each layer's weight contains the layer's S and A as ``output_factor`` and ``input_factor``. Except in the last
 layer, it also contains S and A between this layer and the next as ``output_link`` and ``input_link``.
@@ -15,14 +17,14 @@ from torch import Tensor, nn
 
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
 from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, ChainState, damped_inverse, sample, update
-from lightning_bayes.optim.dense.joint_optimizer import JointFamily, JointUpdate, States
+from lightning_bayes.optim.dense.joint_optimizer import JointEquations, JointUpdate, States
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.posteriors import BlockTridiagonal, initial_curvature
 
 
 @final
-class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
+class ChainCovariance(JointEquations[ChainCurvature, BlockTridiagonal]):
     """Kronecker-factored blocks of each layer and of each pair of neighbouring layers.
 
     Args:
@@ -36,7 +38,7 @@ class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
         self._cached: tuple[Tensor, float, BlockTridiagonalInverse] | None = None  # for this factor and damping
 
     def load(self, states: States) -> ChainCurvature | None:
-        """Read blocks and links; see `JointFamily.load`."""
+        """Read blocks and links; see `JointEquations.load`."""
         layer_states = [states[layer.weight] for layer in self.layers]
         if "output_factor" not in layer_states[0]:
             return None
@@ -45,7 +47,7 @@ class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
         return ChainCurvature(tuple(blocks), tuple(links))
 
     def store(self, states: States, curvature: ChainCurvature) -> None:
-        """Write blocks and links; see `JointFamily.store`."""
+        """Write blocks and links; see `JointEquations.store`."""
         for kind, products in zip(("factor", "link"), curvature, strict=True):
             for layer, product in zip(self.layers, products, strict=False):  # one link fewer than layers
                 state = states[layer.weight]
@@ -66,13 +68,13 @@ class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
         ]
         return ChainCurvature(tuple(blocks), tuple(links))
 
-    def measured(self, tensors: list[Tensor]) -> ChainCurvature:
-        """Join pairs S, A of layers, then of neighbours; see `JointFamily.measured`."""
+    def build_curvature(self, tensors: list[Tensor]) -> ChainCurvature:
+        """Join pairs S, A of layers, then of neighbours; see `JointEquations.build_curvature`."""
         products = [KroneckerProduct(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
         return ChainCurvature(tuple(products[: len(self.layers)]), tuple(products[len(self.layers) :]))
 
     def sample(self, curvature: ChainCurvature, noise: list[Tensor], effective: Effective) -> list[Tensor]:
-        """Draw weights; see `JointFamily.sample`."""
+        """Draw weights; see `JointEquations.sample`."""
         weights = sample(
             self._matrices(self.params),
             self._invert(curvature, effective.prior + effective.noise_damping),
@@ -90,7 +92,7 @@ class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
         grads: list[Tensor],
         **arguments: Any,
     ) -> JointUpdate[ChainCurvature]:
-        """Call `block_tridiagonal.update`; see `JointFamily.update`."""
+        """Call `block_tridiagonal.update`; see `JointEquations.update`."""
         new = update(
             ChainState(tuple(self._matrices(self.params)), tuple(self._matrices(momenta)), old),
             self._matrices(grads),
@@ -104,7 +106,7 @@ class ChainCovariance(JointFamily[ChainCurvature, BlockTridiagonal]):
     def posterior(
         self, curvature: ChainCurvature, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> BlockTridiagonal:
-        """Damped blocks, and links, times Ñ/τ; see `JointFamily.posterior`."""
+        """Damped blocks, and links, times Ñ/τ; see `JointEquations.posterior`."""
         blocks = [pi_damped(block, effective.prior + effective.noise_damping) for block in curvature.blocks]
         weights = [names[layer.weight] for layer in self.layers]
         return BlockTridiagonal(

@@ -1,4 +1,4 @@
-"""The full-covariance family: conversion between an optimizer's tensors and flat vectors of `optim.dense.full_gaussian`."""
+"""Equations of the full covariance, on an optimizer's tensors; `optim.dense.full_gaussian` has them on flat vectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.dense.full_gaussian import FullState, damped, sample, update
-from lightning_bayes.optim.dense.joint_optimizer import JointFamily, JointUpdate, States
+from lightning_bayes.optim.dense.joint_optimizer import JointEquations, JointUpdate, States
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.posteriors import FullGaussian, initial_curvature
 
@@ -17,34 +17,34 @@ _KEY = "joint_curvature"  # in the state of the first parameter
 
 
 @final
-class FullCovariance(JointFamily[Tensor, FullGaussian]):
+class FullCovariance(JointEquations[Tensor, FullGaussian]):
     """S over all weights, ``[D, D]``, with D = the number of weights in `params`."""
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = list(params)
 
     def load(self, states: States) -> Tensor | None:
-        """Read S; see `JointFamily.load`."""
+        """Read S; see `JointEquations.load`."""
         return states[self.params[0]].get(_KEY)
 
     def store(self, states: States, curvature: Tensor) -> None:
-        """Write S; see `JointFamily.store`."""
+        """Write S; see `JointEquations.store`."""
         states[self.params[0]][_KEY] = curvature
 
     def initial(self, init_precision: float, effective: Effective) -> Tensor:
-        """Return a multiple of I; see `JointFamily.initial`."""
+        """Return a multiple of I; see `JointEquations.initial`."""
         mean = _flat(self.params)
         return damped(
             mean.new_zeros(len(mean), len(mean)), initial_curvature(init_precision, **effective.start_arguments)
         )
 
-    def measured(self, tensors: list[Tensor]) -> Tensor:
-        """Return Ĥ; see `JointFamily.measured`."""
+    def build_curvature(self, tensors: list[Tensor]) -> Tensor:
+        """Return Ĥ; see `JointEquations.build_curvature`."""
         (measured,) = tensors
         return measured
 
     def sample(self, curvature: Tensor, noise: list[Tensor], effective: Effective) -> list[Tensor]:
-        """Draw weights; see `JointFamily.sample`."""
+        """Draw weights; see `JointEquations.sample`."""
         mean = _flat(self.params)
         weights = sample(
             FullState(mean, curvature, torch.zeros_like(mean)),
@@ -59,7 +59,7 @@ class FullCovariance(JointFamily[Tensor, FullGaussian]):
     def update(
         self, old: Tensor, measured: Tensor, momenta: list[Tensor], grads: list[Tensor], **arguments: Any
     ) -> JointUpdate[Tensor]:
-        """Call `full_gaussian.update`; see `JointFamily.update`."""
+        """Call `full_gaussian.update`; see `JointEquations.update`."""
         state = FullState(_flat(self.params), old, _flat(momenta))
         new = update(state, _flat(grads), measured, **arguments)
         return JointUpdate(self._parts(new.mean), self._parts(new.momentum), new.curvature)
@@ -67,7 +67,7 @@ class FullCovariance(JointFamily[Tensor, FullGaussian]):
     def posterior(
         self, curvature: Tensor, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> FullGaussian:
-        """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I); see `JointFamily.posterior`."""
+        """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I); see `JointEquations.posterior`."""
         precision = damped(curvature, effective.noise_damping + effective.prior) * effective.scale
         return FullGaussian(precision=precision, **shared)
 

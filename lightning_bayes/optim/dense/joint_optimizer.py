@@ -79,8 +79,11 @@ class JointUpdate(Generic[CurvatureT]):  # Python 3.10 has no generic NamedTuple
     curvature: CurvatureT
 
 
-class JointFamily(ABC, Generic[CurvatureT, PosteriorT]):
-    """A posterior over all weights, with the paper's sample and update; lists of tensors have the order of the parameters.
+class JointEquations(ABC, Generic[CurvatureT, PosteriorT]):
+    """The equations of one posterior over all weights: sample, update and posterior.
+
+    A `PosteriorFamily` acts on its optimizer's state; this class computes, and `JointOptimizer` applies the results. All
+    lists of tensors have the order of the parameters.
 
     Attributes:
         params: The parameters.
@@ -101,7 +104,7 @@ class JointFamily(ABC, Generic[CurvatureT, PosteriorT]):
         """Return the curvature whose posterior has the precision `init_precision`."""
 
     @abstractmethod
-    def measured(self, tensors: list[Tensor]) -> CurvatureT:
+    def build_curvature(self, tensors: list[Tensor]) -> CurvatureT:
         """Build the curvature from the tensors that the estimator has read."""
 
     @abstractmethod
@@ -123,15 +126,15 @@ class JointFamily(ABC, Generic[CurvatureT, PosteriorT]):
     def posterior(
         self, curvature: CurvatureT, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> PosteriorT:
-        """Build the posterior from the curvature and the constructor arguments that all families share."""
+        """Build the posterior from the curvature and the constructor arguments that all posteriors share."""
 
 
 class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
-    """Trains a posterior that correlates all weights; subclasses choose its family and curvature estimator.
+    """Trains a posterior that correlates all weights; subclasses choose the equations and the curvature estimator.
 
     Args:
         model: The model; all of its trainable parameters are trained.
-        family: Posterior family.
+        equations: The equations of the posterior.
         estimator: Curvature estimator.
         fields: See `JointFields`.
     """
@@ -142,7 +145,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
     def __init__(
         self,
         model: nn.Module,
-        family: JointFamily[CurvatureT, PosteriorT],
+        equations: JointEquations[CurvatureT, PosteriorT],
         estimator: JointEstimator,
         fields: JointFields,
     ) -> None:
@@ -153,15 +156,15 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
                 f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(accepted))}."
             )
         require_sizes(model)
-        require_full_precision(family.params)
+        require_full_precision(equations.params)
         values = Hyperparameters.given(fields, {"lr": 1e-2})
         names = {*accepted, "kl_warmup_steps", "kl_warmup_init", "step"}
         defaults = {name: value for name, value in Hyperparameters.group_values(values).items() if name in names}
-        self.family, self.estimator = family, estimator
+        self.equations, self.estimator = equations, estimator
         super().__init__(
             model,
             estimator.engine,
-            family.params,
+            equations.params,
             plain({**defaults, "noise_seed": values["seed"]}),
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
@@ -186,7 +189,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
                 f"{type(self).__name__} has no posterior before its first update. Train it first, or pass init_precision=..."
             )
         names = {param: name for name, param in self.model.named_parameters()}
-        mean = {names[param]: param.detach().clone() for param in self.family.params}
+        mean = {names[param]: param.detach().clone() for param in self.equations.params}
         shared = {
             "mean": mean,
             "prior_precision": dict.fromkeys(mean, hyperparameters.prior_precision),
@@ -197,7 +200,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
                 if name not in mean and isinstance(value, Tensor)
             },
         }
-        return self.family.posterior(curvature, names, shared, hyperparameters.effective())
+        return self.equations.posterior(curvature, names, shared, hyperparameters.effective())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the only parameter group; a second one raises `UnsupportedTrainingError`."""
@@ -214,23 +217,23 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
 
     def _curvature(self, hyperparameters: Hyperparameters) -> CurvatureT | None:
         """The current curvature of the noise; None before the first update without an initial precision."""
-        curvature = self.family.load(self.state)
+        curvature = self.equations.load(self.state)
         if curvature is None and hyperparameters.init_precision is not None:
-            return self.family.initial(hyperparameters.init_precision, hyperparameters.effective())
+            return self.equations.initial(hyperparameters.init_precision, hyperparameters.effective())
         return curvature
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        hyperparameters, params = self._hyperparameters, self.family.params
+        hyperparameters, params = self._hyperparameters, self.equations.params
         curvature = self._curvature(hyperparameters)
         if curvature is None:
             return {}
         values = [torch.empty_like(param, requires_grad=False) for param in params]
         noise.fill_(values)
-        torch._foreach_copy_(values, self.family.sample(curvature, values, hyperparameters.effective()))
+        torch._foreach_copy_(values, self.equations.sample(curvature, values, hyperparameters.effective()))
         return dict(zip(params, values, strict=True))
 
     def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        params = set(self.family.params)
+        params = set(self.equations.params)
         frozen = [name for name, p in self.model.named_parameters() if p in params and not p.requires_grad]
         if frozen:
             raise UnsupportedTrainingError(
@@ -246,16 +249,16 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
         return dict(curvature)
 
     def _update_all(self, measurement: Measurement) -> None:
-        hyperparameters, family = self._hyperparameters, self.family
-        measured = family.measured(list(measurement.curvature.values()))
+        hyperparameters, equations = self._hyperparameters, self.equations
+        measured = equations.build_curvature(list(measurement.curvature.values()))
         old = self._curvature(hyperparameters)
         momenta = [
             self.state[param]["momentum"] if "momentum" in self.state[param] else torch.zeros_like(param)
-            for param in family.params
+            for param in equations.params
         ]
-        grads = [param.grad for param in family.params if param.grad is not None]
+        grads = [param.grad for param in equations.params if param.grad is not None]
         effective = hyperparameters.effective()
-        new = family.update(
+        new = equations.update(
             measured if old is None else old,
             measured,
             momenta,
@@ -266,10 +269,10 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
             damping=effective.damping,
             step=hyperparameters.step + 1,
         )
-        for param, mean, momentum in zip(family.params, new.means, new.momenta, strict=True):
+        for param, mean, momentum in zip(equations.params, new.means, new.momenta, strict=True):
             param.copy_(mean)
             self.state[param]["momentum"] = momentum.clone()
-        family.store(self.state, new.curvature)
+        equations.store(self.state, new.curvature)
         self.param_groups[0]["step"] += 1
         if self._functions:
             apply_functions(self.param_groups[0], self._functions, Hyperparameters)
