@@ -168,7 +168,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         set_num_data(trainer, optimizer, self.num_data, self.prior)
         self._resume.commit()  # also here: Lightning's tuner does not call on_train_start
         # The tuner removes callbacks. A batch size that it accepts must leave memory for updates that measure curvature.
-        optimizer.measures_always = self not in trainer.callbacks  # type: ignore[attr-defined]
+        optimizer.always_measures_curvature = self not in trainer.callbacks  # type: ignore[attr-defined]
         if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
@@ -273,7 +273,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         """
         if self.optimizer is not None:
             self.optimizer.require_finite()
-            mean = self.optimizer.sampled_mean()
+            mean = self.optimizer.stashed_means()
             if mean:
                 require_outside_of_pass(trainer)
             store_mean(checkpoint, pl_module, mean)

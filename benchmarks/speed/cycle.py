@@ -25,7 +25,7 @@ from benchmarks.speed.update import update_once
 from lightning_bayes import KFACCallback, NoisyKFACCallback
 from lightning_bayes.errors import NonFiniteError
 from lightning_bayes.optim import KFAC, NoisyKFAC
-from lightning_bayes.optim.runtime.measuring import FIRST
+from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES
 
 NEVER = 2**40
 SHARED = 10  # updates per timing of a plain step; antithetic pairs share draws
@@ -86,7 +86,7 @@ def kronecker_cycle(task: Task, make: Callable[[Task], KFAC | NoisyKFAC]) -> Cyc
                 state["measurements"] = NEVER + 1  # otherwise it would also invert at measurements 1, 2, 4, 8, …
             update_once(optimizer, kind_task)
             for group in optimizer.param_groups:
-                group["step"] = max(FIRST, group["step"])  # later plain passes run the bare model
+                group["step"] = max(FIRST_UPDATES, group["step"])  # later plain passes run the bare model
             if optimizer.skipped_in_a_row:  # a skipped step takes less time
                 raise NonFiniteError("A step was skipped for a non-finite gradient or curvature.")
 

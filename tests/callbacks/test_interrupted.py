@@ -55,7 +55,7 @@ class Means(Callback):
 def assert_undone(trainer, callback):
     assert "setup_optimizers" not in vars(trainer.strategy)
     assert "_make_closure" not in vars(trainer.fit_loop.epoch_loop.automatic_optimization)
-    assert callback.optimizer.sampled_mean() == {}
+    assert callback.optimizer.stashed_means() == {}
 
 
 @pytest.mark.usefixtures("_sigint")

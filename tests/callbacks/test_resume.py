@@ -189,7 +189,7 @@ class SavesWithinAStep(Classifier):
 
     def training_step(self, batch, batch_idx):
         if self.trainer.global_step == 3:
-            mean = self.trainer.optimizers[0].sampled_mean()
+            mean = self.trainer.optimizers[0].stashed_means()
             self.mean = {n: mean[p].clone() for n, p in self.named_parameters()}
             self.offset = max(float((p.detach() - self.mean[n]).abs().max()) for n, p in self.named_parameters())
             self.trainer.save_checkpoint(self.path)

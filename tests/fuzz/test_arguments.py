@@ -106,7 +106,7 @@ def test_arguments_are_refused_by_name_or_train(name, arguments):
     if callback.optimizer is None or not callback.optimizer.num_updates:
         assert_same_bits(weights(module), before)
         return
-    assert callback.optimizer.sampled_mean() == {}
+    assert callback.optimizer.stashed_means() == {}
     assert finite(callback.optimizer.state_dict()["state"]), arguments
     if callback.optimizer_class.noisy and name not in ("NoisyKFAC",):
         posterior = callback.optimizer.posterior()

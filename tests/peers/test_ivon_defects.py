@@ -87,7 +87,7 @@ def test_an_exception_inside_a_training_step_gives_the_mean_back():
     class Breaking(Classifier):
         def training_step(self, batch, batch_idx):
             if batch_idx == 3:
-                mean = self.trainer.optimizers[0].sampled_mean()
+                mean = self.trainer.optimizers[0].stashed_means()
                 self.mean = {n: mean[p].clone() for n, p in self.named_parameters()}
                 assert not torch.equal(self.net[0].weight, self.mean["net.0.weight"])
                 raise ValueError("broken batch")

@@ -232,7 +232,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
         torch._foreach_copy_(values, self.equations.sample(curvature, values, hyperparameters.effective()))
         return dict(zip(params, values, strict=True))
 
-    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+    def _capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         params = set(self.equations.params)
         frozen = [name for name, p in self.model.named_parameters() if p in params and not p.requires_grad]
         if frozen:

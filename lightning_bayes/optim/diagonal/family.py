@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
@@ -15,9 +16,9 @@ from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.diagonal.parameter_state import state_fields
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.readout.live import determined_of
+from lightning_bayes.optim.readout.live import effective_parameters_of
 from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import FIRST, elapsed_updates
+from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
 from lightning_bayes.optim.runtime.shards import local_parts
@@ -74,7 +75,7 @@ class DiagonalFamily(PosteriorFamily):
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
-    def is_due(self) -> bool:
+    def is_measurement_due(self) -> bool:
         """Whether the next update measures the curvature of any parameter; see `optim.runtime.measuring`."""
         states = ((self._optimizer.state_of(param, group), group) for group, param in self._optimizer.trained())
         return any(self._elapsed(state, group) for state, group in states if "curvature" in state)
@@ -83,13 +84,13 @@ class DiagonalFamily(PosteriorFamily):
         """The engine's capture; see `PosteriorFamily`."""
         return self._optimizer.engine.capture()
 
-    def measured(self) -> dict[Hashable, Tensor]:
+    def measured_shapes(self) -> dict[Hashable, Tensor]:
         """The parameters with a curvature; see `PosteriorFamily`."""
         trained = self._optimizer.trained()
         return {param: param for group, param in trained if "curvature" in self._optimizer.state_of(param, group)}
 
     @torch.no_grad()
-    def sample(self, noise: CounterNoise, *, measures: bool | None) -> dict[nn.Parameter, Tensor]:
+    def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""
         self._sampled.clear()
         sample: dict[nn.Parameter, Tensor] = {}
@@ -100,7 +101,7 @@ class DiagonalFamily(PosteriorFamily):
                 states = local_parts(params, [self._optimizer.state[param] for param in params])[1]
                 drawn = self._sampled[-1].sample(states, group, noise, self.scratch, pooled=self._uses_pool(group))
                 sample.update(zip(params, drawn, strict=True))
-        if measures is False:
+        if measures_curvature is False:
             self._optimizer.engine.workspace.release()  # to make room for the pool of draws
         elif self._optimizer.estimator.quantity != "gradient":
             self.forget_draws()  # to make room for the engine's workspace
@@ -109,7 +110,7 @@ class DiagonalFamily(PosteriorFamily):
     @torch.no_grad()
     def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
         """(θ - μ) / Σ of the open pass, in the engine's workspace; see `CohortNoise.scores`."""
-        means, workspace = self._optimizer.sampled_mean(), self._optimizer.engine.workspace
+        means, workspace = self._optimizer.stashed_means(), self._optimizer.engine.workspace
         targets = {param for param in params if param in means}
         scores: dict[nn.Parameter, Tensor] = {}
         for noise in self._sampled:
@@ -144,7 +145,7 @@ class DiagonalFamily(PosteriorFamily):
     def _uses_pool(self, group: Group) -> bool:
         """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
         optimizer = self._optimizer
-        is_amortised = group["curvature_interval"] > 1 and optimizer.num_updates >= FIRST
+        is_amortised = group["curvature_interval"] > 1 and optimizer.num_updates >= FIRST_UPDATES
         return optimizer.mc_samples == 1 and (is_amortised or optimizer.estimator.quantity == "gradient")
 
     def _noisy_cohorts(self, group: Group) -> list[list[nn.Parameter]]:
@@ -189,13 +190,13 @@ class DiagonalFamily(PosteriorFamily):
         """Number of updates since the previous measurement; 0 if this update does not measure the parameter."""
         return elapsed_updates(state["step"] + 1, self._optimizer.num_updates + 1, group["curvature_interval"])
 
-    def determined(self) -> Iterator[Tensor]:
+    def effective_parameters(self) -> Iterator[Tensor]:
         """The effective number of parameters of each tensor; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
-            for param in [param for cohort in self.cohorts(group) for param in cohort] if group["noisy"] else []:
+            for param in chain.from_iterable(self.cohorts(group)):
                 state = self._optimizer.state[param]
-                if state["step"] and state["noisy"]:
-                    yield determined_of(group, state, param)
+                if group["noisy"] and state["noisy"] and state["step"]:
+                    yield effective_parameters_of(group, state, param)
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
@@ -210,8 +211,14 @@ class DiagonalFamily(PosteriorFamily):
         """Finish the steps, then store the tensor sizes r_t if the update measured curvature."""
         for step in self._optimizer.steps.values():
             step.finish(self._optimizer.param_groups, self._optimizer.state)
-        for group in self._optimizer.param_groups if measurement.has_curvature else []:
-            for params in self.cohorts(group) if group["relative_noise"] else []:
+        if measurement.has_curvature:
+            self._store_sizes()
+
+    def _store_sizes(self) -> None:
+        for group in self._optimizer.param_groups:
+            if not group["relative_noise"]:
+                continue
+            for params in self.cohorts(group):
                 states = [self._optimizer.state[param] for param in params]
                 sizes = tensor_sizes(params, [state["scale"] for state in states])
                 for state, size in zip(states, sizes.unbind(), strict=True):

@@ -201,44 +201,45 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 self.engine.left_out.add(param)
         return state
 
-    def _measures_now(self) -> bool:
-        """Whether the passes of the open update measure any curvature. The first pass decides for all of them."""
-        if self._open.measures is None:
-            self._open.measures = self.measures_always or self.family.is_due()
-        return self._open.measures
+    def _measures_curvature(self) -> bool:
+        """Whether the passes of the open update measure curvature, decided once per update."""
+        if self._open_update.measures_curvature is None:
+            self._open_update.measures_curvature = self.always_measures_curvature or self.family.is_measurement_due()
+        return self._open_update.measures_curvature
 
-    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+    def _capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         if loss_scale != 1 and not self.estimator.allows_loss_scale:
             raise UnsupportedTrainingError(
                 f"{type(self).__name__} measures {self.estimator.quantity} through BackPACK, which supports no scaled loss, "
                 "such as that of a torch.amp.GradScaler or of precision='16-mixed'. Train with precision='32-true'."
             )
         self.family.prepare()
-        needs_engine = self._measures_now() and self.estimator.quantity != "gradient"
-        return self.family.capture(sample, loss_scale) if needs_engine else self._unmeasured_capture()
+        needs_engine = self._measures_curvature() and self.estimator.quantity != "gradient"
+        return self.family.capture(sample, loss_scale) if needs_engine else self._gradient_capture()
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         self.family.prepare()
-        return self.family.sample(noise, measures=self._open.measures)
+        return self.family.sample(noise, measures_curvature=self._open_update.measures_curvature)
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
-        measures = self._measures_now()
-        curvature = self.estimator.read(finished, self._measured_params(), self.family.scores) if measures else {}
+        curvature: Curvature = {}
+        if self._measures_curvature():
+            curvature = self.estimator.read(finished, self._measured_params(), self.family.scores)
         if self.prior_at_sample:
             for group, param in self.trained():
                 finished.add_prior_of_noise_(param, stated_prior_of(group, self.state[param]))
         return curvature
 
     def _measured_params(self) -> list[nn.Parameter]:
-        return [key for key in self.family.measured() if isinstance(key, nn.Parameter)]
+        return [key for key in self.family.measured_shapes() if isinstance(key, nn.Parameter)]
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         self.estimator.join_ranks(curvature, num_examples, self._measured_params(), add_ranks)
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        if not self._measures_now():
+        if not self._measures_curvature():
             return {}
-        finalised, shapes = self.estimator.finalise(curvature), self.family.measured()
+        finalised, shapes = self.estimator.finalise(curvature), self.family.measured_shapes()
         return {
             key: finalised[key] if key in finalised else torch.zeros_like(local(like)) for key, like in shapes.items()
         }
@@ -305,5 +306,5 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             A scalar between 0 and the number of weights with noise.
         """
         self.family.prepare()
-        counts = list(self.family.determined())
+        counts = list(self.family.effective_parameters())
         return torch.stack(counts).sum() if counts else torch.zeros(())

@@ -88,7 +88,7 @@ class KroneckerFamily(PosteriorFamily):
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
-    def is_due(self) -> bool:
+    def is_measurement_due(self) -> bool:
         """Whether the next update measures curvature: every T_stats updates, and until every parameter is measured."""
         trained = self._optimizer.trained()
         is_new = any(self._optimizer.state_of(param, group)["measurements"] == 0 for group, param in trained)
@@ -98,7 +98,7 @@ class KroneckerFamily(PosteriorFamily):
         """The engine's capture of the factors; see `PosteriorFamily`."""
         return self.layers.engine.capture(self.layers.request(self._optimizer.label_seed(sample), loss_scale))
 
-    def measured(self) -> dict[Hashable, Tensor]:
+    def measured_shapes(self) -> dict[Hashable, Tensor]:
         """Both factors of every layer, and all other parameters; see `PosteriorFamily`."""
         in_matrices = self.layers.params()
         shapes: dict[Hashable, Tensor] = {p: p for _, p in self._optimizer.trained() if p not in in_matrices}
@@ -106,11 +106,11 @@ class KroneckerFamily(PosteriorFamily):
             shapes |= factor_shapes(layer)
         return shapes
 
-    def sample(self, noise: CounterNoise, *, measures: bool | None) -> dict[nn.Parameter, Tensor]:
+    def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
         self._curvature.start(layers)
-        sample = self._diagonal.sample(noise, measures=measures)
+        sample = self._diagonal.sample(noise, measures_curvature=measures_curvature)
         return {**sample, **self._noise.sample(layers, noise, self._diagonal.scratch)}
 
     def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
@@ -123,11 +123,11 @@ class KroneckerFamily(PosteriorFamily):
         self._diagonal.start_curvature()
         self._curvature.start(layers)
 
-    def determined(self) -> Iterator[Tensor]:
+    def effective_parameters(self) -> Iterator[Tensor]:
         """The effective number of parameters of each tensor and matrix; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
-        yield from self._diagonal.determined()
-        yield from self._noise.determined(layers)
+        yield from self._diagonal.effective_parameters()
+        yield from self._noise.effective_parameters(layers)
 
     # -- the update ---------------------------------------------------------------------------------------------------
 

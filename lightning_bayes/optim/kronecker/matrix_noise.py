@@ -14,7 +14,7 @@ from lightning_bayes.optim.kronecker.equations import LayerEquations
 from lightning_bayes.optim.kronecker.layer_curvature import LayerCurvature
 from lightning_bayes.optim.kronecker.layer_noise import PAIRS, LayerNoise
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.readout.shape import damping_of, determined, layer_scale
+from lightning_bayes.optim.readout.shape import damping_of, effective_parameters, layer_scale
 from lightning_bayes.optim.runtime.noise import CounterNoise
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class MatrixNoise:
             samples.update(zip(layer.params, values, strict=True))
         return samples
 
-    def determined(self, layers: Sequence[MatrixLayer]) -> Iterator[Tensor]:
+    def effective_parameters(self, layers: Sequence[MatrixLayer]) -> Iterator[Tensor]:
         """The effective number of parameters of each layer; see `MeanFieldOptimizer.effective_parameters`."""
         for layer in self._sampled(layers):
             state = self._optimizer.state[layer.weight]
             curvature = layer_state.product(state, "factor")
             assert curvature is not None
-            yield determined(curvature.diagonal(), damping_of(layer.group, state, layer.weight.detach()))
+            yield effective_parameters(curvature.diagonal(), damping_of(layer.group, state, layer.weight.detach()))
 
     def _sampled(self, layers: Sequence[MatrixLayer]) -> list[MatrixLayer]:
         """The layers with noise whose roots exist already."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.spread import free_gathered, whole
-from lightning_bayes.optim.readout.shape import damping_of, determined
+from lightning_bayes.optim.readout.shape import damping_of, effective_parameters
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
 from lightning_bayes.optim.runtime.shards import whole_state
 
@@ -41,6 +41,6 @@ def posterior_of_model(
     return replace(posterior, constants=constants)
 
 
-def determined_of(group: Mapping[str, Any], state: Mapping[str, Any], param: nn.Parameter) -> Tensor:
+def effective_parameters_of(group: Mapping[str, Any], state: Mapping[str, Any], param: nn.Parameter) -> Tensor:
     """Number of weights of `param` that the data determine, a scalar; under FSDP2 all processes must call it together."""
-    return determined(whole(state["curvature"]), damping_of(group, state, param.detach()))
+    return effective_parameters(whole(state["curvature"]), damping_of(group, state, param.detach()))

@@ -72,7 +72,7 @@ def temperature_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Ten
     return hyperparameters.num_data / shape.scale[0]
 
 
-def determined(curvature: Tensor, damping: Tensor | float) -> Tensor:
+def effective_parameters(curvature: Tensor, damping: Tensor | float) -> Tensor:
     """Number of parameters that the data determine: Σ_i s_i / (s_i + γ), prior included in γ, negative s_i counted as 0."""
     positive = curvature.clamp_min(0)
     return (positive / (positive + damping)).sum()

@@ -21,10 +21,16 @@ from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, Grad
 from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.runtime.finiteness import nonfinite_params, overflow_message, skip_message
-from lightning_bayes.optim.runtime.measuring import FIRST
+from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate
-from lightning_bayes.optim.runtime.shards import are_all_finite, put_, require_equally_many, require_rows, values_of
+from lightning_bayes.optim.runtime.shards import (
+    are_all_finite,
+    current_values,
+    require_equally_many,
+    require_rows,
+    set_values_,
+)
 from lightning_bayes.private_torch import mark_as_scheduled
 
 
@@ -58,19 +64,19 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.model, self.engine = model, engine
         self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
         self.skipped_steps = self.skipped_in_a_row = 0
-        self.measures_always = False  # set by hosts that search for the largest batch size
+        self.always_measures_curvature = False  # set by hosts that search for the largest batch size
         self.samples_in_closure = False  # set by hosts whose closure opens the passes
-        self._mean: dict[nn.Parameter, Tensor] | None = None
-        self._open = OpenUpdate()
+        self._stashed_means: dict[nn.Parameter, Tensor] | None = None  # None outside a pass
+        self._open_update = OpenUpdate()
         self._is_spread = require_rows(model)
-        self._bare = GradientEngine(model, engine.loss_reduction)
+        self._gradient_engine = GradientEngine(model, engine.loss_reduction)
         super().__init__(params, defaults)
         # Whether the last loss read was a mean. Part of the state, so that a resumed run opens the same kind of pass.
         self.param_groups[0]["loss_is_mean"] = False
 
     @abstractmethod
-    def _open_capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """The capture of one pass."""
+    def _capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        """The capture of one pass, to be entered around forward and backward."""
 
     @abstractmethod
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
@@ -141,24 +147,24 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             UnsupportedTrainingError: If a pass is open already.
         """
-        if self._mean is not None:
+        if self._stashed_means is not None:
             raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
-        index = self._open.opened if sample is None else sample
-        self._open.opened += 1
-        self._open.is_only_batch = is_only_batch
+        index = self._open_update.num_opened if sample is None else sample
+        self._open_update.num_opened += 1
+        self._open_update.is_only_batch = is_only_batch
         if not torch.is_grad_enabled():
             with self._perturbed(index):
                 yield None
             return
-        if not self._open.examples:  # BatchNorm statistics, to be restored after a non-finite batch
-            self._open.buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        if not self._open_update.examples:  # BatchNorm statistics, to be restored after a non-finite batch
+            self._open_update.buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         before = {param: param.grad for _, param in self.trained()}
         try:
             for param in before:
                 param.grad = None
-            opened = self._open_capture(index, loss_scale)
+            capture = self._capture(index, loss_scale)
             with self._perturbed(index):
-                with opened as captured, _watch(captured) if watch_backward else nullcontext():
+                with capture as captured, _watch(captured) if watch_backward else nullcontext():
                     yield captured
                 self._collect(captured, before, loss_scale, index)
         except BaseException:
@@ -166,21 +172,23 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 param.grad = grad
             raise
 
-    def _unmeasured_capture(self) -> AbstractContextManager[Capture]:
+    def _gradient_capture(self) -> AbstractContextManager[Capture]:
         """The capture of a pass that measures its gradient only; see `measured_pass`."""
         is_mean = bool(self.param_groups[0].get("loss_is_mean"))
-        needs_no_count = self._open.is_only_batch and is_mean and self.num_updates >= FIRST
+        needs_no_count = self._open_update.is_only_batch and is_mean and self.num_updates >= FIRST_UPDATES
         needs_no_count &= not self._is_spread  # other processes hold other batches
-        return self._bare.bare() if needs_no_count else self._bare.capture()
+        return self._gradient_engine.bare() if needs_no_count else self._gradient_engine.capture()
 
     def label_seed(self, sample: int) -> int:
         """Seed for the labels that a pass samples, given the index of its weight sample."""
-        return counter_seed(int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._open.opened)
+        return counter_seed(
+            int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._open_update.num_opened
+        )
 
     @contextmanager
     def _perturbed(self, index: int) -> Iterator[None]:
-        mean: dict[nn.Parameter, Tensor] = {}
-        self._mean = mean
+        means: dict[nn.Parameter, Tensor] = {}
+        self._stashed_means = means
         try:
             with torch.no_grad():
                 group = self.param_groups[0]
@@ -188,12 +196,12 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 sample = self._sample(
                     CounterNoise.of_pass(int(group["noise_seed"]), self.num_updates, index, antithetic=is_paired)
                 )
-            mean.update(values_of(sample, spread=self._is_spread))
-            put_(self.model, sample, spread=self._is_spread)
+            means.update(current_values(sample, spread=self._is_spread))
+            set_values_(self.model, sample, spread=self._is_spread)
             yield
         finally:
-            put_(self.model, mean, spread=self._is_spread)
-            self._mean = None
+            set_values_(self.model, means, spread=self._is_spread)
+            self._stashed_means = None
 
     @torch.no_grad()
     def _collect(
@@ -203,15 +211,17 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             for param, grad in before.items():
                 param.grad = grad
             return
-        (self._bare if isinstance(captured, (GradientCapture, BareCapture)) else self.engine).check_reached(captured)
+        (self._gradient_engine if isinstance(captured, (GradientCapture, BareCapture)) else self.engine).check_reached(
+            captured
+        )
         if not isinstance(captured, BareCapture):
             self.param_groups[0]["loss_is_mean"] = captured.shows_mean
         processes = 1
         if self._is_spread:
             processes = dist.get_world_size()
             require_equally_many(captured.num_examples, next(iter(before)).device)
-        finished = FinishedPass(captured, sample, loss_scale, self.sampled_mean(), processes)
-        self._open.add(finished, before, self._read_pass(finished))
+        finished = FinishedPass(captured, sample, loss_scale, self.stashed_means(), processes)
+        self._open_update.add(finished, before, self._read_pass(finished))
 
     def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
         """The measurement of the open update, for hosts that average it over processes before `step`.
@@ -232,9 +242,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 "FSDP2 averages the gradients over processes, so nothing is left to average. Call opt.step() after the "
                 "passes, without opt.measured()."
             )
-        self._open.is_averaged_by_host = True
+        self._open_update.is_averaged_by_host = True
         if add_ranks is not None:
-            self._join_ranks(self._open.curvature, self._open.examples, add_ranks)
+            self._join_ranks(self._open_update.curvature, self._open_update.examples, add_ranks)
         measurement = self._measurement()
         return measurement.tensors(), measurement.num_examples
 
@@ -243,34 +253,35 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def _measurement(self) -> Measurement:
         """The measurement of the open update."""
-        earlier = self._open.measurement
-        curvature = self._finalise_curvature(self._open.curvature) if earlier is None else dict(earlier.curvature)
-        return self._open.finalise((param for _, param in self.trained()), curvature)
+        update = self._open_update
+        if update.final_curvature is None:
+            update.final_curvature = self._finalise_curvature(update.curvature)
+        return update.measurement((param for _, param in self.trained()), update.final_curvature)
 
-    def _require_reduction(self) -> None:
+    def _require_averaged(self) -> None:
         if self._is_spread:  # FSDP2 has averaged
             return
         is_distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        if is_distributed and not self._open.is_averaged_by_host:
+        if is_distributed and not self._open_update.is_averaged_by_host:
             raise UnsupportedTrainingError(
                 f"{dist.get_world_size()} processes train together, but their measurements have not been averaged, so they "
                 "would drift apart. Call lightning_bayes.strategies.all_reduce_mean_(*opt.measured()) before opt.step(), "
                 "and run the passes under `with ddp_model.no_sync(), opt.sampled_params(rank):`."
             )
 
-    def sampled_mean(self) -> dict[nn.Parameter, Tensor]:
-        """The means while a pass is open (under FSDP2 this process's rows); empty otherwise."""
-        return self._mean or {}
+    def stashed_means(self) -> dict[nn.Parameter, Tensor]:
+        """The means of the parameters that hold a sample now (under FSDP2 this process's rows); empty outside a pass."""
+        return self._stashed_means or {}
 
     @property
     def num_examples(self) -> float:
         """Number of examples in the passes since the last step."""
-        return self._open.examples
+        return self._open_update.examples
 
     def discard_passes(self) -> None:
         """Discard the passes of the open update. The next `step` does nothing."""
         self.zero_grad()
-        self._open.is_discarded = True
+        self._open_update.is_discarded = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Outside a pass, also discard the passes of the open update.
@@ -279,11 +290,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             set_to_none: As in `torch.optim.Optimizer`.
         """
         super().zero_grad(set_to_none)
-        if self._mean is None:
+        if self._stashed_means is None:
             self._close_update()
 
     def _close_update(self) -> None:
-        self._open.clear(self.engine.workspace)
+        self._open_update.clear(self.engine.workspace)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -301,17 +312,17 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             NoMeasurementError: If no pass was measured.
         """
-        loss = self._run(closure) if closure is not None else None
+        loss = self._run_closure(closure) if closure is not None else None
         self._opt_called = True  # checked by LR schedulers
-        if self._open.is_discarded:
+        if self._open_update.is_discarded:
             self._close_update()
             return loss
-        if not self._open.examples:
+        if not self._open_update.examples:
             raise NoMeasurementError(
                 f"{type(self).__name__}.step() was called without measured gradients. Run forward and backward inside "
                 "`with opt.sampled_params():` first, or pass a closure."
             )
-        self._require_reduction()
+        self._require_averaged()
         measurement = self._measurement()
         is_finite = measurement.is_finite()
         if self._is_spread:
@@ -326,10 +337,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     mark_as_scheduled(step)
 
-    def _run(self, closure: Callable[[], Any]) -> Any:
+    def _run_closure(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             # A host's closure opens the passes itself; in Lightning's manual optimization it is empty and comes after them.
-            if self.samples_in_closure or self._open.examples:
+            if self.samples_in_closure or self._open_update.examples:
                 return closure()
             self.zero_grad()
             losses = []
@@ -346,18 +357,18 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             NonFiniteError: If any parameter has non-finite weights or state; the message names them.
         """
-        mean = self.sampled_mean()
+        means = self.stashed_means()
 
         def tensors_of(param: nn.Parameter) -> list[Tensor]:
             state = (value for value in self.state.get(param, {}).values() if isinstance(value, Tensor))
-            return [mean.get(param, param), *state]
+            return [means.get(param, param), *state]
 
         params = (param for group in self.param_groups for param in group["params"])
         if culprits := nonfinite_params(self.model, params, tensors_of, spread=self._is_spread):
             raise NonFiniteError(overflow_message(culprits, self.num_updates, self.param_groups[0]))
 
     def _skip_update(self) -> None:
-        for buffer, value in self._open.buffers:
+        for buffer, value in self._open_update.buffers:
             buffer.copy_(value)
         self.require_finite()
         self.skipped_steps += 1

@@ -40,7 +40,7 @@ class PosteriorFamily(ABC):
         return
 
     @abstractmethod
-    def is_due(self) -> bool:
+    def is_measurement_due(self) -> bool:
         """Whether the next update measures curvature."""
 
     @abstractmethod
@@ -56,16 +56,16 @@ class PosteriorFamily(ABC):
         """
 
     @abstractmethod
-    def measured(self) -> Mapping[Hashable, Tensor]:
-        """The keys of a measurement, with a tensor of the right shape for each."""
+    def measured_shapes(self) -> Mapping[Hashable, Tensor]:
+        """The keys of ĥ in the same order in all processes, with a tensor of the same shape, device and dtype for each."""
 
     @abstractmethod
-    def sample(self, noise: CounterNoise, *, measures: bool | None) -> dict[nn.Parameter, Tensor]:
+    def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
         """Draw a posterior sample.
 
         Args:
             noise: Noise of the pass.
-            measures: Whether the pass measures curvature; None if it runs no backward.
+            measures_curvature: Whether the passes of the update measure curvature; None if not known yet.
 
         Returns:
             Samples of the parameters to perturb, in separate memory with the same strides.
@@ -73,7 +73,7 @@ class PosteriorFamily(ABC):
 
     @abstractmethod
     def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """(θ - μ) / Σ of the open pass; parameters with another kind of posterior, or without noise, are left out."""
+        """(θ - μ) / Σ = -∇ log q(θ) of the open pass; without the parameters that have no noise or correlated noise."""
 
     @abstractmethod
     def update(self, measurement: Measurement) -> None:
@@ -84,5 +84,5 @@ class PosteriorFamily(ABC):
         """Before the first update, initialise the curvature of all groups that have an ``init_precision``."""
 
     @abstractmethod
-    def determined(self) -> Iterator[Tensor]:
-        """The effective number of parameters of each tensor with noise, scalars."""
+    def effective_parameters(self) -> Iterator[Tensor]:
+        """The effective number of parameters of each tensor or matrix with noise, scalars."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from lightning_bayes.errors import HyperparameterError
 
-FIRST = 10  # updates that always measure: early in training the curvature changes fast
+FIRST_UPDATES = 10  # updates that always measure: early in training the curvature changes fast
 
 
 def elapsed_updates(param_update: int, update: int, interval: int) -> int:
@@ -34,9 +34,9 @@ def elapsed_updates(param_update: int, update: int, interval: int) -> int:
         >>> elapsed_updates(10, 10, 10), elapsed_updates(11, 11, 10), elapsed_updates(20, 20, 10)
         (1, 0, 10)
     """
-    if param_update <= FIRST:
+    if param_update <= FIRST_UPDATES:
         return 1
-    return min(interval, param_update - FIRST) if (update - FIRST) % interval == 0 else 0
+    return min(interval, param_update - FIRST_UPDATES) if (update - FIRST_UPDATES) % interval == 0 else 0
 
 
 def updates_covered(param_update: int, update: int, interval: int) -> int:
@@ -54,7 +54,11 @@ def updates_covered(param_update: int, update: int, interval: int) -> int:
         >>> [updates_covered(t, t, 10) for t in (3, 10, 15, 20, 25)]
         [3, 10, 10, 20, 20]
     """
-    return param_update if param_update <= FIRST else max(FIRST, param_update - (update - FIRST) % interval)
+    return (
+        param_update
+        if param_update <= FIRST_UPDATES
+        else max(FIRST_UPDATES, param_update - (update - FIRST_UPDATES) % interval)
+    )
 
 
 def require_interval(optimizer: str, interval: int, *, amortises: bool) -> None:

@@ -136,32 +136,32 @@ class OpenUpdate:
     """Running averages over the passes since the last update.
 
     Attributes:
-        opened: Number of passes opened.
+        num_opened: Number of passes opened.
         samples: Indices of the weight samples.
         examples: Σ_p n_p.
         curvature: Mean ĥ so far, by the keys of the estimator.
         loss: Mean loss so far; None before the first observed loss.
         buffers: The model's buffers and their values before the first pass.
-        measures: Whether the passes measure curvature; None before the first pass.
+        measures_curvature: Whether the passes measure curvature; None before the first pass.
         is_counted: Whether the examples of all passes were counted.
         is_only_batch: Whether all passes use the same batch.
         is_discarded: Whether the next step does nothing.
         is_averaged_by_host: Whether a host averages the measurement over processes.
-        measurement: The final measurement, once requested.
+        final_curvature: The finalised ĥ, which a host may have averaged over processes; None before it is needed.
     """
 
-    opened: int = 0
+    num_opened: int = 0
     samples: set[int] = field(default_factory=set)
     examples: float = 0.0
     curvature: Curvature = field(default_factory=dict)
     loss: Tensor | None = None
     buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    measures: bool | None = None
+    measures_curvature: bool | None = None
     is_counted: bool = True
     is_only_batch: bool = False
     is_discarded: bool = False
     is_averaged_by_host: bool = False
-    measurement: Measurement | None = None
+    final_curvature: Curvature | None = None
 
     def add(
         self,
@@ -180,23 +180,23 @@ class OpenUpdate:
         weight = n / (self.examples + n)
         factor = finished.captured.gradient_factor()
         for param, before in grads.items():
-            param.grad = _mean(before if self.examples else None, param.grad, weight, factor)
+            param.grad = _weighted_mean(before if self.examples else None, param.grad, weight, factor)
         for key in {**self.curvature, **curvature}:
-            new = _mean(self.curvature.get(key), curvature.get(key), weight, 1.0)
+            new = _weighted_mean(self.curvature.get(key), curvature.get(key), weight, 1.0)
             assert new is not None
             self.curvature[key] = new
-        self.loss = _mean(self.loss, finished.captured.loss, weight, factor)
+        self.loss = _weighted_mean(self.loss, finished.captured.loss, weight, factor)
         self.examples += n
         self.samples.add(finished.sample)
         self.is_counted &= not isinstance(finished.captured, BareCapture)
-        self.measurement = None
+        self.final_curvature = None
 
-    def finalise(self, params: Iterable[nn.Parameter], curvature: Curvature) -> Measurement:
-        """Build the measurement. Later calls return it again, with the current gradients.
+    def measurement(self, params: Iterable[nn.Parameter], curvature: Curvature) -> Measurement:
+        """Build the measurement of all passes.
 
         Args:
             params: The trained parameters, in the same order in all processes.
-            curvature: ĥ of all measured parameters, in the same order in all processes.
+            curvature: The finalised ĥ of all measured parameters, in the same order in all processes.
 
         Returns:
             The measurement. Parameters that backward did not reach get a zero ``.grad``.
@@ -204,8 +204,7 @@ class OpenUpdate:
         grads = dict(_filled_gradients(params))
         if self.loss is None:
             self.loss = torch.zeros((), device=next(iter(grads)).device)
-        self.measurement = Measurement(self.loss, grads, curvature, self.examples, len(self.samples), self.is_counted)
-        return self.measurement
+        return Measurement(self.loss, grads, curvature, self.examples, len(self.samples), self.is_counted)
 
     def clear(self, workspace: Workspace) -> None:
         """Discard all passes and return the memory of ĥ.
@@ -225,7 +224,7 @@ def _filled_gradients(params: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Param
         yield param, param.grad
 
 
-def _mean(old: Tensor | None, new: Tensor | None, weight: float, factor: float) -> Tensor | None:
+def _weighted_mean(old: Tensor | None, new: Tensor | None, weight: float, factor: float) -> Tensor | None:
     """(1-weight)·old + weight·factor·new; a missing tensor counts as zero."""
     if new is None:
         return None if old is None else old.mul_(1 - weight)

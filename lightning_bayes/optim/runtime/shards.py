@@ -72,13 +72,13 @@ def _is_in_rows(param: Any) -> bool:
     )
 
 
-def values_of(params: Iterable[nn.Parameter], *, spread: bool) -> dict[nn.Parameter, Tensor]:
-    """The values of parameters, to be restored by `put_`. Rows of sharded parameters are copied."""
+def current_values(params: Iterable[nn.Parameter], *, spread: bool) -> dict[nn.Parameter, Tensor]:
+    """The values of parameters, to be restored by `set_values_`. Rows of sharded parameters are copied."""
     return {param: local(param).detach().clone() if spread else param.data for param in params}
 
 
 @torch.no_grad()
-def put_(model: nn.Module, values: Mapping[nn.Parameter, Tensor], *, spread: bool) -> None:
+def set_values_(model: nn.Module, values: Mapping[nn.Parameter, Tensor], *, spread: bool) -> None:
     """Set parameters to other values; sharded parameters in place."""
     if spread:
         put_rows_(model, list(values.items()))

@@ -39,7 +39,7 @@ def updates(opt, model, batch, count):
 
         def closure():
             opt.zero_grad()
-            found.append(model[0].weight.detach() - opt.sampled_mean().get(model[0].weight, model[0].weight).detach())
+            found.append(model[0].weight.detach() - opt.stashed_means().get(model[0].weight, model[0].weight).detach())
             loss = F.cross_entropy(model(batch[0]), batch[1])
             loss.backward()
             return loss

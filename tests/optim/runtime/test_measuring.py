@@ -13,7 +13,7 @@ from torch import nn
 from lightning_bayes.curvature import BareCapture
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import BBB, IVON, KFAC, VOGN, MomentumVON, NoisyAdam, VadaGrad, Vadam, Vprop
-from lightning_bayes.optim.runtime.measuring import FIRST, elapsed_updates, updates_covered
+from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates, updates_covered
 
 F64 = torch.float64
 
@@ -58,10 +58,10 @@ def is_bare(model):
 
 @pytest.mark.parametrize("interval", [1, 3, 10])
 def test_measurements_cover_every_update_once(interval):
-    since = [elapsed_updates(number, number, interval) for number in range(1, 41)]
-    assert since[:FIRST] == [1] * FIRST
+    elapsed = [elapsed_updates(number, number, interval) for number in range(1, 41)]
+    assert elapsed[:FIRST_UPDATES] == [1] * FIRST_UPDATES
     covered = 0
-    for number, count in enumerate(since, 1):
+    for number, count in enumerate(elapsed, 1):
         covered += count
         assert updates_covered(number, number, interval) == covered
 
@@ -143,7 +143,7 @@ def test_gradients_are_those_of_a_pass_that_measures():
     twin.load_state_dict(model.state_dict())
     other = vogn(twin, 10)
     other.load_state_dict(copy.deepcopy(opt.state_dict()))
-    other.measures_always = True
+    other.always_measures_curvature = True
     for each, its in ((opt, model), (other, twin)):
         run(each, its, batches(1, seed=3))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
