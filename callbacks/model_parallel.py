@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import FinishesSamples
-from lightning_bayes.curvature.spread import is_spread, shards, whole
+from lightning_bayes.curvature.sharding import is_sharded, shards, whole
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.readout import read_checkpoint
 
@@ -37,7 +37,7 @@ def check_model_parallel(trainer: Trainer, module: LightningModule, linearized: 
     if not is_model_parallel(trainer):
         return
     name = type(module).__name__
-    if not any(is_spread(param) for param in module.parameters()):
+    if not any(is_sharded(param) for param in module.parameters()):
         raise UnsupportedTrainingError(
             f"No parameter of {name} is sharded, but ModelParallelStrategy expects sharded weights. In configure_model call "
             "fully_shard(self.net, mesh=self.device_mesh['data_parallel']), or use strategy='ddp'."

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor
 
-from lightning_bayes.curvature.spread import local
+from lightning_bayes.curvature.sharding import local
 from lightning_bayes.errors import BayesError, PosteriorError
 
 

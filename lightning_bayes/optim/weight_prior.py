@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import is_spread
+from lightning_bayes.curvature.sharding import is_sharded
 from lightning_bayes.errors import HyperparameterError, PosteriorError, name_some
 from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.posteriors import AbstractPosterior, MeanField, ScaledPosterior
@@ -90,7 +90,7 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
         return {}
     prior = _mean_field(posterior)
     params = dict(model.named_parameters())
-    if any(map(is_spread, params.values())):
+    if any(map(is_sharded, params.values())):
         raise PosteriorError(
             f"prior= holds whole tensors, but FSDP2 shards the parameters of {type(model).__name__}. Pass "
             "prior_precision=... and prior_mean='initial' instead."

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import local, put_rows_, rows_like
+from lightning_bayes.curvature.sharding import local, put_rows_, rows_like
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 

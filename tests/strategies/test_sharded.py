@@ -1,4 +1,4 @@
-"""Parameters that are spread over processes are refused by name."""
+"""Parameters that are sharded over processes are refused by name."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_default_step_is_refused(sharded):
         Vadam(sharded, num_data=48, base=torch.optim.Adam(sharded.parameters()))
 
 
-def test_a_model_that_is_spread_in_part_is_refused(sharded):
+def test_a_model_that_is_sharded_in_part_is_refused(sharded):
     sharded.more = torch.nn.Linear(2, 2)
     with pytest.raises(
         UnsupportedTrainingError, match=r"not sharded over all 1 processes .*: more\.weight, more\.bias"

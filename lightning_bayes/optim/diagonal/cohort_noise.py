@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import local, rows_of
+from lightning_bayes.curvature.sharding import local, rows_of
 from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.readout.shape import sizes_of
 from lightning_bayes.optim.runtime.blocks import blocks
@@ -64,9 +64,9 @@ class CohortNoise:
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.owners = list(params)
         self._params: list[Tensor] = [local(param) for param in params]
-        is_spread = any(owner is not param for owner, param in zip(self.owners, self._params, strict=True))
+        is_sharded = any(owner is not param for owner, param in zip(self.owners, self._params, strict=True))
         rows = [rows_of(param) for param in params]
-        self._rows = rows if is_spread else None  # None: every parameter is whole
+        self._rows = rows if is_sharded else None  # None: every parameter is whole
         is_small = [r.size <= SMALL and param.is_contiguous() for r, param in zip(rows, self._params, strict=True)]
         self._small = [i for i, small in enumerate(is_small) if small]
         self._large = [i for i, small in enumerate(is_small) if not small]
@@ -241,7 +241,7 @@ class CohortNoise:
         damping = noise_damping(
             torch.stack(sums) / self._numels, self._hyper.stated_damping, self._hyper.noise_flatness
         )
-        inverse = positive.add_(self._spread(damping)).reciprocal_()
+        inverse = positive.add_(self._repeat(damping)).reciprocal_()
         self._set_unit(inverse.sqrt())
         sums = self._in_order(
             [_sum_of_blocks(self._curvatures[i], damping[i]) for i in self._large], self._sums(inverse)
@@ -261,7 +261,7 @@ class CohortNoise:
     def _write_small(self, epsilon: Tensor, sign: int) -> None:
         means = [self._params[i] for i in self._small]
         if not epsilon.is_cpu:
-            std = self._unit if self._shape is None else self._unit * self._spread(self._shape.scale.rsqrt())
+            std = self._unit if self._shape is None else self._unit * self._repeat(self._shape.scale.rsqrt())
             torch.addcmul(torch.cat([mean.view(-1) for mean in means]), epsilon, std, value=sign, out=self.flat)
             return
         factors = [float(sign) if self._shape is None else sign * self._factors[i] for i in self._small]
@@ -284,7 +284,7 @@ class CohortNoise:
         scores = torch._foreach_sub([self._views[i] for i in small], [means[owner] for owner in owners])
         precisions = self._unit.square().reciprocal_()  # 1/Σ = scale/u²
         if self._shape is not None:
-            precisions.mul_(self._spread(self._shape.scale))
+            precisions.mul_(self._repeat(self._shape.scale))
         views = self._shaped_like(precisions)
         torch._foreach_mul_(scores, [views[i] for i in small])
         return dict(zip(owners, scores, strict=True))
@@ -302,7 +302,7 @@ class CohortNoise:
         """Views of a flat tensor, shaped like the small parameters, by index."""
         return {i: part.view(self._params[i].shape) for part, i in zip(self._split(flat), self._small, strict=True)}
 
-    def _spread(self, values: Tensor) -> Tensor:
+    def _repeat(self, values: Tensor) -> Tensor:
         """Repeat one value per parameter, ``[params]``, for each element of the small ones."""
         return values.index_select(0, self._owner)  # several times as fast as values[self._owner]
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import local
+from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.runtime.blocks import Block, blocks
 from lightning_bayes.optim.runtime.shards import local_parts
 from lightning_bayes.optim.steps import CohortUpdate

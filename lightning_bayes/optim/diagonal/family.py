@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.curvature.spread import local
+from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.diagonal.parameter_state import state_fields

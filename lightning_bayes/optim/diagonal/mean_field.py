@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
-from lightning_bayes.curvature.spread import local
+from lightning_bayes.curvature.sharding import local
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
@@ -147,7 +147,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         require_interval(type(self).__name__, group["curvature_interval"], amortises=self.amortises)
         step.add_group(group, len(self.param_groups))
         require_full_precision(group["params"])
-        if self._is_spread:
+        if self._is_sharded:
             require_elementwise(group)
         for param in group["params"]:
             self.state_of(param, group)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import whole
+from lightning_bayes.curvature.sharding import whole
 from lightning_bayes.posteriors import root_mean_squares
 
 

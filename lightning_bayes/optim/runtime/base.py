@@ -68,7 +68,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.samples_in_closure = False  # set by hosts whose closure opens the passes
         self._stashed_means: dict[nn.Parameter, Tensor] | None = None  # None outside a pass
         self._open_update = OpenUpdate()
-        self._is_spread = require_rows(model)
+        self._is_sharded = require_rows(model)
         self._gradient_engine = GradientEngine(model, engine.loss_reduction)
         super().__init__(params, defaults)
         # Whether the last loss read was a mean. Part of the state, so that a resumed run opens the same kind of pass.
@@ -176,7 +176,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """The capture of a pass that measures its gradient only; see `measured_pass`."""
         is_mean = bool(self.param_groups[0].get("loss_is_mean"))
         needs_no_count = self._open_update.is_only_batch and is_mean and self.num_updates >= FIRST_UPDATES
-        needs_no_count &= not self._is_spread  # other processes hold other batches
+        needs_no_count &= not self._is_sharded  # other processes hold other batches
         return self._gradient_engine.bare() if needs_no_count else self._gradient_engine.capture()
 
     def label_seed(self, sample: int) -> int:
@@ -196,11 +196,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 sample = self._sample(
                     CounterNoise.of_pass(int(group["noise_seed"]), self.num_updates, index, antithetic=is_paired)
                 )
-            means.update(current_values(sample, spread=self._is_spread))
-            set_values_(self.model, sample, spread=self._is_spread)
+            means.update(current_values(sample, sharded=self._is_sharded))
+            set_values_(self.model, sample, sharded=self._is_sharded)
             yield
         finally:
-            set_values_(self.model, means, spread=self._is_spread)
+            set_values_(self.model, means, sharded=self._is_sharded)
             self._stashed_means = None
 
     @torch.no_grad()
@@ -217,7 +217,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         if not isinstance(captured, BareCapture):
             self.param_groups[0]["loss_is_mean"] = captured.shows_mean
         processes = 1
-        if self._is_spread:
+        if self._is_sharded:
             processes = dist.get_world_size()
             require_equally_many(captured.num_examples, next(iter(before)).device)
         finished = FinishedPass(captured, sample, loss_scale, self.stashed_means(), processes)
@@ -237,7 +237,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             UnsupportedTrainingError: If FSDP2 has averaged them already.
         """
-        if self._is_spread:
+        if self._is_sharded:
             raise UnsupportedTrainingError(
                 "FSDP2 averages the gradients over processes, so nothing is left to average. Call opt.step() after the "
                 "passes, without opt.measured()."
@@ -259,7 +259,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         return update.measurement((param for _, param in self.trained()), update.final_curvature)
 
     def _require_averaged(self) -> None:
-        if self._is_spread:  # FSDP2 has averaged
+        if self._is_sharded:  # FSDP2 has averaged
             return
         is_distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if is_distributed and not self._open_update.is_averaged_by_host:
@@ -325,7 +325,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._require_averaged()
         measurement = self._measurement()
         is_finite = measurement.is_finite()
-        if self._is_spread:
+        if self._is_sharded:
             is_finite = are_all_finite(is_finite, measurement.loss.device)
         if is_finite:
             self.skipped_in_a_row = 0
@@ -364,7 +364,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             return [means.get(param, param), *state]
 
         params = (param for group in self.param_groups for param in group["params"])
-        if culprits := nonfinite_params(self.model, params, tensors_of, spread=self._is_spread):
+        if culprits := nonfinite_params(self.model, params, tensors_of, sharded=self._is_sharded):
             raise NonFiniteError(overflow_message(culprits, self.num_updates, self.param_groups[0]))
 
     def _skip_update(self) -> None:

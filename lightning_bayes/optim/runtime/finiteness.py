@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import local
+from lightning_bayes.curvature.sharding import local
 from lightning_bayes.errors import name_some
 
 _NAMES_LENGTH = 60  # characters of names in a message
@@ -20,7 +20,7 @@ def nonfinite_params(
     params: Iterable[nn.Parameter],
     tensors_of: Callable[[nn.Parameter], Iterable[Tensor]],
     *,
-    spread: bool,
+    sharded: bool,
 ) -> list[str]:
     """Names of the parameters whose weights or state are not finite.
 
@@ -28,7 +28,7 @@ def nonfinite_params(
         model: The model.
         params: Its parameters, in the same order in all processes.
         tensors_of: Returns the weights and state of a parameter.
-        spread: Whether FSDP2 shards them. All processes then get the result for all rows.
+        sharded: Whether FSDP2 shards them. All processes then get the result for all rows.
 
     Returns:
         The names.
@@ -39,7 +39,7 @@ def nonfinite_params(
         for param in params
     }
     are_finite = torch.stack(list(finite.values()))
-    if spread:
+    if sharded:
         dist.all_reduce(are_finite := are_finite.int(), dist.ReduceOp.MIN)
     return [name for name, is_finite in zip(finite, are_finite.tolist(), strict=True) if not is_finite]
 

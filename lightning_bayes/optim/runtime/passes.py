@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import BareCapture, Capture, Workspace
-from lightning_bayes.curvature.spread import local
+from lightning_bayes.curvature.sharding import local
 
 Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by another key of its estimator
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import Rows, is_spread, local, put_rows_, whole
+from lightning_bayes.curvature.sharding import Rows, is_sharded, local, put_rows_, whole
 from lightning_bayes.errors import UnsupportedTrainingError, name_some
 
 
@@ -34,7 +34,7 @@ def local_parts(
     params: Sequence[nn.Parameter], states: Sequence[Mapping[str, Any]]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """The rows of parameters and of their states that this process holds. Either all parameters are sharded or none is."""
-    if not is_spread(params[0]):
+    if not is_sharded(params[0]):
         return params, states
     return [local(param) for param in params], [local_state(state) for state in states]
 
@@ -52,7 +52,7 @@ def require_rows(model: nn.Module) -> bool:
         UnsupportedTrainingError: If only some are sharded in this way; the message names the others.
     """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    if not any(is_spread(param) for _, param in named):
+    if not any(is_sharded(param) for _, param in named):
         return False
     others = [name for name, param in named if not _is_in_rows(param)]
     if others:
@@ -66,21 +66,21 @@ def require_rows(model: nn.Module) -> bool:
 
 def _is_in_rows(param: Any) -> bool:
     return (
-        is_spread(param)
+        is_sharded(param)
         and param.device_mesh.size() == dist.get_world_size()
         and [placement.is_shard(0) for placement in param.placements] == [True]
     )
 
 
-def current_values(params: Iterable[nn.Parameter], *, spread: bool) -> dict[nn.Parameter, Tensor]:
+def current_values(params: Iterable[nn.Parameter], *, sharded: bool) -> dict[nn.Parameter, Tensor]:
     """The values of parameters, to be restored by `set_values_`. Rows of sharded parameters are copied."""
-    return {param: local(param).detach().clone() if spread else param.data for param in params}
+    return {param: local(param).detach().clone() if sharded else param.data for param in params}
 
 
 @torch.no_grad()
-def set_values_(model: nn.Module, values: Mapping[nn.Parameter, Tensor], *, spread: bool) -> None:
+def set_values_(model: nn.Module, values: Mapping[nn.Parameter, Tensor], *, sharded: bool) -> None:
     """Set parameters to other values; sharded parameters in place."""
-    if spread:
+    if sharded:
         put_rows_(model, list(values.items()))
         return
     for param, value in values.items():

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import local
+from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.spread import local
+from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 

@@ -18,7 +18,7 @@ class Rows(NamedTuple):
     stop: int
 
 
-def is_spread(tensor: Any) -> bool:
+def is_sharded(tensor: Any) -> bool:
     """Whether a tensor is a `torch.distributed.tensor.DTensor`."""
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and isinstance(tensor, tensors.DTensor)
@@ -26,7 +26,7 @@ def is_spread(tensor: Any) -> bool:
 
 def local(tensor: Any) -> Any:
     """This process's shard of a tensor, in the same memory; other values are returned unchanged."""
-    if not is_spread(tensor):
+    if not is_sharded(tensor):
         return tensor
     with torch.no_grad():  # with gradients, each call would return a new tensor
         return tensor.to_local()
@@ -34,12 +34,12 @@ def local(tensor: Any) -> Any:
 
 def whole(tensor: Any) -> Any:
     """The whole tensor, gathered by a collective call of all processes; other values are returned unchanged."""
-    return tensor.full_tensor() if is_spread(tensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def rows_of(param: Tensor) -> Rows:
     """The elements of a parameter that this process holds."""
-    if not is_spread(param):
+    if not is_sharded(param):
         return Rows(param.numel(), 0, param.numel())
     mesh: Any = param.device_mesh  # type: ignore[attr-defined]
     shard_size = -(-param.shape[0] // mesh.size()) * (param.numel() // max(1, param.shape[0]))  # like torch.chunk
@@ -49,7 +49,7 @@ def rows_of(param: Tensor) -> Rows:
 
 def rows_like(value: Tensor, param: Tensor) -> Tensor:
     """View of the part of a whole tensor that corresponds to this process's shard of `param`."""
-    if not is_spread(param):
+    if not is_sharded(param):
         return value
     _, start, stop = rows_of(param)
     return value.reshape(-1)[start:stop].view(local(param).shape)
@@ -70,7 +70,7 @@ def free_gathered(model: nn.Module) -> None:
 @torch.no_grad()
 def put_rows_(model: nn.Module, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy new values of this process's shards into tensors of a model; FSDP2 gathers from the same memory."""
-    if any(is_spread(target) for target, _ in pairs):
+    if any(is_sharded(target) for target, _ in pairs):
         free_gathered(model)
     for target, value in pairs:
         local(target).copy_(value)
