@@ -10,21 +10,21 @@ from benchmarks.speed.cycle import Cycle, Intervals, combine, expand
 from benchmarks.speed.methods import METHODS
 from benchmarks.speed.models import make_task
 from benchmarks.speed.rounds import MeanOfUpdates, Times
-from lightning_bayes.optim.kronecker.layer_curvature import LayerCurvature
+from lightning_bayes.optim.kronecker.curvature import KroneckerCurvature
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """How often factors are averaged in and inverted."""
-    counts = {"average": 0, "invert": 0}
+    counts = {"average_factors": 0, "invert": 0}
     for name in counts:
-        original = getattr(LayerCurvature, name)
+        original = getattr(KroneckerCurvature, name)
 
         def counting(*arguments, name=name, original=original):
             counts[name] += 1
             return original(*arguments)
 
-        monkeypatch.setattr(LayerCurvature, name, counting)
+        monkeypatch.setattr(KroneckerCurvature, name, counting)
     return counts
 
 
@@ -32,13 +32,13 @@ def counted(monkeypatch):
 def test_each_kind_of_step_measures_or_inverts_both_layers_or_does_neither(method, tiny, setting, counted):
     steps = METHODS[method].build(make_task(tiny, 4, setting))
     for first in (steps, steps.statistics, steps.inversion):
-        counted.update(average=0, invert=0)
+        counted.update(average_factors=0, invert=0)
         first()
-        assert counted == {"average": 2, "invert": 2}
+        assert counted == {"average_factors": 2, "invert": 2}
     for kind, expected in [("plain", (0, 0)), ("statistics", (2, 0)), ("inversion", (0, 2)), ("sampling", (0, 0))] * 3:
-        counted.update(average=0, invert=0)
+        counted.update(average_factors=0, invert=0)
         getattr(steps, kind)()
-        assert (counted["average"], counted["invert"]) == expected, kind
+        assert (counted["average_factors"], counted["invert"]) == expected, kind
 
 
 def test_sampling_moves_no_parameter(tiny, setting):

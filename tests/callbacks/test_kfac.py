@@ -91,7 +91,7 @@ def test_groups_and_schedules_of_the_user_carry_over():
     callback = NoisyKFACCallback()
     fit(Classifier(configure), callback, max_epochs=2)
     assert [group["lr"] for group in callback.optimizer.param_groups] == pytest.approx([3e-3 / 4, 5e-3 / 4])
-    assert callback.optimizer.family.layers.division().layers[0].has_bias
+    assert callback.optimizer.family.layers.partition().layers[0].has_bias
 
 
 def test_noisy_kfac_leaves_the_step_to_the_users_optimizer_unless_there_is_a_learning_rate():
@@ -306,6 +306,6 @@ def test_layers_that_backpack_has_no_factors_for_follow_the_argument():
     callback = NoisyKFACCallback(engine="backpack", unsupported_layers="mean_field")
     net = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES))
     fit(Classifier(net=net), callback)
-    assert [layer.name for layer in callback.optimizer.family.layers.division().layers] == ["net.0", "net.3"]
+    assert [layer.name for layer in callback.optimizer.family.layers.partition().layers] == ["net.0", "net.3"]
     with pytest.raises(HyperparameterError, match="engine='fused' does not measure 'kfra'"):
         KFACCallback(factors="kfra")

@@ -19,7 +19,7 @@ from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngin
 from lightning_bayes.errors import ShapeError, UnsupportedLayerError
 from lightning_bayes.optim.dense.full_gaussian import outer_products
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
-from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, divide
+from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, partition_layers
 
 
 class JointEstimator(ABC):
@@ -146,15 +146,15 @@ def require_matrix_layers(model: nn.Module, params: Sequence[nn.Parameter], opti
     Raises:
         UnsupportedLayerError: If other layers have trainable parameters, or layers share them.
     """
-    division = divide(model, [{"params": list(params)}], lambda weight, bias: True, max_side=2**31)
-    others = [*division.others, *(layer.name for layer in division.layers if layer.shape[0] > 1)]
+    partition = partition_layers(model, [{"params": list(params)}], lambda weight, bias: True, max_side=2**31)
+    others = [*partition.others, *(layer.name for layer in partition.layers if layer.shape[0] > 1)]
     if others:
         raise UnsupportedLayerError(
             f"{optimizer} supports only linear layers and convolutions without groups, and no shared weights, which "
             f"excludes {', '.join(name or type(model).__name__ for name in others)}. Freeze these layers with "
             "requires_grad_(False), or use NoisyKFAC or VOGN."
         )
-    return division.layers
+    return partition.layers
 
 
 def _zero_rows(layer: MatrixLayer, examples: int) -> LayerRows:

@@ -205,16 +205,13 @@ class DiagonalFamily(PosteriorFamily):
         for group in self._optimizer.param_groups:
             for params in self.cohorts(group):
                 self._update_cohort(params, group, measurement)
-        self.finish(measurement)
-
-    def finish(self, measurement: Measurement) -> None:
-        """Finish the steps, then store the tensor sizes r_t if the update measured curvature."""
         for step in self._optimizer.steps.values():
             step.finish(self._optimizer.param_groups, self._optimizer.state)
         if measurement.has_curvature:
-            self._store_sizes()
+            self.store_sizes()
 
-    def _store_sizes(self) -> None:
+    def store_sizes(self) -> None:
+        """Store the tensor sizes r_t, on which the noise depends until the next measurement."""
         for group in self._optimizer.param_groups:
             if not group["relative_noise"]:
                 continue

@@ -55,7 +55,7 @@ def assign(costs: Sequence[float], count: int) -> list[int]:
 
 
 def invert_all(
-    kinds: Mapping[MatrixLayer, Sequence[str]],
+    kinds_of: Mapping[MatrixLayer, Sequence[str]],
     states: Mapping[Any, dict[str, Any]],
     invert: Callable[[MatrixLayer], None],
     workers: WorkerGroup | None,
@@ -63,30 +63,30 @@ def invert_all(
     """Invert layers, each on one process; an error in any layer is raised on all processes.
 
     Args:
-        kinds: The layers, in the same order on all processes, with the products that each inversion writes into the state of
-            the layer's weight: ``"inverse"``, ``"root"``.
+        kinds_of: The layers, in the same order on all processes, with the products that each inversion writes into the state
+            of the layer's weight: ``"inverse"``, ``"root"``.
         states: Optimizer states by parameter.
         invert: Inverts one layer.
         workers: The processes; None inverts all layers in this process.
     """
-    if workers is None or len(kinds) < 2:  # inverting a single layer is faster than communicating the result
-        for layer in kinds:
+    if workers is None or len(kinds_of) < 2:  # inverting a single layer is faster than communicating the result
+        for layer in kinds_of:
             invert(layer)
         return
-    owners = assign([layer.inversion_cost for layer in kinds], workers.size)
-    for (layer, products), owner in zip(kinds.items(), owners, strict=True):
+    owners = assign([layer.inversion_cost for layer in kinds_of], workers.size)
+    for (layer, kinds), owner in zip(kinds_of.items(), owners, strict=True):
         state = states[layer.weight]
         if owner != workers.rank:
-            layer_state.fill(state, products, 0.0)
+            layer_state.fill(state, kinds, 0.0)
         else:
             try:
                 invert(layer)
             except BayesError:  # the other processes wait, so this one must not raise before the sum
-                layer_state.fill(state, products, math.nan)
-        layer_state.make_contiguous(state, products)
-    results = [layer_state.sides(states[layer.weight], products) for layer, products in kinds.items()]
+                layer_state.fill(state, kinds, math.nan)
+        layer_state.make_contiguous(state, kinds)
+    results = [layer_state.sides(states[layer.weight], kinds) for layer, kinds in kinds_of.items()]
     workers.add_([side for sides in results for side in sides])
     finite = torch.stack([torch.stack([side.sum() for side in sides]).sum() for sides in results]).isfinite()
-    for layer, is_finite in zip(kinds, finite.tolist(), strict=True):
+    for layer, is_finite in zip(kinds_of, finite.tolist(), strict=True):
         if not is_finite:
             invert(layer)  # raises the layer's error

@@ -20,7 +20,7 @@ from lightning_bayes.curvature.factors import has_factors
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
-from lightning_bayes.optim.kronecker.matrix_layers import Division
+from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition
 
 UnsupportedLayers: TypeAlias = Literal["refuse", "mean_field", "fused"]
 
@@ -35,14 +35,14 @@ def check_factors(engine: str, factors: str, unsupported_layers: str) -> None:
         raise HyperparameterError(f"engine='fused' does not measure {factors!r}; pass engine='backpack'.")
 
 
-def layer_rule(engine: KroneckerEngine, unsupported_layers: UnsupportedLayers) -> Callable[[nn.Module], bool]:
+def factor_test(engine: KroneckerEngine, unsupported_layers: UnsupportedLayers) -> Callable[[nn.Module], bool]:
     """Return a function that tells whether a layer has Kronecker factors."""
     return has_factors if unsupported_layers == "fused" else engine.has_factors
 
 
-def require_factors(model: nn.Module, division: Division, engine: KroneckerEngine) -> None:
+def require_factors(model: nn.Module, partition: LayerPartition, engine: KroneckerEngine) -> None:
     """Raise `UnsupportedLayerError` if the engine has no factors for a layer with trainable parameters."""
-    modules = {name: model.get_submodule(name) for name in division.others}
+    modules = {name: model.get_submodule(name) for name in partition.others}
     unsupported = [
         f"{name or 'the model itself'} ({type(module).__name__})"
         for name, module in modules.items()

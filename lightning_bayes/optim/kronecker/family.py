@@ -22,16 +22,16 @@ from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import layer_state
 from lightning_bayes.optim.kronecker.arguments import KroneckerSettings
+from lightning_bayes.optim.kronecker.curvature import KroneckerCurvature
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
 from lightning_bayes.optim.kronecker.equations import LayerEquations
 from lightning_bayes.optim.kronecker.estimator import factor_shapes
 from lightning_bayes.optim.kronecker.intervals import is_due
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
-from lightning_bayes.optim.kronecker.layer_curvature import LayerCurvature
 from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.kronecker.matrix_noise import MatrixNoise
 from lightning_bayes.optim.kronecker.moves import Move
+from lightning_bayes.optim.kronecker.noise import KroneckerNoise
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
@@ -64,8 +64,8 @@ class KroneckerFamily(PosteriorFamily):
         self.workers: WorkerGroup | None = None
         self.layers = KroneckerLayers(optimizer, settings)
         self._diagonal = DiagonalFamily(optimizer, self.layers.params)
-        self._curvature = LayerCurvature(optimizer, equations)
-        self._noise = MatrixNoise(optimizer, self._curvature, equations)
+        self._curvature = KroneckerCurvature(optimizer, equations)
+        self._noise = KroneckerNoise(optimizer, self._curvature, equations)
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
@@ -141,7 +141,10 @@ class KroneckerFamily(PosteriorFamily):
             self._apply_own_step(layers, measurement)
         else:
             self._apply_base_step(layers, measurement)
-        self._diagonal.finish(measurement)
+        for step in self._optimizer.steps.values():
+            step.finish(self._optimizer.param_groups, self._optimizer.state)
+        if measurement.has_curvature:
+            self._diagonal.store_sizes()
 
     def _cohorts(self) -> Iterator[tuple[list[nn.Parameter], dict[str, Any]]]:
         """Cohorts of the parameters without factors, with their groups."""
@@ -165,10 +168,10 @@ class KroneckerFamily(PosteriorFamily):
             for params, group in cohorts:
                 self._average_squares(params, group, measurement)
         for params, group in [*((list(layer.params), layer.group) for layer in layers), *cohorts]:
-            self._optimizer.step_of(group).apply(Move(params, self._counted(params), group))
+            self._optimizer.step_of(group).apply(Move(params, self._count_update(params), group))
 
-    def _counted(self, params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-        """The states of parameters, which count this update."""
+    def _count_update(self, params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+        """Count this update in the states of parameters, and return the states."""
         states = [self._optimizer.state[param] for param in params]
         for state in states:
             state["step"] += 1
@@ -185,15 +188,13 @@ class KroneckerFamily(PosteriorFamily):
             state["measurements"] += 1
 
     def _layer_moves(self, layer: MatrixLayer) -> Iterator[Move]:
-        states = self._counted(layer.params)
+        states = self._count_update(layer.params)
         centred, centres = layer.matrix(layer.params).detach(), prior_means(states)
         if centres:
             centred = centred - layer.matrix(centres)
-        inverse = layer_state.product(states[0], "inverse")
-        assert inverse is not None
         momentum = layer.matrix([state["momentum"] for state in states])
         step = self._equations.update(
-            self._equations.state(centred, momentum, inverse),
+            self._equations.state(centred, momentum, layer_state.product(states[0], "inverse")),
             layer.matrix([param.grad for param in layer.params if param.grad is not None]),
             beta=layer.group["betas"][0],
             prior=effective(layer.group).prior,
@@ -213,7 +214,7 @@ class KroneckerFamily(PosteriorFamily):
         measured = self._diagonal.measured_curvature(params, group, measurement) if measures else curvatures
         self._diagonal.start_cohort(params, group, measured)
         weight = self._curvature.weight_of_old(self._optimizer.state[params[0]], group)
-        states = self._counted(params)
+        states = self._count_update(params)
         for state in states:
             state["measurements"] += measures
         steps = self._diagonal.cohort_update(params, group, measured).propose_(1.0, weight)

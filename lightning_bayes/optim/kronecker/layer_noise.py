@@ -2,10 +2,10 @@
 
 The two products cost 2mn(m + n) operations for a matrix ``[m, n]``, regardless of the batch size. Antithetic noise
 shares them (`optim.runtime.noise`): both updates of a pair use the same U with opposite signs, and all pairs of a pool
-share the product with the root of the longer side. If m ≤ n, the pool has PAIRS - 1 more rows than the matrix, and
+share the product with the root of the longer side. If m ≤ n, the pool has POOL_PAIRS - 1 more rows than the matrix, and
 each pair uses a window:
 
-    V = E R_Aᵀ              E [m + PAIRS - 1, n], once per pool
+    V = E R_Aᵀ              E [m + POOL_PAIRS - 1, n], once per pool
     U = R_S V[p : p + m]    once per pair p
 
 If m > n, the same applies to columns. No entry of the matrix uses the same element of E in two pairs of a pool, and the
@@ -24,7 +24,7 @@ from lightning_bayes.optim.readout.shape import mean_variance
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
 from lightning_bayes.private_torch import version_of
 
-PAIRS = 50  # pairs per pool: with the default intervals, the number of pairs between two inversions of a layer
+POOL_PAIRS = 50  # pairs per pool: with the default intervals, the number of pairs between two inversions of a layer
 
 
 @final
@@ -71,7 +71,7 @@ class LayerNoise:
 
     def _transformed_pool(self, pool: Pool) -> Tensor:
         """V, transposed if necessary so that its rows belong to the shorter side."""
-        sides = self._short.shape[-1] + PAIRS - 1, self._long.shape[-1]
+        sides = self._short.shape[-1] + POOL_PAIRS - 1, self._long.shape[-1]
         draws = self._long.new_empty(*self._long.shape[:-2], *(sides if self._is_wide else sides[::-1]))
         CounterNoise(*pool.counter).draw_([draws])
         return upper_matmul(self._long, self._oriented(draws).mT).mT

@@ -28,10 +28,13 @@ State: TypeAlias = dict[str, Any]
 _KINDS = ("factor", "inverse", "root")
 
 
-def product(state: State, kind: str) -> KroneckerProduct | None:
-    """Return a layer's ``"factor"``, ``"inverse"`` or ``"root"`` from the state of its weight; None if not computed."""
-    if f"output_{kind}" not in state:
-        return None
+def has_product(state: State, kind: str) -> bool:
+    """Whether the product exists; arguments as in `product`."""
+    return f"output_{kind}" in state
+
+
+def product(state: State, kind: str) -> KroneckerProduct:
+    """Return a layer's ``"factor"``, ``"inverse"`` or ``"root"`` from the state of its weight."""
     return KroneckerProduct(state[f"output_{kind}"], state[f"input_{kind}"])
 
 
@@ -46,7 +49,7 @@ def _keys(kinds: Sequence[str]) -> list[str]:
 
 def drop_if_of_another_shape(state: State, layer: MatrixLayer) -> None:
     """Discard the layer's factors if they predate freezing or unfreezing its bias."""
-    if "input_factor" in state and state["input_factor"].shape[-1] != layer.shape[-1]:
+    if has_product(state, "factor") and state["input_factor"].shape[-1] != layer.shape[-1]:
         for key in _keys(_KINDS):
             state.pop(key, None)
         state["measurements"] = 0

@@ -11,8 +11,8 @@ from lightning_bayes.curvature.factors import Request, has_factors
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.optim.fisher import label_source
 from lightning_bayes.optim.kronecker.arguments import KroneckerSettings
-from lightning_bayes.optim.kronecker.factor_source import layer_rule, require_factors
-from lightning_bayes.optim.kronecker.matrix_layers import Division, MatrixLayer, divide
+from lightning_bayes.optim.kronecker.factor_source import factor_test, require_factors
+from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, MatrixLayer, partition_layers
 from lightning_bayes.posteriors import require_memory
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @final
 class KroneckerLayers:
-    """The division of a model into layers with and without Kronecker factors.
+    """The partition of a model into layers with and without Kronecker factors.
 
     Args:
         optimizer: The optimizer, with a `KroneckerEngine`.
@@ -30,7 +30,7 @@ class KroneckerLayers:
 
     def __init__(self, optimizer: MeanFieldOptimizer, settings: KroneckerSettings) -> None:
         self._optimizer, self._settings = optimizer, settings
-        self._cached: tuple[Any, Division] | None = None  # with its key
+        self._cached: tuple[Any, LayerPartition] | None = None  # with its key
 
     @property
     def engine(self) -> KroneckerEngine:
@@ -48,20 +48,22 @@ class KroneckerLayers:
         """The likelihood to sample labels from; None uses the labels of the data."""
         return label_source(self._settings.fisher, self._settings.likelihood, self._optimizer.model)
 
-    def division(self) -> Division:
-        """The current division. It changes when parameters are frozen, unfrozen or added."""
+    def partition(self) -> LayerPartition:
+        """The current partition. It changes when parameters are frozen, unfrozen or added."""
         groups = self._optimizer.param_groups
         # The key contains ids, because loading a state creates new groups.
         key = [(id(group), [param.requires_grad for param in group["params"]]) for group in groups]
         if self._cached is None or self._cached[0] != key:
-            is_matrix = layer_rule(self.engine, self._settings.unsupported_layers)
-            division = divide(self._optimizer.model, groups, self._have_same_noise, self._settings.max_side, is_matrix)
-            self._cached = key, division
+            can_have_matrix = factor_test(self.engine, self._settings.unsupported_layers)
+            partition = partition_layers(
+                self._optimizer.model, groups, self._have_same_noise, self._settings.max_side, can_have_matrix
+            )
+            self._cached = key, partition
         return self._cached[1]
 
     def with_factors(self) -> list[MatrixLayer]:
         """The current layers with Kronecker factors."""
-        return self.division().layers
+        return self.partition().layers
 
     def params(self) -> set[nn.Parameter]:
         """The parameters of these layers."""
@@ -73,7 +75,7 @@ class KroneckerLayers:
     def check(self) -> None:
         """Require that the engine supports every layer, and that factors, inverses and roots fit into memory."""
         if self._settings.unsupported_layers == "refuse" and self.is_measured_by_backpack:
-            require_factors(self._optimizer.model, self.division(), self.engine)
+            require_factors(self._optimizer.model, self.partition(), self.engine)
         layers = self.with_factors()
         sizes = [groups * (rows**2 + columns**2) for groups, rows, columns in (layer.shape for layer in layers)]
         if layers:
@@ -110,13 +112,13 @@ class KroneckerLayers:
 
     def describe(self) -> str:
         """The layers with factors, the labels of the Fisher, and all other layers, for a log."""
-        division = self.division()
+        partition = self.partition()
         long = [
-            f"{name} (side {side} > max_side={self._settings.max_side})" for name, side in division.too_long.items()
+            f"{name} (side {side} > max_side={self._settings.max_side})" for name, side in partition.too_long.items()
         ]
-        others = ", ".join([*long, *division.others]) or "none"
+        others = ", ".join([*long, *partition.others]) or "none"
         return (
-            f"{type(self._optimizer).__name__}: Kronecker factors for {len(division.layers)} layers, labels "
+            f"{type(self._optimizer).__name__}: Kronecker factors for {len(partition.layers)} layers, labels "
             f"{self._describe_labels()}, measured every {self._settings.stats_interval} and inverted every "
             f"{self._settings.inverse_interval} updates; mean-field: {others}."
         )

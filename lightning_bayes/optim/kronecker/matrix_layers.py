@@ -70,7 +70,7 @@ class MatrixLayer:
 
 
 @dataclass(frozen=True)
-class Division:
+class LayerPartition:
     """A model's layers with and without a matrix.
 
     Attributes:
@@ -84,13 +84,13 @@ class Division:
     others: list[str]
 
 
-def divide(
+def partition_layers(
     model: nn.Module,
     param_groups: Iterable[dict[str, Any]],
-    has_same_noise: Callable[[nn.Parameter, nn.Parameter], bool],
+    have_same_noise: Callable[[nn.Parameter, nn.Parameter], bool],
     max_side: int,
-    is_matrix: Callable[[nn.Module], bool] = has_factors,
-) -> Division:
+    can_have_matrix: Callable[[nn.Module], bool] = has_factors,
+) -> LayerPartition:
     """Find the layers whose weight and bias are sampled and preconditioned as one matrix.
 
     These are the linear layers and convolutions with sides of at most `max_side` whose trained parameters are not shared
@@ -100,9 +100,9 @@ def divide(
     Args:
         model: The model.
         param_groups: The optimizer's parameter groups.
-        has_same_noise: Returns whether a weight and its bias either both have noise or both have none.
+        have_same_noise: Returns whether a weight and its bias either both have noise or both have none.
         max_side: Limit for the sides of a matrix.
-        is_matrix: Returns whether a layer can have a matrix.
+        can_have_matrix: Returns whether a layer can have a matrix.
 
     Returns:
         The layers with a matrix, and the names of all others.
@@ -110,20 +110,20 @@ def divide(
     group_of = {p: group for group in param_groups for p in group["params"] if p.requires_grad}
     units = [unit for unit in find_measured_modules(model) if any(p in group_of for p in unit.module.parameters())]
     uses = Counter(p for unit in units for p in unit.module.parameters())
-    division = Division([], {}, [])
+    partition = LayerPartition([], {}, [])
     for unit in units:
-        layer = _layer(unit, group_of) if is_matrix(unit.module) else None
+        layer = _layer(unit, group_of) if can_have_matrix(unit.module) else None
         if (
             layer is None
             or any(uses[p] > 1 for p in layer.params)
-            or not has_same_noise(layer.weight, layer.params[-1])
+            or not have_same_noise(layer.weight, layer.params[-1])
         ):
-            division.others.append(unit.name)
+            partition.others.append(unit.name)
         elif max(layer.shape[1:]) > max_side:
-            division.too_long[unit.name] = max(layer.shape[1:])
+            partition.too_long[unit.name] = max(layer.shape[1:])
         else:
-            division.layers.append(layer)
-    return division
+            partition.layers.append(layer)
+    return partition
 
 
 def _layer(unit: MeasuredModule, group_of: dict[nn.Parameter, dict[str, Any]]) -> MatrixLayer | None:

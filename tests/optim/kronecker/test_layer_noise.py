@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim import CounterNoise, NoisyKFAC
-from lightning_bayes.optim.kronecker.layer_noise import PAIRS, LayerNoise
+from lightning_bayes.optim.kronecker.layer_noise import POOL_PAIRS, LayerNoise
 from lightning_bayes.optim.runtime.noise import Pool
 
 SIDES = {"wide": (3, 5), "square": (4, 4), "tall": (6, 2), "one row": (1, 7)}
@@ -27,7 +27,7 @@ def root_of(rows, columns, groups=None, seed=0):
 def window(pool, root):
     """E of a pair: its window of the pool, along the shorter side."""
     (rows, columns), lead = (side.shape[-1] for side in root), root.left.shape[:-2]
-    more = (PAIRS - 1, 0) if rows <= columns else (0, PAIRS - 1)
+    more = (POOL_PAIRS - 1, 0) if rows <= columns else (0, POOL_PAIRS - 1)
     drawn = torch.empty(*lead, rows + more[0], columns + more[1], dtype=root.left.dtype)
     CounterNoise(*pool.counter).fill_([drawn])
     dim, size = (-2, rows) if rows <= columns else (-1, columns)
@@ -39,7 +39,7 @@ def window(pool, root):
 def test_a_pair_is_its_window_of_the_pool_transformed(sides, groups):
     root = root_of(*sides, groups)
     noise = LayerNoise(root)
-    for pool in (Pool((3, 0), 0), Pool((3, 0), 1), Pool((3, 0), PAIRS - 1), Pool((4, 0), 2)):
+    for pool in (Pool((3, 0), 0), Pool((3, 0), 1), Pool((3, 0), POOL_PAIRS - 1), Pool((4, 0), 2)):
         expected = root.left @ window(pool, root) @ root.right.mT
         torch.testing.assert_close(noise.draw(pool), expected)
         assert torch.equal(noise.draw(pool), LayerNoise(root).draw(pool))  # as in a resumed run
@@ -48,14 +48,14 @@ def test_a_pair_is_its_window_of_the_pool_transformed(sides, groups):
 def test_an_entry_never_meets_the_same_number_in_two_pairs():
     identity = KroneckerProduct(torch.eye(3, dtype=F64), torch.eye(4, dtype=F64))
     noise = LayerNoise(identity)
-    draws = torch.stack([noise.draw(Pool((0, 0), pair)).clone() for pair in range(PAIRS)])
-    assert all(len(entry.unique()) == PAIRS for entry in draws.flatten(1).T)
+    draws = torch.stack([noise.draw(Pool((0, 0), pair)).clone() for pair in range(POOL_PAIRS)])
+    assert all(len(entry.unique()) == POOL_PAIRS for entry in draws.flatten(1).T)
 
 
 def test_the_noise_has_the_covariance_of_its_roots(generator):
     """Covariance over 400 pools, one pair each, in standard errors of a Gaussian's second moments."""
     root = root_of(2, 3)
-    draws = torch.stack([LayerNoise(root).draw(Pool((seed, 0), seed % PAIRS)).flatten() for seed in range(400)])
+    draws = torch.stack([LayerNoise(root).draw(Pool((seed, 0), seed % POOL_PAIRS)).flatten() for seed in range(400)])
     truth = root.dense() @ root.dense().T
     variance = truth.diagonal()
     error = ((variance[:, None] * variance + truth.square()) / len(draws)).sqrt()

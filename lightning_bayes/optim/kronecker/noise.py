@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import layer_state
+from lightning_bayes.optim.kronecker.curvature import KroneckerCurvature
 from lightning_bayes.optim.kronecker.equations import LayerEquations
-from lightning_bayes.optim.kronecker.layer_curvature import LayerCurvature
-from lightning_bayes.optim.kronecker.layer_noise import PAIRS, LayerNoise
+from lightning_bayes.optim.kronecker.layer_noise import POOL_PAIRS, LayerNoise
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.readout.shape import damping_of, effective_parameters, layer_scale
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @final
-class MatrixNoise:
+class KroneckerNoise:
     """Draws samples of layer matrices; layers without noise or without roots are left out.
 
     Args:
@@ -31,7 +31,7 @@ class MatrixNoise:
         equations: The equations of the method.
     """
 
-    def __init__(self, optimizer: MeanFieldOptimizer, curvature: LayerCurvature, equations: LayerEquations) -> None:
+    def __init__(self, optimizer: MeanFieldOptimizer, curvature: KroneckerCurvature, equations: LayerEquations) -> None:
         self._optimizer, self._curvature, self._equations = optimizer, curvature, equations
         self._noises: dict[nn.Parameter, LayerNoise] = {}  # by the layer's weight
 
@@ -60,13 +60,12 @@ class MatrixNoise:
         for layer in self._sampled(layers):
             state = self._optimizer.state[layer.weight]
             curvature = layer_state.product(state, "factor")
-            assert curvature is not None
             yield effective_parameters(curvature.diagonal(), damping_of(layer.group, state, layer.weight.detach()))
 
     def _sampled(self, layers: Sequence[MatrixLayer]) -> list[MatrixLayer]:
         """The layers with noise whose roots exist already."""
         noisy = [layer for layer in layers if self._curvature.is_noisy(layer)]
-        return [layer for layer in noisy if "input_root" in self._optimizer.state[layer.weight]]
+        return [layer for layer in noisy if layer_state.has_product(self._optimizer.state[layer.weight], "root")]
 
     def _write(self, layer: MatrixLayer, noise: CounterNoise, values: list[Tensor]) -> None:
         """Write a sample of a layer's matrix to `values`, which also hold its draws unless they come from a pool."""
@@ -74,7 +73,7 @@ class MatrixNoise:
         state, hyperparameters = self._optimizer.state[layer.weight], effective(layer.group)
         scale = layer_scale(layer_noise.mean_variance, state, means[0], hyperparameters)
         # Several samples would evict each other from the memory of the pool.
-        pool = noise.next_pool(PAIRS) if self._optimizer.mc_samples == 1 else None
+        pool = noise.next_pool(POOL_PAIRS) if self._optimizer.mc_samples == 1 else None
         if pool is None:
             noise.fill_(values)
             assert self._equations.sample is not None
@@ -88,8 +87,7 @@ class MatrixNoise:
             torch.addcmul(mean, part, factor, out=value)  # `LayerEquations.sample`, in one pass over the weights
 
     def _noise_of(self, layer: MatrixLayer) -> LayerNoise:
-        root, cached = layer_state.product(self._optimizer.state[layer.weight], "root"), self._noises.get(layer.weight)
-        assert root is not None
-        if cached is None or not cached.is_of(root):
-            cached = self._noises[layer.weight] = LayerNoise(root)
-        return cached
+        root, noise = layer_state.product(self._optimizer.state[layer.weight], "root"), self._noises.get(layer.weight)
+        if noise is None or not noise.is_of(root):
+            noise = self._noises[layer.weight] = LayerNoise(root)
+        return noise

@@ -1,4 +1,4 @@
-"""Running averages of a layer's Kronecker factors, and the inversions that steps and noise need."""
+"""Running averages of the Kronecker factors of all layers, and the inversions that steps and noise need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @final
-class LayerCurvature:
+class KroneckerCurvature:
     """Maintains the factors, inverses and roots in the optimizer's state.
 
     Args:
@@ -35,11 +35,11 @@ class LayerCurvature:
         """Initialise and invert the factors of noisy layers that have none, if their group has an ``init_precision``."""
         for layer in layers:
             state = self._optimizer.state[layer.weight]
-            is_new = "input_factor" not in state
+            is_new = not layer_state.has_product(state, "factor")
             if is_new and self.is_noisy(layer) and layer.group["init_precision"] is not None:
                 layer_state.start_at_precision(state, layer)
                 self.invert(layer)
-                self.forget_diagonals(layer)
+                self._drop_squared_gradients(layer)
 
     def refresh(
         self,
@@ -59,34 +59,35 @@ class LayerCurvature:
         states = self._optimizer.state
         if measurement.has_curvature:
             for layer in layers:
-                self.average(layer, measurement)
+                self.average_factors(layer, measurement)
         counts = [states[layer.weight]["measurements"] for layer in layers]
         update = self._optimizer.num_updates + 1
         due = [layers[i] for i in layers_due(counts, update, inverse_interval, measures=measurement.has_curvature)]
-        kinds = {layer: products for layer in due if (products := self.kinds(layer))}
-        invert_all(kinds, states, self.invert, workers)
+        kinds_of = {layer: kinds for layer in due if (kinds := self._inverted_kinds(layer))}
+        invert_all(kinds_of, states, self.invert, workers)
 
-    def average(self, layer: MatrixLayer, measurement: Measurement) -> None:
+    def average_factors(self, layer: MatrixLayer, measurement: Measurement) -> None:
         """Update the running averages of a layer's factors."""
         state, measured = self._optimizer.state[layer.weight], factors_of(layer, measurement.curvature)
-        old = layer_state.product(state, "factor")
-        beta = self.weight_of_old(state, layer.group)
-        new = measured if old is None else self._equations.average_factors(old, measured, beta=beta)
-        layer_state.put(state, "factor", new)
+        average = measured  # the first measurement starts the average
+        if layer_state.has_product(state, "factor"):
+            old, beta = layer_state.product(state, "factor"), self.weight_of_old(state, layer.group)
+            average = self._equations.average_factors(old, measured, beta=beta)
+        layer_state.put(state, "factor", average)
         count = state["measurements"] + 1
         for param in layer.params:
             self._optimizer.state[param]["measurements"] = count
-        self.forget_diagonals(layer)
+        self._drop_squared_gradients(layer)
 
     def weight_of_old(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
         """β₂ of the next measurement."""
         beta: float = group["betas"][1]
         return self._optimizer.step_of(group).weight_of_old(beta, state["measurements"] + 1)
 
-    def kinds(self, layer: MatrixLayer) -> list[str]:
+    def _inverted_kinds(self, layer: MatrixLayer) -> list[str]:
         """The products that inverting a layer yields: ``"inverse"`` for the step, ``"root"`` for the noise."""
-        has_step = self._optimizer.base_step is None
-        return ["inverse"] * has_step + ["root"] * self.is_noisy(layer)
+        is_needed = {"inverse": self._optimizer.base_step is None, "root": self.is_noisy(layer)}
+        return [kind for kind, needed in is_needed.items() if needed]
 
     def is_noisy(self, layer: MatrixLayer) -> bool:
         """Whether the layer is sampled."""
@@ -96,8 +97,7 @@ class LayerCurvature:
         """Invert a layer's factors; raises `NotPositiveDefiniteError` if that fails."""
         state, hyper = self._optimizer.state[layer.weight], effective(layer.group)
         curvature = layer_state.product(state, "factor")
-        assert curvature is not None
-        for kind in self.kinds(layer):
+        for kind in self._inverted_kinds(layer):
             if kind == "inverse":
                 inverted = self._equations.inverse(curvature, prior=hyper.prior, damping=hyper.damping, name=layer.name)
             else:
@@ -106,7 +106,7 @@ class LayerCurvature:
                 inverted = self._equations.root(curvature, prior=0.0, damping=damping, name=layer.name)
             layer_state.put(state, kind, inverted)
 
-    def forget_diagonals(self, layer: MatrixLayer) -> None:
+    def _drop_squared_gradients(self, layer: MatrixLayer) -> None:
         """Drop the squared gradients that the layer's parameters had before they were part of a matrix."""
         for param in layer.params:
             self._optimizer.state[param].pop("curvature", None)
