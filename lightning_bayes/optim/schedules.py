@@ -139,27 +139,27 @@ def value_at(value: ValueT | Callable[[int], ValueT], step: int) -> ValueT:
     return value(step) if callable(value) else value
 
 
-def take_functions(group: dict[str, Any], record: type[Record]) -> dict[str, Callable[[int], Any]]:
-    """Replace the functions in a parameter group by their values at its step, and return the functions by name."""
-    functions = {name: value for name, value in group.items() if name != "params" and callable(value)}
-    record.require_schedulable(functions)
-    apply_functions(group, functions, record)
-    return functions
+def take_schedules(group: dict[str, Any], record: type[Record]) -> dict[str, Callable[[int], Any]]:
+    """Replace the schedules in a parameter group by their values at its step, and return the schedules by name."""
+    schedules = {name: value for name, value in group.items() if name != "params" and callable(value)}
+    record.require_schedulable(schedules)
+    apply_schedules(group, schedules, record)
+    return schedules
 
 
-def apply_functions(group: dict[str, Any], functions: Mapping[str, Callable[[int], Any]], record: type[Record]) -> None:
-    """Write the values of functions at the group's step into the group.
+def apply_schedules(group: dict[str, Any], schedules: Mapping[str, Callable[[int], Any]], record: type[Record]) -> None:
+    """Write the values of schedules at the group's step into the group.
 
     Args:
         group: Parameter group, changed in place unless a value is invalid.
-        functions: The result of `take_functions`.
+        schedules: The result of `take_schedules`.
         record: Schema of the group's hyperparameters.
 
     Raises:
         HyperparameterError: If a value is out of range.
     """
     step = int(group["step"])
-    values = plain({name: function(step) for name, function in functions.items()})
+    values = plain({name: function(step) for name, function in schedules.items()})
     try:
         record.check(values, complete=True)
     except HyperparameterError as error:

@@ -25,7 +25,7 @@ from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import require_sizes
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
-from lightning_bayes.optim.schedules import BetaSchedule, Schedule, apply_functions, take_functions
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule, apply_schedules, take_schedules
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.posteriors import AbstractPosterior
 
@@ -169,7 +169,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )
-        self._functions = take_functions(self.param_groups[0], Hyperparameters)
+        self._schedules = take_schedules(self.param_groups[0], Hyperparameters)
         Hyperparameters.check(self.param_groups[0], complete=True)
 
     @torch.no_grad()
@@ -274,5 +274,5 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
             self.state[param]["momentum"] = momentum.clone()
         equations.store(self.state, new.curvature)
         self.param_groups[0]["step"] += 1
-        if self._functions:
-            apply_functions(self.param_groups[0], self._functions, Hyperparameters)
+        if self._schedules:
+            apply_schedules(self.param_groups[0], self._schedules, Hyperparameters)

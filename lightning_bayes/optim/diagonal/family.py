@@ -14,7 +14,6 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
-from lightning_bayes.optim.diagonal.parameter_state import state_fields
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.live import effective_parameters_of
 from lightning_bayes.optim.runtime.family import PosteriorFamily
@@ -66,12 +65,13 @@ class DiagonalFamily(PosteriorFamily):
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
         optimizer = self._optimizer
-        return state_fields(
-            optimizer.state_type,
-            updates_mean=optimizer.step_of(group).uses_update,
-            is_deterministic=param in optimizer.deterministic,
-            needs_momentum=not optimizer.averages_curvature and optimizer.curvature_update is None,
-        )
+        fields: Sequence[str] = optimizer.state_type._fields[1:]
+        if optimizer.step_of(group).uses_natural_update:
+            return fields
+        if param in optimizer.deterministic:
+            return ()
+        updates_curvature_alone = optimizer.averages_curvature or optimizer.curvature_update is not None
+        return ("curvature",) if updates_curvature_alone else fields
 
     # -- passes -------------------------------------------------------------------------------------------------------
 

@@ -24,9 +24,8 @@ from lightning_bayes.curvature.sharding import local
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
-from lightning_bayes.optim.diagonal.parameter_state import forget, start_state
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
-from lightning_bayes.optim.diagonal.state import MeanFieldState
+from lightning_bayes.optim.diagonal.state import MeanFieldState, start_state
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
 from lightning_bayes.optim.readout.live import posterior_of_model
@@ -38,7 +37,7 @@ from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import deterministic_params, reference_weights, require_sizes, trainable
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 from lightning_bayes.optim.runtime.shards import local_state, require_elementwise
-from lightning_bayes.optim.schedules import apply_functions, take_functions
+from lightning_bayes.optim.schedules import apply_schedules, take_schedules
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
 from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
@@ -46,7 +45,7 @@ from lightning_bayes.optim.weight_prior import prior_state, stated_prior_of, wei
 
 
 class MeanFieldOptimizer(NoisyOptimizer, ABC):
-    """A mean-field variational optimizer. Subclasses set the class attributes.
+    """A variational optimizer with independent weights, or another `PosteriorFamily`. Subclasses set the class attributes.
 
     Class attributes:
         noisy: Whether gradients are computed at posterior samples. If False, there is no posterior, only a point estimate.
@@ -110,7 +109,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self.weight_priors = weight_priors(model, values["prior"])
         accepted = signature(type(self).natural_update).parameters
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in accepted]
-        self._functions: list[dict[str, Callable[[int], Any]]] = []  # scheduled hyperparameters, per group
+        self._schedules: list[dict[str, Callable[[int], Any]]] = []  # of each group, by hyperparameter
         self.family = self._make_family(weakref.proxy(self))  # weak, to free all tensors with the last reference
         self._check_batch_size = BatchSizeCheck(type(self).__name__) if self.estimator.depends_on_batch_size else None
         if params is None:
@@ -138,7 +137,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        self._functions.append(take_functions(group, self.hyperparameters))
+        self._schedules.append(take_schedules(group, self.hyperparameters))
         group.update(plain(group))
         self.hyperparameters.check(group, complete=True)
         step = step_for(group["step_rule"], self.steps)
@@ -187,7 +186,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         if self.base_step is not None:
             self.base_step.load_state_dict(state_dict, self.state)
         for group, param in self.trained():
-            forget(self.state[param], set(self.state_type._fields[1:]) - set(self.family.state_fields(param, group)))
+            needed = self.family.state_fields(param, group)
+            for name in self.state_type._fields[1:]:
+                if name not in needed:  # older checkpoints contain all fields
+                    self.state[param].pop(name, None)
 
     def state_of(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a parameter, created if it does not exist."""
@@ -248,17 +250,17 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         for group in self.param_groups:
             effective(group)  # raises if N is unknown, before anything changes
         self.family.update(measurement)
-        for group, functions in zip(self.param_groups, self._functions, strict=True):
-            self._count_update(group, functions)
+        for group, schedules in zip(self.param_groups, self._schedules, strict=True):
+            self._count_update(group, schedules)
         if self._check_batch_size is not None:
             self._check_batch_size(measurement, self.param_groups[0])
 
-    def _count_update(self, group: dict[str, Any], functions: dict[str, Callable[[int], Any]]) -> None:
+    def _count_update(self, group: dict[str, Any], schedules: dict[str, Callable[[int], Any]]) -> None:
         """Count the update and evaluate the schedules."""
         before = effective(group)
         group["step"] += 1
-        if functions:
-            apply_functions(group, functions, self.hyperparameters)
+        if schedules:
+            apply_schedules(group, schedules, self.hyperparameters)
         after = effective(group)
         if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
             keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from lightning_bayes.curvature.sharding import whole
+from lightning_bayes.posteriors import root_mean_squares
 
 
 class MeanFieldState(NamedTuple):
@@ -14,6 +18,24 @@ class MeanFieldState(NamedTuple):
     mean: Tensor  # μ
     curvature: Tensor  # s, of the mean negative log-likelihood, prior not included
     momentum: Tensor  # m
+
+
+def start_state(param: nn.Parameter, fields: Sequence[str], reference: Tensor, *, noisy: bool) -> dict[str, Any]:
+    """The optimizer state of a parameter before its first update.
+
+    Args:
+        param: The parameter.
+        fields: Names of the tensors that are shaped like it. They start at zero.
+        reference: The tensor whose root mean square is the parameter's initial size; 1 if that is zero.
+        noisy: Whether the parameter has a posterior.
+
+    Returns:
+        The state by name.
+    """
+    size = root_mean_squares([whole(reference.detach())])[0]
+    state: dict[str, Any] = {"step": 0, "noisy": noisy, "scale": torch.where(size > 0, size, torch.ones_like(size))}
+    state |= {name: torch.zeros_like(param, memory_format=torch.preserve_format) for name in fields}
+    return state
 
 
 def average(old: Tensor, new: Tensor, weight_of_old: float) -> Tensor:

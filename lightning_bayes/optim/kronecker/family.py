@@ -69,8 +69,9 @@ class KroneckerFamily(PosteriorFamily):
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
-        uses_update = self._optimizer.step_of(group).uses_update
-        return self._optimizer.state_type._fields[1:] if uses_update else ("curvature",)
+        if self._optimizer.step_of(group).uses_natural_update:
+            return self._optimizer.state_type._fields[1:]
+        return ("curvature",)
 
     def check_groups(self) -> None:
         """Require that all layers are supported and that their factors fit into memory; see `KroneckerLayers.check`."""
@@ -153,7 +154,7 @@ class KroneckerFamily(PosteriorFamily):
                 yield params, group
 
     def _apply_own_step(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
-        """The algorithm's own step."""
+        """The algorithm's own step, natural or within a trust region."""
         moves = [move for layer in layers for move in self._layer_moves(layer)]
         moves += [self._diagonal_move(params, group, measurement) for params, group in self._cohorts()]
         clip_factor = self._clip_factor(moves)
@@ -187,36 +188,41 @@ class KroneckerFamily(PosteriorFamily):
         for state in states:
             state["measurements"] += 1
 
-    def _layer_moves(self, layer: MatrixLayer) -> Iterator[Move]:
+    def _layer_moves(self, layer: MatrixLayer) -> list[Move]:
+        """Update the momentum of a layer, and compute a move for each of its parameters."""
         states = self._count_update(layer.params)
-        centred, centres = layer.matrix(layer.params).detach(), prior_means(states)
-        if centres:
-            centred = centred - layer.matrix(centres)
+        distance = layer.matrix(layer.params).detach()  # from the prior's mean
+        if centres := prior_means(states):
+            distance = distance - layer.matrix(centres)
         momentum = layer.matrix([state["momentum"] for state in states])
         step = self._equations.update(
-            self._equations.state(centred, momentum, layer_state.product(states[0], "inverse")),
+            self._equations.state(distance, momentum, layer_state.product(states[0], "inverse")),
             layer.matrix([param.grad for param in layer.params if param.grad is not None]),
             beta=layer.group["betas"][0],
             prior=effective(layer.group).prior,
             step=states[0]["step"],
         )
-        norms = layer.tensors(step.direction * step.corrected)
         for state, momentum in zip(states, layer.tensors(step.momentum), strict=True):
             state["momentum"] = momentum
-        for param, state, group, part, norm in zip(
-            layer.params, states, layer.groups, layer.tensors(step.direction), norms, strict=True
-        ):
-            yield Move([param], [state], group, [part.neg()], norm.sum())
+        directions, norms = layer.tensors(step.direction), layer.tensors(step.direction * step.corrected)
+        return [
+            Move([param], [state], group, [direction.neg()], norm.sum())
+            for param, state, group, direction, norm in zip(
+                layer.params, states, layer.groups, directions, norms, strict=True
+            )
+        ]
 
     def _diagonal_move(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> Move:
-        measures = measurement.has_curvature
+        """Update curvature and momentum of a cohort without factors, and compute its move."""
         curvatures = [self._optimizer.state[param]["curvature"] for param in params]
-        measured = self._diagonal.measured_curvature(params, group, measurement) if measures else curvatures
+        measured = curvatures  # averaging s with itself does not change it
+        if measurement.has_curvature:
+            measured = self._diagonal.measured_curvature(params, group, measurement)
         self._diagonal.start_cohort(params, group, measured)
         weight = self._curvature.weight_of_old(self._optimizer.state[params[0]], group)
         states = self._count_update(params)
         for state in states:
-            state["measurements"] += measures
+            state["measurements"] += int(measurement.has_curvature)
         steps = self._diagonal.cohort_update(params, group, measured).propose_(1.0, weight)
         hyper = effective(group)
         norms = [

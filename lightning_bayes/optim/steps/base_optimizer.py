@@ -69,7 +69,7 @@ class BaseOptimizerStep(Step):
             see `optim.steps.graft`.
     """
 
-    uses_update = False
+    uses_natural_update = False
 
     def __init__(self, base: torch.optim.Optimizer, cycles_momentum: bool = False, grafts: bool = False) -> None:
         self.base, self.cycles_momentum, self.grafts = base, cycles_momentum, grafts
@@ -94,10 +94,8 @@ class BaseOptimizerStep(Step):
         """Move the means with the learning rates of `groups`; see `Step`."""
         for base_group, group in zip(self.base.param_groups, groups, strict=True):
             base_group["lr"] = group["lr"]
-            if self.cycles_momentum and "momentum" in base_group:
-                base_group["momentum"] = group["momentum"]
-            if self.cycles_momentum and "betas" in base_group:
-                base_group["betas"] = (group["betas"][0], *base_group["betas"][1:])
+            if self.cycles_momentum:
+                _copy_momentum(group, base_group)
         starts = copies(self.base.param_groups, states) if self.follows_gradients or self.grafts else {}
         with fused_on_cpu(self.base):
             self.base.step()
@@ -119,6 +117,14 @@ class BaseOptimizerStep(Step):
         for param, state in states.items():
             if STATE_KEY in state:
                 self.base.state[param] = state.pop(STATE_KEY)
+
+
+def _copy_momentum(group: Mapping[str, Any], base_group: dict[str, Any]) -> None:
+    """Copy SGD's momentum, or Adam's β₁, to the group of the base optimizer."""
+    if "momentum" in base_group:
+        base_group["momentum"] = group["momentum"]
+    if "betas" in base_group:
+        base_group["betas"] = (group["betas"][0], *base_group["betas"][1:])
 
 
 def copies(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:

@@ -74,12 +74,12 @@ class Step(ABC):
     holds no state of the algorithm.
 
     Class attributes:
-        uses_update: Whether the algorithm's update moves the means. Otherwise its momentum and inverses are not needed.
+        uses_natural_update: Whether the algorithm's update moves the means. If not, momentum and inverses are not needed.
         is_published: Whether this is the step of the papers. The others are heuristics: their running averages start at the
             first measurement instead of an initial state, and normalisation layers have no noise by default.
     """
 
-    uses_update: ClassVar[bool] = True
+    uses_natural_update: ClassVar[bool] = True
     is_published: ClassVar[bool] = False
 
     def rate(self, lr: float) -> float:
