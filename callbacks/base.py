@@ -181,7 +181,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             is_model_parallel=is_model_parallel(trainer),
         )
         if self.num_data is None:
-            wrapped.watch = example_count_check(trainer, optimizer)
+            wrapped.on_first_capture = example_count_check(trainer, optimizer)
         return wrapped
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

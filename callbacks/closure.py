@@ -17,7 +17,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 
 from lightning_bayes.callbacks.private_lightning import closure_parts
 from lightning_bayes.curvature import Capture, with_per_example_loss
-from lightning_bayes.curvature.per_example_loss import KEY
+from lightning_bayes.curvature.per_example_loss import KEY as PER_EXAMPLE_LOSSES
 from lightning_bayes.optim import NoisyOptimizer
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_mean_
 
@@ -26,33 +26,33 @@ class MonteCarloClosure(Closure):
     """Runs one batch under K weight samples.
 
     Args:
-        base: Lightning's closure for this batch.
+        lightning_closure: Lightning's closure for this batch.
         trainer: The trainer.
-        optimizer: The swapped optimizer.
-        samples: Sample index of each pass, which seeds its noise. The micro-batches of an update share the indices, so that
-            they draw the same noise as one large batch.
+        optimizer: The noisy optimizer, which has replaced the user's.
+        sample_indices: Index of the weight sample of each pass, which seeds its noise. The micro-batches of an update share
+            the indices, so that they draw the same noise as one large batch.
         step_follows: Whether the optimizer steps after this batch, because accumulation is complete.
         is_model_parallel: Whether FSDP2 shards the weights. It then averages the gradients over processes itself.
 
     Attributes:
-        watch: Called with the capture of the first pass that has a loss, if set.
+        on_first_capture: Called with the capture of the first pass that has a loss; None does nothing.
     """
 
     def __init__(
         self,
-        base: Closure,
+        lightning_closure: Closure,
         trainer: Trainer,
         optimizer: NoisyOptimizer,
-        samples: list[int],
+        sample_indices: list[int],
         *,
         step_follows: bool,
         is_model_parallel: bool,
     ) -> None:
-        self._parts = closure_parts(base)
+        self._parts = closure_parts(lightning_closure)
         super().__init__(*self._parts)
-        self._trainer, self._optimizer, self._samples = trainer, optimizer, samples
+        self._trainer, self._optimizer, self._sample_indices = trainer, optimizer, sample_indices
         self._step_follows, self._is_model_parallel = step_follows, is_model_parallel
-        self.watch: Callable[[Capture], None] | None = None
+        self.on_first_capture: Callable[[Capture], None] | None = None
 
     @torch.enable_grad()
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
@@ -67,9 +67,9 @@ class MonteCarloClosure(Closure):
             return super().closure(*args, **kwargs)
         if zero_grad is not None:
             zero_grad()
-        results = [self._one_pass(sample, backward) for sample in self._samples]
+        results = [self._run_pass(index, backward) for index in self._sample_indices]
         if self._step_follows:
-            self._reduce()
+            self._average_over_processes()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:
             self.warning_cache.warn("`training_step` returned `None`. If this was on purpose, ignore this warning...")
@@ -78,27 +78,27 @@ class MonteCarloClosure(Closure):
         first.loss = torch.stack(losses).mean()
         return first
 
-    def _one_pass(self, sample: int, backward: Callable[[torch.Tensor], Any]) -> ClosureResult:
+    def _run_pass(self, index: int, backward: Callable[[torch.Tensor], Any]) -> ClosureResult:
         trainer = self._trainer
         block_sync = getattr(trainer.strategy, "block_backward_sync", nullcontext)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         loss_scale = scaler.get_scale() if scaler is not None else 1.0
         is_only_batch = trainer.accumulate_grad_batches == 1 and trainer.world_size == 1
-        measured_pass = self._optimizer.measured_pass(sample, loss_scale=loss_scale, is_only_batch=is_only_batch)
+        measured_pass = self._optimizer.measured_pass(index, loss_scale=loss_scale, is_only_batch=is_only_batch)
         with block_sync(), measured_pass as captured:
             result = self._parts.step()
             if result.closure_loss is not None:
-                captured.observe(_with_examples(result), divided_by_host=True)
+                captured.observe(_attach_per_example_losses(result), divided_by_host=True)
                 # Undo Lightning's division by the number of micro-batches: passes are averaged by their examples.
                 backward(result.closure_loss * trainer.accumulate_grad_batches)
-        if self.watch is not None and result.closure_loss is not None:
-            self.watch(captured)
-            self.watch = None
+        if self.on_first_capture is not None and result.closure_loss is not None:
+            self.on_first_capture(captured)
+            self.on_first_capture = None
         return result
 
-    def _reduce(self) -> None:
+    def _average_over_processes(self) -> None:
         if self._is_model_parallel:
-            self._reduce_buffers()
+            self._average_buffers()
             return
         strategy = self._trainer.strategy
         reduce: Callable[[list[torch.Tensor], float], Any] = all_reduce_mean_
@@ -112,7 +112,7 @@ class MonteCarloClosure(Closure):
             return
         reduce([*tensors, *self._buffers()], examples)
 
-    def _reduce_buffers(self) -> None:
+    def _average_buffers(self) -> None:
         """Average the buffers alone, because FSDP2 has averaged the gradients."""
         if not self._optimizer.num_examples:
             self._optimizer.discard_passes()
@@ -123,11 +123,11 @@ class MonteCarloClosure(Closure):
         return [b for b in self._optimizer.model.buffers() if b.is_floating_point()]
 
 
-def _with_examples(result: ClosureResult) -> torch.Tensor:
-    """The loss, with the per-example losses attached if training_step returned them. The result keeps them detached."""
+def _attach_per_example_losses(result: ClosureResult) -> torch.Tensor:
+    """Return the loss with the per-example losses, if training_step returned them, and detach those in the result."""
     assert result.closure_loss is not None
-    losses = result.extra.get(KEY)
+    losses = result.extra.get(PER_EXAMPLE_LOSSES)
     if losses is None:
         return result.closure_loss
-    result.extra[KEY] = losses.detach()
+    result.extra[PER_EXAMPLE_LOSSES] = losses.detach()
     return with_per_example_loss(result.closure_loss, losses)

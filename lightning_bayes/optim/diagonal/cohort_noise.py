@@ -202,11 +202,10 @@ class CohortNoise:
         curvatures, has_weight_prior = [state["curvature"] for state in states], "prior_precision" in states[0]
         hyper = without_prior(effective(group)) if has_weight_prior else effective(group)
         is_shaped = hyper.relative_noise is not None
-        numbers = (
-            (hyper.stated_damping, hyper.noise_flatness) if is_shaped else tuple(hyper.precision_arguments.values())
-        )
-        numbers = (is_shaped, *numbers, hyper.scale if has_weight_prior else 0.0)
-        key = _CacheKey((*numbers, *map(version_of, curvatures)), curvatures)
+        shaped_numbers = (hyper.stated_damping, hyper.noise_flatness)
+        numbers = shaped_numbers if is_shaped else tuple(hyper.precision_arguments.values())
+        scale = hyper.scale if has_weight_prior else 0.0  # δ̃ of each weight depends on it
+        key = _CacheKey((is_shaped, *numbers, scale, *map(version_of, curvatures)), curvatures)
         self._hyper = hyper
         if self._moments_key is None or not self._moments_key.is_same(key):
             self._moments_key, self._shape_key = key, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from inspect import signature
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.runtime.blocks import Block, blocks
 from lightning_bayes.optim.runtime.shards import local_parts
 from lightning_bayes.optim.steps import CohortUpdate
+
+if TYPE_CHECKING:
+    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 
 
 def prior_means(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
@@ -33,45 +36,34 @@ def _argument_names(function: Callable[..., Any]) -> frozenset[str]:
 
 @final
 class DiagonalUpdate(CohortUpdate):
-    """Applies a pure, elementwise update to a cohort.
+    """Applies the pure, elementwise update of a method to a cohort.
 
     Args:
-        params: Parameters with the same device, dtype and number of updates.
-        states: Their optimizer states, which count this update already.
+        optimizer: The optimizer, whose `natural_update` is applied.
+        params: The cohort. The states of its parameters count this update already.
         group: Their parameter group.
         measured: ĥ of each parameter; s if nothing was measured.
-        elapsed: e, as in `CohortUpdate`.
-        update: The pure update.
-        state_type: The type of its state.
-        arguments: Returns its keyword arguments, given δ of each weight, or None if the group's δ applies.
-        curvature_update: The pure update of the curvature alone; None if there is no separate one.
-        only_averages: Whether that update is the plain running average of ĥ.
         buffer: Returns scratch memory for the change of a parameter.
+        elapsed: e, as in `CohortUpdate`.
     """
 
     def __init__(
         self,
+        optimizer: MeanFieldOptimizer,
         params: Sequence[nn.Parameter],
-        states: Sequence[dict[str, Any]],
-        group: Mapping[str, Any],
+        group: dict[str, Any],
         measured: Sequence[Tensor],
-        elapsed: int = 1,
-        *,
-        update: Callable[..., Any],
-        state_type: Any,
-        arguments: Callable[[Tensor | None], Mapping[str, Any]],
-        curvature_update: Callable[..., Tensor] | None,
-        only_averages: bool,
         buffer: Callable[[nn.Parameter], Tensor],
+        elapsed: int = 1,
     ) -> None:
+        states = [optimizer.state[param] for param in params]
         self.params, self.states = local_parts(params, states)
-        self.group, self._owners = group, params
-        self._arguments_of, self._arguments = arguments, arguments(None)
-        self.prior, self.index, self.elapsed = self._arguments["prior"], self._arguments["step"], elapsed
+        self.group, self.index, self.elapsed = group, states[0]["step"], elapsed
         self.measurements = self.index
         self.prior_means, self._precisions = prior_means(self.states), prior_precisions(self.states)
-        self._measured, self._update, self._state_type, self._buffer = measured, update, state_type, buffer
-        self._curvature_update, self._only_averages = curvature_update, only_averages
+        self._optimizer, self._owners, self._measured, self._buffer = optimizer, params, measured, buffer
+        self._arguments = optimizer.update_arguments(group, self.index)
+        self.prior = self._arguments["prior"]
 
     def prior_weights(self) -> float | Sequence[Tensor]:
         """δ̃, for each weight if every weight has its own prior; see `CohortUpdate`."""
@@ -95,19 +87,22 @@ class DiagonalUpdate(CohortUpdate):
         if not self.elapsed:
             return
         curvatures = [state["curvature"] for state in self.states]
-        if self._only_averages:
+        curvature_update = self._optimizer.curvature_update
+        if self._optimizer.averages_curvature:
             torch._foreach_lerp_(curvatures, list(self._measured), 1 - weight_of_old)
-        elif self._curvature_update is None:
-            self.propose_(
-                self._arguments["lr"], weight_of_old
-            )  # the full update; the changes of the means are discarded
+        elif curvature_update is None:  # the full update, whose changes of the means are discarded
+            self.propose_(self._arguments["lr"], weight_of_old)
         else:
-            accepted = _argument_names(self._curvature_update)
+            accepted = _argument_names(curvature_update)
             for block in blocks(curvatures):
                 arguments = {name: value for name, value in self._arguments_at(block).items() if name in accepted}
                 old, measured = block.join(curvatures), block.join(self._measured)
-                new = self._curvature_update(old, measured, rate=1 - weight_of_old, **arguments)
+                new = curvature_update(old, measured, rate=1 - weight_of_old, **arguments)
                 block.write_(curvatures, new)
+
+    def _arguments_of(self, precision: Tensor) -> Mapping[str, Any]:
+        """The keyword arguments of the update with δ of each weight."""
+        return self._optimizer.update_arguments(self.group, self.index, precision)
 
     def _arguments_at(self, block: Block) -> Mapping[str, Any]:
         """The keyword arguments for a block, with δ̃ of each weight if every weight has its own prior."""
@@ -116,16 +111,16 @@ class DiagonalUpdate(CohortUpdate):
     def _run(self, replaced: Mapping[str, Any], changes: list[Tensor] | None = None) -> None:
         """Run the update block by block with some arguments `replaced`; write `changes`, if given, instead of the means."""
         grads = [local(param.grad).contiguous() for param in self._owners if param.grad is not None]
-        fields = {name: [state[name] for state in self.states] for name in self._state_type._fields[1:]}
+        update, state_type = self._optimizer.natural_update, self._optimizer.state_type
+        fields = {name: [state[name] for state in self.states] for name in state_type._fields[1:]}
         for block in blocks(self.params):
             mean = block.join(self.params)
             # Updates assume a prior centred at zero, so they get the distance from its mean.
             centre = block.join(self.prior_means) if self.prior_means else None
             start = mean if centre is None else mean - centre
-            old = self._state_type(start, *(block.join(field) for field in fields.values()))
-            new = self._update(
-                old, block.join(grads), block.join(self._measured), **{**self._arguments_at(block), **replaced}
-            )
+            old = state_type(start, *(block.join(field) for field in fields.values()))
+            arguments = {**self._arguments_at(block), **replaced}
+            new = update(old, block.join(grads), block.join(self._measured), **arguments)
             if changes is None:
                 block.write_(self.params, new.mean if centre is None else new.mean + centre)
             else:

@@ -230,7 +230,8 @@ class DiagonalFamily(PosteriorFamily):
             self.start_cohort(params, group, measured)
         for state in states:
             state["step"] += 1
-        self._optimizer.step_of(group).apply(self.cohort_update(params, group, measured, elapsed))
+        update = DiagonalUpdate(self._optimizer, params, group, measured, self.scratch, elapsed)
+        self._optimizer.step_of(group).apply(update)
 
     def measured_curvature(
         self, params: Sequence[nn.Parameter], group: Group, measurement: Measurement
@@ -238,23 +239,3 @@ class DiagonalFamily(PosteriorFamily):
         """ĥ of a cohort, in the units of its group."""
         measured = [measurement.curvature[param].contiguous() for param in params]
         return self._optimizer.estimator.scaled(measured, group)
-
-    def cohort_update(
-        self, params: Sequence[nn.Parameter], group: Group, measured: Sequence[Tensor], elapsed: int = 1
-    ) -> DiagonalUpdate:
-        """The update of a cohort, whose states count it already; arguments as in `DiagonalUpdate`."""
-        optimizer = self._optimizer
-        step = optimizer.state[params[0]]["step"]
-        return DiagonalUpdate(
-            params,
-            [optimizer.state[param] for param in params],
-            group,
-            measured,
-            elapsed,
-            update=optimizer.natural_update,
-            state_type=optimizer.state_type,
-            arguments=lambda precision: optimizer.update_arguments(group, step, precision),
-            curvature_update=optimizer.curvature_update,
-            only_averages=optimizer.averages_curvature,
-            buffer=self.scratch,
-        )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.optim.diagonal.cohort_update import prior_means
+from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate, prior_means
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import layer_state
@@ -69,9 +69,8 @@ class KroneckerFamily(PosteriorFamily):
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
-        if self._optimizer.step_of(group).uses_natural_update:
-            return self._optimizer.state_type._fields[1:]
-        return ("curvature",)
+        fields: Sequence[str] = self._optimizer.state_type._fields[1:]
+        return fields if self._optimizer.step_of(group).uses_natural_update else ("curvature",)
 
     def check_groups(self) -> None:
         """Require that all layers are supported and that their factors fit into memory; see `KroneckerLayers.check`."""
@@ -223,7 +222,8 @@ class KroneckerFamily(PosteriorFamily):
         states = self._count_update(params)
         for state in states:
             state["measurements"] += int(measurement.has_curvature)
-        steps = self._diagonal.cohort_update(params, group, measured).propose_(1.0, weight)
+        update = DiagonalUpdate(self._optimizer, params, group, measured, self._diagonal.scratch)
+        steps = update.propose_(1.0, weight)
         hyper = effective(group)
         norms = [
             (step.square() * (s + hyper.prior + hyper.damping)).sum() for step, s in zip(steps, curvatures, strict=True)

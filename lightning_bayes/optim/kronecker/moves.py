@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -32,7 +32,7 @@ class Move(CohortUpdate):
         self,
         params: Sequence[nn.Parameter],
         states: Sequence[dict[str, Any]],
-        group: Mapping[str, Any],
+        group: dict[str, Any],
         changes: Sequence[Tensor] = (),
         norm: Tensor | None = None,
     ) -> None:

@@ -28,7 +28,7 @@ class CohortUpdate(ABC):
 
     params: Sequence[nn.Parameter]
     states: Sequence[dict[str, Any]]
-    group: Mapping[str, Any]
+    group: dict[str, Any]
     prior: float
     index: int
     measurements: int
