@@ -63,13 +63,12 @@ class DiagonalUpdate(CohortUpdate):
         self.prior_means, self._precisions = prior_means(self.states), prior_precisions(self.states)
         self._optimizer, self._owners, self._measured, self._buffer = optimizer, params, measured, buffer
         self._arguments = optimizer.update_arguments(group, self.index)
-        self.prior = self._arguments["prior"]
 
     def prior_weights(self) -> float | Sequence[Tensor]:
         """δ̃, for each weight if every weight has its own prior; see `CohortUpdate`."""
         if self._precisions:
             return [self._arguments_of(precision)["prior"] for precision in self._precisions]
-        return super().prior_weights()
+        return float(self._arguments["prior"]) * float(self.group["prior_on_mean"])
 
     def move_(self) -> None:
         """Apply the algorithm's update; see `CohortUpdate`."""

@@ -215,12 +215,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 f"{type(self).__name__} measures {self.estimator.quantity} through BackPACK, which supports no scaled loss, "
                 "such as that of a torch.amp.GradScaler or of precision='16-mixed'. Train with precision='32-true'."
             )
-        self.family.prepare()
         needs_engine = self._measures_curvature() and self.estimator.quantity != "gradient"
         return self.family.capture(sample, loss_scale) if needs_engine else self._gradient_capture()
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        self.family.prepare()
         return self.family.sample(noise, measures_curvature=self._open_update.measures_curvature)
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
@@ -293,7 +291,6 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         Returns:
             Copies of mean and precision; deterministic parameters are among the constants.
         """
-        self.family.prepare()
         self.family.start_curvature()
         return posterior_of_model(self.model, self.trained(), self.state)
 
@@ -307,6 +304,5 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         Returns:
             A scalar between 0 and the number of weights with noise.
         """
-        self.family.prepare()
         counts = list(self.family.effective_parameters())
         return torch.stack(counts).sum() if counts else torch.zeros(())

@@ -76,20 +76,11 @@ class KroneckerFamily(PosteriorFamily):
         """Require that all layers are supported and that their factors fit into memory; see `KroneckerLayers.check`."""
         self.layers.check()
 
-    def prepare(self) -> None:
-        """Adapt the state to the current layers, because freezing a bias changes its layer's matrix."""
-        for layer in self.layers.with_factors():
-            layer_state.drop_if_of_another_shape(self._optimizer.state[layer.weight], layer)
-        in_matrices = self.layers.params()
-        for group, param in self._optimizer.trained():
-            state = self._optimizer.state_of(param, group)
-            if param not in in_matrices and "curvature" not in state:
-                state["curvature"] = torch.zeros_like(param)
-
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def is_measurement_due(self) -> bool:
         """Whether the next update measures curvature: every T_stats updates, and until every parameter is measured."""
+        self._adapt_state()
         trained = self._optimizer.trained()
         is_new = any(self._optimizer.state_of(param, group)["measurements"] == 0 for group, param in trained)
         return is_new or is_due(self._optimizer.num_updates + 1, self.stats_interval)
@@ -108,6 +99,7 @@ class KroneckerFamily(PosteriorFamily):
 
     def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""
+        self._adapt_state()
         layers = self.layers.with_factors()
         self._curvature.start(layers)
         sample = self._diagonal.sample(noise, measures_curvature=measures_curvature)
@@ -119,15 +111,27 @@ class KroneckerFamily(PosteriorFamily):
 
     def start_curvature(self) -> None:
         """Initialise factors and squared gradients before the first update; see `PosteriorFamily`."""
+        self._adapt_state()
         layers = self.layers.with_factors()
         self._diagonal.start_curvature()
         self._curvature.start(layers)
 
     def effective_parameters(self) -> Iterator[Tensor]:
         """The effective number of parameters of each tensor and matrix; see `PosteriorFamily`."""
+        self._adapt_state()
         layers = self.layers.with_factors()
         yield from self._diagonal.effective_parameters()
         yield from self._noise.effective_parameters(layers)
+
+    def _adapt_state(self) -> None:
+        """Adapt the state to the current layers, because freezing or unfreezing a bias changes its layer's matrix."""
+        for layer in self.layers.with_factors():
+            layer_state.drop_if_of_another_shape(self._optimizer.state[layer.weight], layer)
+        in_matrices = self.layers.params()
+        for group, param in self._optimizer.trained():
+            state = self._optimizer.state_of(param, group)
+            if param not in in_matrices and "curvature" not in state:
+                state["curvature"] = torch.zeros_like(param)
 
     # -- the update ---------------------------------------------------------------------------------------------------
 

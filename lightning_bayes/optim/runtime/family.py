@@ -35,10 +35,6 @@ class PosteriorFamily(ABC):
         """Check the parameter groups after one was added; raises an error if the family does not support them."""
         return
 
-    def prepare(self) -> None:
-        """Adapt the state to parameters that were frozen or unfrozen. Called before every pass and readout."""
-        return
-
     @abstractmethod
     def is_measurement_due(self) -> bool:
         """Whether the next update measures curvature."""
