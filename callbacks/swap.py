@@ -68,7 +68,7 @@ def swap_optimizer(trainer: Trainer, module: LightningModule, settings: SwapSett
         **kwargs,
     )
     new.defaults |= {key: defaults[key] for key in ("l2_penalty", "prior_on_mean")}
-    new.samples_in_closure = True
+    new.closure_opens_passes = True
     rebind_schedulers(schedulers, old, new)
     strategy.optimizers = [new]
     return new

@@ -23,7 +23,7 @@ from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.parameters import require_sizes
+from lightning_bayes.optim.runtime.parameters import require_initialised
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 from lightning_bayes.optim.schedules import BetaSchedule, Schedule, apply_schedules, take_schedules
 from lightning_bayes.optim.settings import plain
@@ -155,7 +155,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
             raise TypeError(
                 f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(accepted))}."
             )
-        require_sizes(model)
+        require_initialised(model)
         require_full_precision(equations.params)
         values = Hyperparameters.given(fields, {"lr": 1e-2})
         names = {*accepted, "kl_warmup_steps", "kl_warmup_init", "step"}

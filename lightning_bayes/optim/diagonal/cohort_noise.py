@@ -77,7 +77,7 @@ class CohortNoise:
         counts, indices = (
             torch.tensor(n, dtype=torch.long, device=self.flat.device) for n in (self._sizes, self._small)
         )
-        self._owner = indices.repeat_interleave(counts)  # index of the parameter of each flat element
+        self._param_index = indices.repeat_interleave(counts)  # index of the parameter of each flat element
         self._numels = self.flat.new_tensor([param.numel() ** 0.5 for param in self._params]).square()
         self.cached_pool: tuple[Pool, Tensor] | None = None
         self._moments_key: _CacheKey | None = None  # of everything but μ, ε and what `_shape_key` adds
@@ -85,11 +85,11 @@ class CohortNoise:
         self._moments: tuple[Tensor, Tensor] | None = None
         self._shape_key: _CacheKey | None = None  # κ, Ñ/τ and r_t
         self._factors: list[float] = []  # 1/√(Ñ/τ_t); empty if reading it would synchronise with a device
-        self._unit = self.flat  # u of the small parameters
-        self._unit_parts = self._flat_parts
+        self._unit_std = self.flat  # u of the small parameters
+        self._unit_std_parts = self._flat_parts
         # Of the last sample:
-        self._hyper: Effective
-        self._shape: Shape | None = None  # None: noise of the bound
+        self._hyperparameters: Effective
+        self._noise_shape: Shape | None = None  # None: noise of the bound
         self._curvatures: list[Tensor] = []  # s, or s + δ̃ if every weight has its own prior
 
     def matches(self, params: Sequence[nn.Parameter]) -> bool:
@@ -206,29 +206,29 @@ class CohortNoise:
         numbers = shaped_numbers if is_shaped else tuple(hyper.precision_arguments.values())
         scale = hyper.scale if has_weight_prior else 0.0  # δ̃ of each weight depends on it
         key = _CacheKey((is_shaped, *numbers, scale, *map(version_of, curvatures)), curvatures)
-        self._hyper = hyper
+        self._hyperparameters = hyper
         if self._moments_key is None or not self._moments_key.is_same(key):
             self._moments_key, self._shape_key = key, None
             self._curvatures = noise_terms(group, states)[1]
-            self._update_unit(is_shaped)
-        self._shape = self._current_shape(states) if is_shaped else None
+            self._update_unit_std(is_shaped)
+        self._noise_shape = self._current_shape(states) if is_shaped else None
 
-    def _update_unit(self, is_shaped: bool) -> None:
+    def _update_unit_std(self, is_shaped: bool) -> None:
         small = torch.cat([self.flat[:0], *(self._curvatures[i].reshape(-1) for i in self._small)])
         if is_shaped:
             self._moments = self._noise_moments(small)
         else:
-            self._set_unit(precision(small, **self._hyper.precision_arguments).rsqrt_())
+            self._set_unit_std(precision(small, **self._hyperparameters.precision_arguments).rsqrt_())
 
     def _current_shape(self, states: Sequence[State]) -> Shape:
         assert self._moments is not None
-        assert self._hyper.relative_noise is not None
-        relative_noise, sizes = self._hyper.relative_noise, sizes_of(states, self._params)
-        key = _CacheKey((relative_noise, self._hyper.scale), sizes)
-        if self._shape_key is not None and self._shape is not None and self._shape_key.is_same(key):
-            return self._shape
+        assert self._hyperparameters.relative_noise is not None
+        relative_noise, sizes = self._hyperparameters.relative_noise, sizes_of(states, self._params)
+        key = _CacheKey((relative_noise, self._hyperparameters.scale), sizes)
+        if self._shape_key is not None and self._noise_shape is not None and self._shape_key.is_same(key):
+            return self._noise_shape
         inverse_means, damping = self._moments
-        scale = noise_scale(inverse_means, torch.stack(sizes), relative_noise, self._hyper.scale)
+        scale = noise_scale(inverse_means, torch.stack(sizes), relative_noise, self._hyperparameters.scale)
         self._shape_key = key
         self._factors = [number**-0.5 for number in scale.tolist()] if scale.is_cpu else []
         return Shape(scale, damping)
@@ -238,10 +238,10 @@ class CohortNoise:
         positive = small.clamp_min(0)
         sums = self._in_order([_sum_of_blocks(self._curvatures[i], 0.0) for i in self._large], self._sums(positive))
         damping = noise_damping(
-            torch.stack(sums) / self._numels, self._hyper.stated_damping, self._hyper.noise_flatness
+            torch.stack(sums) / self._numels, self._hyperparameters.stated_damping, self._hyperparameters.noise_flatness
         )
         inverse = positive.add_(self._repeat(damping)).reciprocal_()
-        self._set_unit(inverse.sqrt())
+        self._set_unit_std(inverse.sqrt())
         sums = self._in_order(
             [_sum_of_blocks(self._curvatures[i], damping[i]) for i in self._large], self._sums(inverse)
         )
@@ -249,27 +249,31 @@ class CohortNoise:
 
     def _precision(self, i: int, curvature: Tensor, *, without_scale: bool = False) -> Tensor:
         """1/Σ of a block of parameter i, or τ_t/(Ñ Σ) without the scale."""
-        if self._shape is None:
-            return precision(curvature, **self._hyper.precision_arguments)
+        if self._noise_shape is None:
+            return precision(curvature, **self._hyperparameters.precision_arguments)
         if without_scale:
-            return curvature.clamp_min(0).add_(self._shape.damping[i])
-        return shaped_precision(curvature, self._shape.scale[i], self._shape.damping[i])
+            return curvature.clamp_min(0).add_(self._noise_shape.damping[i])
+        return shaped_precision(curvature, self._noise_shape.scale[i], self._noise_shape.damping[i])
 
     # -- writing samples ----------------------------------------------------------------------------------------------
 
     def _write_small(self, epsilon: Tensor, sign: int) -> None:
         means = [self._params[i] for i in self._small]
         if not epsilon.is_cpu:
-            std = self._unit if self._shape is None else self._unit * self._repeat(self._shape.scale.rsqrt())
+            std = (
+                self._unit_std
+                if self._noise_shape is None
+                else self._unit_std * self._repeat(self._noise_shape.scale.rsqrt())
+            )
             torch.addcmul(torch.cat([mean.view(-1) for mean in means]), epsilon, std, value=sign, out=self.flat)
             return
-        factors = [float(sign) if self._shape is None else sign * self._factors[i] for i in self._small]
+        factors = [float(sign) if self._noise_shape is None else sign * self._factors[i] for i in self._small]
         torch._foreach_copy_(list(self._views.values()), means)
-        torch._foreach_addcmul_(self._flat_parts, self._split(epsilon), self._unit_parts, factors)
+        torch._foreach_addcmul_(self._flat_parts, self._split(epsilon), self._unit_std_parts, factors)
 
     def _write_large(self, i: int, target: Tensor, epsilon: Tensor, factor: float) -> None:
         mean, curvature = self._params[i], self._curvatures[i]
-        has_factor = self._shape is not None and bool(self._factors)  # saves one pass over the block
+        has_factor = self._noise_shape is not None and bool(self._factors)  # saves one pass over the block
         if has_factor:
             factor *= self._factors[i]
         for block in blocks([mean]):
@@ -281,17 +285,17 @@ class CohortNoise:
     def _small_scores(self, small: Sequence[int], means: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         owners = [self.owners[i] for i in small]
         scores = torch._foreach_sub([self._views[i] for i in small], [means[owner] for owner in owners])
-        precisions = self._unit.square().reciprocal_()  # 1/Σ = scale/u²
-        if self._shape is not None:
-            precisions.mul_(self._repeat(self._shape.scale))
+        precisions = self._unit_std.square().reciprocal_()  # 1/Σ = scale/u²
+        if self._noise_shape is not None:
+            precisions.mul_(self._repeat(self._noise_shape.scale))
         views = self._shaped_like(precisions)
         torch._foreach_mul_(scores, [views[i] for i in small])
         return dict(zip(owners, scores, strict=True))
 
     # -- the flat buffer ----------------------------------------------------------------------------------------------
 
-    def _set_unit(self, unit: Tensor) -> None:
-        self._unit, self._unit_parts = unit, self._split(unit)
+    def _set_unit_std(self, unit: Tensor) -> None:
+        self._unit_std, self._unit_std_parts = unit, self._split(unit)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """The part of each small parameter."""
@@ -303,7 +307,7 @@ class CohortNoise:
 
     def _repeat(self, values: Tensor) -> Tensor:
         """Repeat one value per parameter, ``[params]``, for each element of the small ones."""
-        return values.index_select(0, self._owner)  # several times as fast as values[self._owner]
+        return values.index_select(0, self._param_index)  # several times as fast as values[self._param_index]
 
     def _sums(self, flat: Tensor) -> list[Tensor]:
         """The sum of each small parameter's part of a non-negative flat tensor."""

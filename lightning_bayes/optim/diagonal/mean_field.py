@@ -34,7 +34,12 @@ from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import require_interval
 from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.parameters import deterministic_params, reference_weights, require_sizes, trainable
+from lightning_bayes.optim.runtime.parameters import (
+    deterministic_params,
+    reference_weights,
+    require_initialised,
+    trainable,
+)
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 from lightning_bayes.optim.runtime.shards import local_state, require_elementwise
 from lightning_bayes.optim.schedules import apply_schedules, take_schedules
@@ -99,9 +104,11 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         own: Mapping[str, Any] | None = None,
         **fields: Unpack[OptimizerFields],
     ) -> None:
-        arguments = {**fields, **(own or {}), **({} if base is None else {"step_rule": "user"})}
+        arguments: dict[str, Any] = {**fields, **(own or {})}
+        if base is not None:
+            arguments["step_rule"] = "user"
         values = self.hyperparameters.given(arguments, self.own_defaults)
-        require_sizes(model)
+        require_initialised(model)
         self._reference = reference_weights(model)
         self.steps = make_steps(base)
         step = step_for(values["step_rule"], self.steps)
@@ -115,7 +122,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
         engine, quantity = values["engine"], self.estimator.quantity
-        super().__init__(
+        super().__init__(  # calls add_param_group, which needs the attributes above
             model,
             make_engine(engine, model, values["loss_reduction"], values["workspace_mib"], quantity=quantity),
             params,
@@ -200,7 +207,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             state |= prior_state(param, group, self.weight_priors)
             state |= self.family.counters
             if not fields and self.estimator.quantity == "squared_gradients":
-                self.engine.left_out.add(param)
+                self.engine.left_out.add(param)  # a parameter without curvature is not measured
         return state
 
     def _measures_curvature(self) -> bool:

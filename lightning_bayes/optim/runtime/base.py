@@ -65,7 +65,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
         self.skipped_steps = self.skipped_in_a_row = 0
         self.always_measures_curvature = False  # set by hosts that search for the largest batch size
-        self.samples_in_closure = False  # set by hosts whose closure opens the passes
+        self.closure_opens_passes = False  # set by hosts whose closure samples the weights itself
         self._stashed_means: dict[nn.Parameter, Tensor] | None = None  # None outside a pass
         self._open_update = OpenUpdate()
         self._is_sharded = require_rows(model)
@@ -226,6 +226,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
         """The measurement of the open update, for hosts that average it over processes before `step`.
 
+        The call counts as a promise to do so: in distributed training `step` raises an error without it.
+
         Args:
             add_ranks: Replaces tensors by their sums over the processes that share weight samples with this one, for
                 curvatures that are not linear in the gradients. None if no processes share samples.
@@ -340,7 +342,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def _run_closure(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             # A host's closure opens the passes itself; in Lightning's manual optimization it is empty and comes after them.
-            if self.samples_in_closure or self._open_update.examples:
+            if self.closure_opens_passes or self._open_update.examples:
                 return closure()
             self.zero_grad()
             losses = []

@@ -97,7 +97,7 @@ class CounterNoise:
 
     def __init__(self, *key: int, sign: int = 1, is_paired: bool = False) -> None:
         self._key, self.sign, self._is_paired = key, sign, is_paired
-        self._filled = 0
+        self._num_draws = 0
 
     @classmethod
     def of_pass(cls, seed: int, update: int, sample: int, *, antithetic: bool) -> CounterNoise:
@@ -119,7 +119,7 @@ class CounterNoise:
     @property
     def counter(self) -> tuple[int, ...]:
         """Counter of the next draws, without their sign."""
-        return *self._key, self._filled
+        return *self._key, self._num_draws
 
     def next_pool(self, pairs: int = PAIRS) -> Pool | None:
         """Advance the counter and return the pool of the next draws.
@@ -133,8 +133,8 @@ class CounterNoise:
         if not self._is_paired:
             return None
         seed, pair, sample = self._key
-        self._filled += 1
-        return Pool((seed, pair // pairs, sample, pairs, self._filled - 1), pair % pairs)
+        self._num_draws += 1
+        return Pool((seed, pair // pairs, sample, pairs, self._num_draws - 1), pair % pairs)
 
     def fill_(self, tensors: Sequence[Tensor]) -> None:
         """Fill tensors with ε ~ N(0, I), fresh at every call.
@@ -158,7 +158,7 @@ class CounterNoise:
         parts = [part for tensor in tensors if tensor.numel() > PART_ELEMENTS for part in _parts(tensor)]
         jobs = [[tensor for tensor in tensors if tensor.numel() <= PART_ELEMENTS], *([part] for part in parts)]
         generators = [self._generator(tensors[0].device, i) for i in range(len(jobs))]
-        self._filled += 1
+        self._num_draws += 1
         threads = torch.get_num_threads() if tensors[0].is_cpu else 1
         if threads > 1 and len(parts) >= MANY_PARTS:
             with ThreadPoolExecutor(threads) as pool:
@@ -181,7 +181,7 @@ class CounterNoise:
         for tensor, first, values in jobs:
             for start, stop in slices[tensor]:
                 drawn[tensor].append(values[max(start - first, 0) : max(stop - first, 0)].clone())
-        self._filled += 1
+        self._num_draws += 1
         return [torch.cat(parts) for parts in drawn]
 
     def _jobs(self, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[int, int, Tensor]]:
@@ -195,7 +195,7 @@ class CounterNoise:
                 yield tensor, first, like.new_empty(min(length, size - first)).normal_(generator=generator)
 
     def _generator(self, device: torch.device, job: int) -> torch.Generator:
-        return torch.Generator(device).manual_seed(counter_seed(*self._key, self._filled, job))
+        return torch.Generator(device).manual_seed(counter_seed(*self._key, self._num_draws, job))
 
 
 def _draw_(tensors: Sequence[Tensor], generator: torch.Generator) -> None:

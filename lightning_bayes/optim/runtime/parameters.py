@@ -31,7 +31,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return params
 
 
-def require_sizes(model: nn.Module) -> None:
+def require_initialised(model: nn.Module) -> None:
     """Require that lazy layers are initialised.
 
     Args:
