@@ -23,8 +23,8 @@ from lightning_bayes.optim.steps.base_optimizer import (
     NOISE_OF_NORMALISED,
     NOISE_OF_REGRESSIONS,
     PRIOR_PRECISION,
+    count_noisy_layers,
     noise_of_depth,
-    noisy_layers,
 )
 from lightning_bayes.posteriors.shaped_noise import FLATNESS
 from lightning_bayes.predictive import Link
@@ -112,7 +112,7 @@ class DefaultNoise:
 
     def apply(self, optimizer: MeanFieldOptimizer, link: Link | None) -> None:
         """Set κ and ε in all groups after the first update, and again when layers are frozen or unfrozen."""
-        layers = noisy_layers(optimizer.param_groups, optimizer.state)
+        layers = count_noisy_layers(optimizer.param_groups, optimizer.state)
         if self._applied == (optimizer, layers):
             return
         self._applied = (optimizer, layers)

@@ -14,19 +14,10 @@ from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.runtime.blocks import Block, blocks
 from lightning_bayes.optim.runtime.shards import local_parts
 from lightning_bayes.optim.steps import CohortUpdate
+from lightning_bayes.optim.weight_prior import prior_means, prior_precisions
 
 if TYPE_CHECKING:
     from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
-
-
-def prior_means(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """μ₀ of each parameter, from its optimizer state; empty if zero."""
-    return [state["prior_mean"] for state in states if "prior_mean" in state]
-
-
-def prior_precisions(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """δ of each weight, from the optimizer states; empty if the group's δ applies."""
-    return [state["prior_precision"] for state in states if "prior_precision" in state]
 
 
 @cache

@@ -38,7 +38,9 @@ class DiagonalFamily(PosteriorFamily):
         excluded: Returns the parameters that belong to another family.
     """
 
-    def __init__(self, optimizer: MeanFieldOptimizer, excluded: Callable[[], Collection[nn.Parameter]] = tuple) -> None:
+    def __init__(
+        self, optimizer: MeanFieldOptimizer, excluded: Callable[[], Collection[nn.Parameter]] = lambda: ()
+    ) -> None:
         self._optimizer, self._excluded = optimizer, excluded
         self._noises: dict[nn.Parameter, CohortNoise] = {}  # by the first parameter of the cohort
         self._sampled: list[CohortNoise] = []  # in the last pass
@@ -97,10 +99,11 @@ class DiagonalFamily(PosteriorFamily):
         for group in self._optimizer.param_groups:
             for params in self._noisy_cohorts(group):
                 self.start_cohort(params, group)
-                self._sampled.append(self._noise_of(params))
+                cohort_noise = self._noise_of(params)
+                self._sampled.append(cohort_noise)
                 states = local_parts(params, [self._optimizer.state[param] for param in params])[1]
-                drawn = self._sampled[-1].sample(states, group, noise, self.scratch, pooled=self._uses_pool(group))
-                sample.update(zip(params, drawn, strict=True))
+                values = cohort_noise.sample(states, group, noise, self.scratch, pooled=self._uses_pool(group))
+                sample.update(zip(params, values, strict=True))
         if measures_curvature is False:
             self._optimizer.engine.workspace.release()  # to make room for the pool of draws
         elif self._optimizer.estimator.quantity != "gradient":
@@ -225,7 +228,9 @@ class DiagonalFamily(PosteriorFamily):
         states = [self._optimizer.state[param] for param in params]
         curvatures = [local(state["curvature"]) for state in states if "curvature" in state]
         elapsed = self._elapsed(states[0], group) if measurement.has_curvature and curvatures else 0
-        measured = self.measured_curvature(params, group, measurement) if elapsed else curvatures
+        measured = curvatures  # averaging s with itself does not change it
+        if elapsed:
+            measured = self.measured_curvature(params, group, measurement)
         if curvatures:
             self.start_cohort(params, group, measured)
         for state in states:

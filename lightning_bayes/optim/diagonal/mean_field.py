@@ -234,7 +234,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             curvature = self.estimator.read(finished, self._measured_params(), self.family.scores)
         if self.prior_at_sample:
             for group, param in self.trained():
-                finished.add_prior_of_noise_(param, stated_prior_of(group, self.state[param]))
+                finished.add_prior_at_sample_(param, stated_prior_of(group, self.state[param]))
         return curvature
 
     def _measured_params(self) -> list[nn.Parameter]:

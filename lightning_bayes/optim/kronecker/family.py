@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate, prior_means
+from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import layer_state
@@ -35,6 +35,7 @@ from lightning_bayes.optim.kronecker.noise import KroneckerNoise
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.weight_prior import prior_means
 
 if TYPE_CHECKING:
     from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer

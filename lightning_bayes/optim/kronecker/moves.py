@@ -8,9 +8,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.optim.diagonal.cohort_update import prior_means
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.steps import CohortUpdate
+from lightning_bayes.optim.weight_prior import prior_means
 
 
 @final

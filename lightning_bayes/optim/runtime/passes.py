@@ -72,7 +72,7 @@ class FinishedPass:
             param.grad = torch.zeros_like(param)
         local(param.grad).add_(term)
 
-    def add_prior_of_noise_(self, param: nn.Parameter, prior: float | Tensor) -> None:
+    def add_prior_at_sample_(self, param: nn.Parameter, prior: float | Tensor) -> None:
         """Add δ̃ (θ - μ) to ĝ of a sampled parameter. Together with the step's δ̃ μ this is the prior's gradient at θ.
 
         Args:

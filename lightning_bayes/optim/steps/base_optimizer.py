@@ -96,7 +96,7 @@ class BaseOptimizerStep(Step):
             base_group["lr"] = group["lr"]
             if self.cycles_momentum:
                 _copy_momentum(group, base_group)
-        starts = copies(self.base.param_groups, states) if self.follows_gradients or self.grafts else {}
+        starts = copies_before_step(self.base.param_groups, states) if self.follows_gradients or self.grafts else {}
         with fused_on_cpu(self.base):
             self.base.step()
         if self.grafts:
@@ -127,7 +127,7 @@ def _copy_momentum(group: Mapping[str, Any], base_group: dict[str, Any]) -> None
         base_group["betas"] = (group["betas"][0], *base_group["betas"][1:])
 
 
-def copies(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
+def copies_before_step(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
     """Copies of the parameters that are about to move, if `states` contains them."""
     params = (param for group in groups for param in group["params"])
     return {param: param.detach().clone() for param in params if param in states and param.grad is not None}
@@ -159,7 +159,7 @@ def bound_steps_(
                 buffer.mul_(factor)
 
 
-def noisy_layers(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapping[str, Any]]) -> int:
+def count_noisy_layers(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapping[str, Any]]) -> int:
     """Count the layers that are trained with noise: tensors with two or more dimensions.
 
     Args:

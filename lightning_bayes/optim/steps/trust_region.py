@@ -37,7 +37,7 @@ class TrustRegionStep(Step):
         """Update one cohort; see `Step`."""
         decay_(update)
         weight = self.weight_of_old(update.group["betas"][1], update.measurements, update.elapsed)
-        bounded_step_(update.params, update.propose_(self.rate(update.group["lr"]), weight), _radius(update))
+        move_within_radius_(update.params, update.propose_(self.rate(update.group["lr"]), weight), _radius(update))
 
 
 def _radius(update: CohortUpdate) -> Tensor | float:
@@ -52,7 +52,7 @@ def _radius(update: CohortUpdate) -> Tensor | float:
     return radii
 
 
-def bounded_step_(means: Sequence[Tensor], steps: Sequence[Tensor], radius: Tensor | float) -> None:
+def move_within_radius_(means: Sequence[Tensor], steps: Sequence[Tensor], radius: Tensor | float) -> None:
     """μ ← μ + d · min(1, r / RMS(d)) for each tensor.
 
     Args:
