@@ -25,7 +25,7 @@ class FactorKey(NamedTuple):
 
 @final
 class KroneckerFactorsEstimator(CurvatureEstimator):
-    """Reads S and A by `FactorKey`, averaged separately; passes without measurement yield nothing.
+    """Reads S and A by `FactorKey`, which are averaged separately, and squared gradients by parameter.
 
     Args:
         quantity: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
@@ -36,8 +36,7 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
-        if not isinstance(finished.captured, KroneckerCapture):
-            return {}
+        assert isinstance(finished.captured, KroneckerCapture)
         curvature: Curvature = {}
         for layer, measured in finished.captured.mean_factors().items():
             assert isinstance(layer.weight, nn.Parameter)

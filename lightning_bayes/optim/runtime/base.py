@@ -3,6 +3,9 @@
 A pass replaces the weights by a posterior sample, runs forward and backward under the curvature engine, and restores the
 mean bit for bit, also after an exception. A step averages the passes, checks that the result is finite, and updates the
 posterior. Outside a pass the parameters **are** the posterior mean.
+
+    each pass    `_capture`, `_sample`, forward and backward, `_read_pass`, `OpenUpdate.add`
+    each step    `_finalise_curvature`, `OpenUpdate.measurement`, `_update_all`
 """
 
 from __future__ import annotations

@@ -21,6 +21,9 @@ from lightning_bayes.optim.runtime.passes import Measurement
 class PosteriorFamily(ABC):
     """A family of posteriors over the weights of one optimizer.
 
+    Every pass draws a `sample`. A pass that measures curvature also opens a `capture`, and its estimator may read `scores`.
+    `update` follows the last pass of an update.
+
     Class attributes:
         counters: Numbers that it keeps in the state of every parameter, with their initial values.
     """
