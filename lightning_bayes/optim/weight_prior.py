@@ -67,11 +67,6 @@ def prior_means(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
     return [state["prior_mean"] for state in states if "prior_mean" in state]
 
 
-def prior_precisions(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """δ of each weight, from the optimizer states; empty if the group's δ applies."""
-    return [state["prior_precision"] for state in states if "prior_precision" in state]
-
-
 def holds_priors(states: Mapping[Any, Mapping[str, Any]], priors: Mapping[nn.Parameter, WeightPrior]) -> bool:
     """Whether the per-weight priors in the optimizer's states are exactly `priors`, the result of `weight_priors`."""
     with_prior = {param for param, state in states.items() if "prior_precision" in state}

@@ -14,7 +14,7 @@ from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.runtime.blocks import Block, blocks
 from lightning_bayes.optim.runtime.shards import local_parts
 from lightning_bayes.optim.steps import CohortUpdate
-from lightning_bayes.optim.weight_prior import prior_means, prior_precisions
+from lightning_bayes.optim.weight_prior import prior_means
 
 if TYPE_CHECKING:
     from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
@@ -51,7 +51,9 @@ class DiagonalUpdate(CohortUpdate):
         self.params, self.states = local_parts(params, states)
         self.group, self.index, self.elapsed = group, states[0]["step"], elapsed
         self.measurements = self.index
-        self.prior_means, self._precisions = prior_means(self.states), prior_precisions(self.states)
+        self.prior_means = prior_means(self.states)
+        # δ of each weight; empty if the group's δ applies
+        self._precisions = [state["prior_precision"] for state in self.states if "prior_precision" in state]
         self._optimizer, self._owners, self._measured, self._buffer = optimizer, params, measured, buffer
         self._arguments = optimizer.update_arguments(group, self.index)
 
