@@ -117,8 +117,9 @@ class KroneckerLayers:
             f"{name} (side {side} > max_side={self._settings.max_side})" for name, side in partition.too_long.items()
         ]
         others = ", ".join([*long, *partition.others]) or "none"
+        name = self._optimizer.__class__.__name__  # type() would return the type of the weak reference
         return (
-            f"{type(self._optimizer).__name__}: Kronecker factors for {len(partition.layers)} layers, labels "
+            f"{name}: Kronecker factors for {len(partition.layers)} layers, labels "
             f"{self._describe_labels()}, measured every {self._settings.stats_interval} and inverted every "
             f"{self._settings.inverse_interval} updates; mean-field: {others}."
         )

@@ -420,7 +420,8 @@ def test_the_rest_is_mean_field_and_said_in_the_summary(generator):
     posterior = opt.posterior()
     assert posterior.factors.keys() == {"4.weight"}
     assert posterior.precision.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    assert "factors for 1 layers, labels from the data (empirical Fisher)" in opt.family.layers.describe()
+    summary = "NoisyKFAC: Kronecker factors for 1 layers, labels from the data (empirical Fisher)"
+    assert opt.family.layers.describe().startswith(summary)
     assert opt.family.layers.describe().endswith("mean-field: 0 (side 19 > max_side=18), 1.")
     drawn = NoisyKFAC(small_net(), num_data=N, likelihood=Softmax())
     assert "labels drawn from Softmax (Fisher)" in drawn.family.layers.describe()
