@@ -78,7 +78,7 @@ def draw_the_same_noise(callback):
 
     def closure(trainer, base):
         built = build(trainer, base)
-        built._samples = list(range(callback.mc_samples))
+        built._sample_indices = list(range(callback.mc_samples))
         return built
 
     callback._wrap_closure = closure

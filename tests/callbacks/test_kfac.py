@@ -229,7 +229,7 @@ def train(batches, same_noise=False, sampled=False, **options):
 
         def closure(trainer, base):
             built = build(trainer, base)
-            built._samples = [0]
+            built._sample_indices = [0]
             return built
 
         callback._wrap_closure = closure
