@@ -81,9 +81,11 @@ class KroneckerFamily(PosteriorFamily):
 
     def is_measurement_due(self) -> bool:
         """Whether the next update measures curvature: every T_stats updates, and until every parameter is measured."""
-        self._adapt_state()
-        trained = self._optimizer.trained()
+        states, trained = self._optimizer.state, self._optimizer.trained()
         is_new = any(self._optimizer.state_of(param, group)["measurements"] == 0 for group, param in trained)
+        is_new |= any(
+            layer_state.is_of_another_shape(states[layer.weight], layer) for layer in self.layers.with_factors()
+        )
         return is_new or is_due(self._optimizer.num_updates + 1, self.stats_interval)
 
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:

@@ -47,9 +47,14 @@ def _keys(kinds: Sequence[str]) -> list[str]:
     return [f"{side}_{kind}" for kind in kinds for side in ("output", "input")]
 
 
+def is_of_another_shape(state: State, layer: MatrixLayer) -> bool:
+    """Whether the layer's factors predate freezing or unfreezing its bias."""
+    return has_product(state, "factor") and state["input_factor"].shape[-1] != layer.shape[-1]
+
+
 def drop_if_of_another_shape(state: State, layer: MatrixLayer) -> None:
     """Discard the layer's factors if they predate freezing or unfreezing its bias."""
-    if has_product(state, "factor") and state["input_factor"].shape[-1] != layer.shape[-1]:
+    if is_of_another_shape(state, layer):
         for key in _keys(_KINDS):
             state.pop(key, None)
         state["measurements"] = 0
