@@ -127,12 +127,15 @@ class IVON(MeanFieldOptimizer):
         # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
         super().add_param_group({"rate_factor": None, **param_group})
 
+    def store_initial_values(self, group: dict[str, Any]) -> None:
+        """Store s₀ + δ̃ of the start if it rescales the learning rate, so that KL warm-up does not change it."""
+        if group["rescale_lr"] and group.get("rate_factor") is None:
+            initial = effective(group)
+            group["rate_factor"] = group["init_precision"] * initial.kl_weight / initial.num_data
+
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Rescale the learning rate on request; see `MeanFieldOptimizer`."""
         arguments = super().update_arguments(group, step, precision)
         if group["rescale_lr"]:
-            if group.get("rate_factor") is None:  # fixed at the start, so KL warm-up does not change it
-                initial = effective(group)
-                group["rate_factor"] = group["init_precision"] * initial.kl_weight / initial.num_data
             arguments["lr"] *= group["rate_factor"]
         return arguments

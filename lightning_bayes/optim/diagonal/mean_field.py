@@ -254,6 +254,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _update_all(self, measurement: Measurement) -> None:
         for group in self.param_groups:
             effective(group)  # raises if N is unknown, before anything changes
+        for group in self.param_groups:
+            self.store_initial_values(group)
         self.family.update(measurement)
         for group, schedules in zip(self.param_groups, self._schedules, strict=True):
             self._count_update(group, schedules)
@@ -269,6 +271,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         after = effective(group)
         if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
             keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)
+
+    def store_initial_values(self, group: dict[str, Any]) -> None:
+        """Store what an algorithm derives from a group's hyperparameters at its first update. Called before every update."""
+        return
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Keyword arguments of `natural_update`. Subclasses extend them.

@@ -80,11 +80,14 @@ class Vadam(MeanFieldOptimizer):
         # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
         super().add_param_group({"from_zero": None, **param_group})
 
+    def store_initial_values(self, group: dict[str, Any]) -> None:
+        """Decide once whether s starts at zero, because a schedule of the prior does not change s₀."""
+        # Steps other than the natural one start with running means, which have no bias.
+        if group.get("from_zero") is None:
+            group["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
+
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Add the bias correction of s; see `MeanFieldOptimizer`."""
-        # Steps other than the natural one start with running means, which have no bias.
-        if group.get("from_zero") is None:  # decided once, because a schedule of the prior does not change s₀
-            group["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
         covered = updates_covered(step, self.num_updates + 1, group["curvature_interval"])
         return {
             **super().update_arguments(group, step, precision),
