@@ -13,23 +13,12 @@ from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields, KroneckerFields
 from lightning_bayes.optim import KFAC, MeanFieldOptimizer, NoisyKFAC, PriorAt
-from lightning_bayes.optim.fisher import check_fisher
-from lightning_bayes.optim.kronecker.arguments import DEFAULT_MAX_SIDE, KroneckerHyperparameters
-from lightning_bayes.optim.kronecker.factor_source import check_factors
+from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters, KroneckerSettings
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
-from lightning_bayes.optim.kronecker.intervals import check_intervals
 from lightning_bayes.optim.kronecker.noisy_kfac import check_prior_at
 
 _DAMPING = 1e-3  # γ
-_KFAC_DEFAULTS: Mapping[str, Any] = {  # of the arguments that only K-FAC has
-    "stats_interval": 10,
-    "inverse_interval": 100,
-    "max_side": DEFAULT_MAX_SIDE,
-    "fisher": None,
-    "kl_clip": None,
-    "factors": "kfac",
-    "unsupported_layers": "refuse",
-}
+_KFAC_ONLY = KroneckerFields.__optional_keys__ - CallbackFields.__optional_keys__
 # With the user's step, the curvature only shapes the noise: half the work, with the same averaging time in updates.
 _USER_STEP_DEFAULTS = {
     "stats_interval": 20,
@@ -95,12 +84,11 @@ class NoisyKFACCallback(VariationalCallback):
 
 def _split(fields: KroneckerFields) -> tuple[CallbackFields, dict[str, Any]]:
     """The shared arguments, and the arguments that only K-FAC has, with defaults filled in."""
-    shared = {name: value for name, value in fields.items() if name not in _KFAC_DEFAULTS}
-    kfac_only: dict[str, Any] = {name: fields.get(name, default) for name, default in _KFAC_DEFAULTS.items()}
-    check_intervals(kfac_only["stats_interval"], kfac_only["inverse_interval"])
-    check_fisher(kfac_only["fisher"])
-    check_factors(fields.get("engine", "fused"), kfac_only["factors"], kfac_only["unsupported_layers"])
-    return cast(CallbackFields, shared), kfac_only
+    shared = {name: value for name, value in fields.items() if name not in _KFAC_ONLY}
+    given: dict[str, Any] = {name: value for name, value in fields.items() if name in _KFAC_ONLY}
+    settings = KroneckerSettings(**given)
+    settings.check(fields.get("engine", "fused"))
+    return cast(CallbackFields, shared), {name: value for name, value in vars(settings).items() if name in _KFAC_ONLY}
 
 
 def _set_own(callback: VariationalCallback, kfac_only: dict[str, Any]) -> None:

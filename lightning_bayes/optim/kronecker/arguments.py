@@ -79,6 +79,12 @@ class KroneckerSettings:
         """The values that `KroneckerHyperparameters` checks."""
         return {"kl_clip": self.kl_clip, "max_side": self.max_side}
 
+    def check(self, engine: str) -> None:
+        """Raise `HyperparameterError` if an argument is out of range, or `engine` does not measure the factors."""
+        check_intervals(self.stats_interval, self.inverse_interval)
+        check_fisher(self.fisher)
+        check_factors(engine, self.factors, self.unsupported_layers)
+
 
 class SplitArguments(NamedTuple):
     """Constructor arguments of K-FAC, by consumer."""
@@ -101,9 +107,7 @@ def split_arguments(optimizer: str, model: nn.Module, arguments: Mapping[str, An
     names = {field.name for field in fields(KroneckerSettings)}
     own = KroneckerSettings(**{name: value for name, value in arguments.items() if name in names})
     shared = {name: value for name, value in arguments.items() if name not in names}
-    check_intervals(own.stats_interval, own.inverse_interval)
-    check_fisher(own.fisher)
+    own.check(shared.get("engine", "fused"))
     refuse_weight_prior(optimizer, shared.get("prior"))
-    check_factors(shared.get("engine", "fused"), own.factors, own.unsupported_layers)
     label_source(own.fisher, own.likelihood, model)
     return SplitArguments(own, cast(MeanFieldArguments, shared))
