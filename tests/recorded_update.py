@@ -20,8 +20,9 @@ class RecordedUpdate(CohortUpdate):
         self.prior_means, self.index, self.measurements = prior_means, index, index
         self.changes, self.calls = changes, []
 
-    def prior_weights(self):
-        return effective(self.group).prior * self.group["prior_on_mean"]
+    @property
+    def prior(self):
+        return effective(self.group).prior
 
     def move_(self):
         self.calls.append(("move_",))

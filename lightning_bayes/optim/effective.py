@@ -18,13 +18,17 @@ class Effective(NamedTuple):
     kl_weight: float  # τ, warm-up included
     prior_precision: float  # δ
     prior: float  # δ̃ = τδ/Ñ
-    scale: float  # Ñ/τ, the factor from curvature per example to posterior precision
     damping: float  # γ
     counted_damping: float  # γ if it is part of the noise, else 0
     bound_precision: float  # 1/σ_max², or 0 without a bound
     relative_noise: float | None  # κ
     noise_flatness: float  # ε
     stated_prior: float  # δ̃, or 0 if the user's optimizer updates the mean and no prior is set
+
+    @property
+    def scale(self) -> float:
+        """Ñ/τ, the factor from curvature per example to posterior precision."""
+        return self.num_data / self.kl_weight
 
     def prior_of(self, precision: Tensor) -> Tensor:
         """δ̃ of each weight, given a prior precision δ of each weight."""
@@ -90,7 +94,6 @@ def effective(group: Mapping[str, Any]) -> Effective:
         kl_weight=kl_weight,
         prior_precision=prior_precision,
         prior=prior,
-        scale=num_data / kl_weight,
         damping=group["damping"],
         counted_damping=group["damping"] if group["damping_in_noise"] else 0.0,
         bound_precision=group["max_noise"] ** -2 if group.get("max_noise") else 0.0,

@@ -274,5 +274,4 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
             self.state[param]["momentum"] = momentum.clone()
         equations.store(self.state, new.curvature)
         self.param_groups[0]["step"] += 1
-        if self._schedules:
-            apply_schedules(self.param_groups[0], self._schedules, Hyperparameters)
+        apply_schedules(self.param_groups[0], self._schedules, Hyperparameters)

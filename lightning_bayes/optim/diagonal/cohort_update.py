@@ -56,12 +56,13 @@ class DiagonalUpdate(CohortUpdate):
         self._precisions = [state["prior_precision"] for state in self.states if "prior_precision" in state]
         self._optimizer, self._owners, self._measured, self._buffer = optimizer, params, measured, buffer
         self._arguments = optimizer.update_arguments(group, self.index)
+        self.prior = self._arguments["prior"]
 
     def prior_weights(self) -> float | Sequence[Tensor]:
         """δ̃, for each weight if every weight has its own prior; see `CohortUpdate`."""
         if self._precisions:
             return [self._arguments_of(precision)["prior"] for precision in self._precisions]
-        return float(self._arguments["prior"]) * float(self.group["prior_on_mean"])
+        return super().prior_weights()
 
     def move_(self) -> None:
         """Apply the algorithm's update; see `CohortUpdate`."""

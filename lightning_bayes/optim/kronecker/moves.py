@@ -36,15 +36,11 @@ class Move(CohortUpdate):
         changes: Sequence[Tensor] = (),
         norm: Tensor | None = None,
     ) -> None:
-        self.params, self.states, self.group = params, states, group
+        self.params, self.states, self.group, self.prior = params, states, group, effective(group).prior
         self.index, self.measurements = states[0]["step"], states[0]["measurements"]
         self.prior_means = prior_means(states)
         self.norm, self.clip_factor = norm, 1.0
         self._changes = list(changes)
-
-    def prior_weights(self) -> float:
-        """δ̃ for the gradient of another optimizer; see `CohortUpdate`."""
-        return effective(self.group).prior * float(self.group["prior_on_mean"])
 
     def move_(self) -> None:
         """Add the changes to the means; see `CohortUpdate`."""

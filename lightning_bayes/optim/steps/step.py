@@ -18,6 +18,7 @@ class CohortUpdate(ABC):
         params: The parameters, with ĝ in ``.grad``.
         states: Their optimizer states.
         group: Their parameter group.
+        prior: δ̃, the weight of the prior's gradient.
         index: Index of this update, from 1.
         measurements: Number of measurements in the curvature, including this one. Updates between two measurements count
             too; see `optim.runtime.measuring`.
@@ -28,14 +29,15 @@ class CohortUpdate(ABC):
     params: Sequence[nn.Parameter]
     states: Sequence[dict[str, Any]]
     group: dict[str, Any]
+    prior: float
     index: int
     measurements: int
     elapsed: int = 1
     prior_means: Sequence[Tensor]
 
-    @abstractmethod
     def prior_weights(self) -> float | Sequence[Tensor]:
         """δ̃ for the gradient of another optimizer: a number, or a tensor per parameter; 0 without a stated prior."""
+        return self.prior * float(self.group["prior_on_mean"])
 
     @abstractmethod
     def move_(self) -> None:
