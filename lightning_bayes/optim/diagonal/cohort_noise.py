@@ -260,11 +260,9 @@ class CohortNoise:
     def _write_small(self, epsilon: Tensor, sign: int) -> None:
         means = [self._params[i] for i in self._small]
         if not epsilon.is_cpu:
-            std = (
-                self._unit_std
-                if self._noise_shape is None
-                else self._unit_std * self._repeat(self._noise_shape.scale.rsqrt())
-            )
+            std = self._unit_std
+            if self._noise_shape is not None:
+                std = std * self._repeat(self._noise_shape.scale.rsqrt())
             torch.addcmul(torch.cat([mean.view(-1) for mean in means]), epsilon, std, value=sign, out=self.flat)
             return
         factors = [float(sign) if self._noise_shape is None else sign * self._factors[i] for i in self._small]

@@ -208,13 +208,9 @@ class DiagonalFamily(PosteriorFamily):
         for group in self._optimizer.param_groups:
             for params in self.cohorts(group):
                 self._update_cohort(params, group, measurement)
-        for step in self._optimizer.steps.values():
-            step.finish(self._optimizer.param_groups, self._optimizer.state)
-        if measurement.has_curvature:
-            self.store_sizes()
 
     def store_sizes(self) -> None:
-        """Store the tensor sizes r_t, on which the noise depends until the next measurement."""
+        """Store the tensor sizes r_t; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
             if not group["relative_noise"]:
                 continue

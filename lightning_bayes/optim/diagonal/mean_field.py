@@ -257,6 +257,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         for group in self.param_groups:
             self.store_initial_values(group)
         self.family.update(measurement)
+        for step in self.steps.values():
+            step.finish(self.param_groups, self.state)
+        if measurement.has_curvature:
+            self.family.store_sizes()
         for group, schedules in zip(self.param_groups, self._schedules, strict=True):
             self._count_update(group, schedules)
         if self._check_batch_size is not None:
@@ -266,8 +270,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """Count the update and evaluate the schedules."""
         before = effective(group)
         group["step"] += 1
-        if schedules:
-            apply_schedules(group, schedules, self.hyperparameters)
+        apply_schedules(group, schedules, self.hyperparameters)
         after = effective(group)
         if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
             keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)

@@ -139,7 +139,7 @@ class KroneckerFamily(PosteriorFamily):
     # -- the update ---------------------------------------------------------------------------------------------------
 
     def update(self, measurement: Measurement) -> None:
-        """Update factors, inverses and squared gradients, and move the means; see `PosteriorFamily`."""
+        """Update factors, inverses and squared gradients, and pass all parameters to their steps; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
         states = [self._optimizer.state[param] for layer in layers for param in layer.params]
         with layer_state.restored_on_error(states):
@@ -148,10 +148,10 @@ class KroneckerFamily(PosteriorFamily):
             self._apply_own_step(layers, measurement)
         else:
             self._apply_base_step(layers, measurement)
-        for step in self._optimizer.steps.values():
-            step.finish(self._optimizer.param_groups, self._optimizer.state)
-        if measurement.has_curvature:
-            self._diagonal.store_sizes()
+
+    def store_sizes(self) -> None:
+        """Store the sizes of the tensors without factors. Matrices use their current size; see `PosteriorFamily`."""
+        self._diagonal.store_sizes()
 
     def _cohorts(self) -> Iterator[tuple[list[nn.Parameter], dict[str, Any]]]:
         """Cohorts of the parameters without factors, with their groups."""

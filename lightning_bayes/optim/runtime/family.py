@@ -22,7 +22,7 @@ class PosteriorFamily(ABC):
     """A family of posteriors over the weights of one optimizer.
 
     Every pass draws a `sample`. A pass that measures curvature also opens a `capture`, and its estimator may read `scores`.
-    `update` follows the last pass of an update.
+    `update` follows the last pass of an update; once all steps have finished, `store_sizes` follows if it has measured.
 
     Class attributes:
         counters: Numbers that it keeps in the state of every parameter, with their initial values.
@@ -76,7 +76,11 @@ class PosteriorFamily(ABC):
 
     @abstractmethod
     def update(self, measurement: Measurement) -> None:
-        """Update the state from a measurement, and move the means by the steps of their groups."""
+        """Update the state from a measurement, and pass every cohort to the step of its group."""
+
+    @abstractmethod
+    def store_sizes(self) -> None:
+        """Store the sizes of the moved tensors, on which the noise depends until the next measurement."""
 
     @abstractmethod
     def start_curvature(self) -> None:

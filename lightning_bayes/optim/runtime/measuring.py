@@ -54,11 +54,9 @@ def updates_covered(param_update: int, update: int, interval: int) -> int:
         >>> [updates_covered(t, t, 10) for t in (3, 10, 15, 20, 25)]
         [3, 10, 10, 20, 20]
     """
-    return (
-        param_update
-        if param_update <= FIRST_UPDATES
-        else max(FIRST_UPDATES, param_update - (update - FIRST_UPDATES) % interval)
-    )
+    if param_update <= FIRST_UPDATES:
+        return param_update
+    return max(FIRST_UPDATES, param_update - (update - FIRST_UPDATES) % interval)
 
 
 def require_interval(optimizer: str, interval: int, *, amortises: bool) -> None:
