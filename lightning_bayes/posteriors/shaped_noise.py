@@ -73,18 +73,18 @@ def noise_shape(
         >>> 1 / shaped_precision(s, *shape)  # the mean is nearly 0.3² = 0.09
         tensor([0.1769, 0.0026])
     """
-    inverse_means, strengths = noise_moments(curvatures, stated, flatness)
-    return Shape(noise_scale(inverse_means, sizes, relative_noise, scale), strengths)
+    inverse_means, dampings = noise_moments(curvatures, stated, flatness)
+    return Shape(noise_scale(inverse_means, sizes, relative_noise, scale), dampings)
 
 
 def noise_moments(curvatures: Sequence[Tensor], stated: float, flatness: float) -> tuple[Tensor, Tensor]:
     """mean_j [1 / (s_j + γ_t)] and γ_t, ``[tensors]`` each; arguments as in `noise_shape`."""
-    positive = [curvature.clamp_min(0) for curvature in curvatures]
-    strengths = noise_damping(_means(positive), stated, flatness)
-    for curvature, strength in zip(positive, strengths.unbind(), strict=True):
-        curvature.add_(strength)
-    torch._foreach_reciprocal_(positive)
-    return _means(positive), strengths
+    inverse_means, dampings = [], []
+    for curvature in curvatures:  # one by one, so that the copies of a large model do not add up
+        positive = curvature.clamp_min(0)
+        dampings.append(noise_damping(positive.mean(), stated, flatness))
+        inverse_means.append(positive.add_(dampings[-1]).reciprocal_().mean())
+    return torch.stack(inverse_means), torch.stack(dampings)
 
 
 def noise_damping(curvature_means: Tensor, stated: float, flatness: float) -> Tensor:
@@ -116,9 +116,3 @@ def root_mean_squares(tensors: Sequence[Tensor]) -> Tensor:
     """√(mean of squares) of each tensor, ``[tensors]``."""
     norms = torch.stack(torch._foreach_norm(list(tensors)))
     return norms / torch.tensor([t.numel() ** 0.5 for t in tensors], dtype=norms.dtype, device=norms.device)
-
-
-def _means(tensors: Sequence[Tensor]) -> Tensor:
-    """The mean of each tensor, ``[tensors]``; all elements must be non-negative."""
-    sums = torch.stack(torch._foreach_norm(list(tensors), 1))
-    return sums / torch.tensor([t.numel() for t in tensors], dtype=sums.dtype, device=sums.device)

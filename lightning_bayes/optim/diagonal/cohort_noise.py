@@ -4,9 +4,9 @@ Most updates change neither the curvature nor the draws, so a cohort caches thre
 
     ε                       one pool of draws serves several updates (`optim.runtime.noise`)
     u = 1/√(max(s, 0) + γ)  changes with the curvature only; large tensors recompute it block by block
-    Ñ/τ_t, γ_t              the shape of the noise (`posteriors.shaped_noise`), which also depends on the tensor sizes r_t
+    Ñ/τ_t, γ_t              the shape of the noise (`posteriors.shaped_noise`), which the optimizer computes now and then
 
-None of this is optimizer state: a resumed run recomputes it to the same bits.
+None of these caches is optimizer state: a resumed run recomputes them to the same bits.
 
 A step of a small model is hundreds of operations that take as long to launch as to run. Small tensors therefore share one
 flat buffer for u and for their samples, and the layers see views of it. Large tensors are processed in blocks that stay in
@@ -23,13 +23,12 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.sharding import local, rows_of
 from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.readout.shape import sizes_of
+from lightning_bayes.optim.readout.shape import has_shape, shape_of
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
 from lightning_bayes.optim.runtime.shards import slices_of
 from lightning_bayes.optim.weight_prior import noise_terms, without_prior
-from lightning_bayes.posteriors import Shape, noise_scale, precision, shaped_precision
-from lightning_bayes.posteriors.shaped_noise import noise_damping
+from lightning_bayes.posteriors import Shape, precision, shaped_precision
 from lightning_bayes.private_torch import version_of
 
 SMALL = 2**16  # elements; smaller tensors share the flat buffer
@@ -45,7 +44,7 @@ class _CacheKey(NamedTuple):
 
     def is_same(self, other: _CacheKey) -> bool:
         """Whether the numbers are equal and the tensors the very same."""
-        return self.numbers == other.numbers and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
+        return self.numbers == other.numbers and list(map(id, self.tensors)) == list(map(id, other.tensors))
 
 
 @final
@@ -78,18 +77,16 @@ class CohortNoise:
             torch.tensor(n, dtype=torch.long, device=self.flat.device) for n in (self._sizes, self._small)
         )
         self._param_index = indices.repeat_interleave(counts)  # index of the parameter of each flat element
-        self._numels = self.flat.new_tensor([param.numel() ** 0.5 for param in self._params]).square()
         self.cached_pool: tuple[Pool, Tensor] | None = None
-        self._moments_key: _CacheKey | None = None  # of everything but μ, ε and what `_shape_key` adds
-        # mean 1/(s + γ_t) and γ_t, [params]; None: noise of the bound
-        self._moments: tuple[Tensor, Tensor] | None = None
-        self._shape_key: _CacheKey | None = None  # κ, Ñ/τ and r_t
+        self._shape_key: _CacheKey | None = None  # of the shape of the noise
         self._factors: list[float] = []  # 1/√(Ñ/τ_t); empty if reading it would synchronise with a device
-        self._unit_std = self.flat  # u of the small parameters
+        self._unit_std_key: _CacheKey | None = None
+        self._unit_std = self._unit_precision = self.flat  # u and 1/u² of the small parameters
         self._unit_std_parts = self._flat_parts
         # Of the last sample:
         self._hyperparameters: Effective
-        self._noise_shape: Shape | None = None  # None: noise of the bound
+        self._noise_shape: Shape | None = None  # [params]; None: noise of the bound
+        self._small_shape: Shape  # the same for each element of the small parameters
         self._curvatures: list[Tensor] = []  # s, or s + δ̃ if every weight has its own prior
 
     def matches(self, params: Sequence[nn.Parameter]) -> bool:
@@ -198,54 +195,45 @@ class CohortNoise:
     # -- the shape of the noise ---------------------------------------------------------------------------------------
 
     def _update_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> None:
-        """Recompute the cached u, Ñ/τ_t and γ_t if the curvature, the sizes or the hyperparameters have changed."""
-        curvatures, has_weight_prior = [state["curvature"] for state in states], "prior_precision" in states[0]
-        hyper = without_prior(effective(group)) if has_weight_prior else effective(group)
-        is_shaped = hyper.relative_noise is not None
-        shaped_numbers = (hyper.stated_damping, hyper.noise_flatness)
-        numbers = shaped_numbers if is_shaped else tuple(hyper.precision_arguments.values())
+        """Recompute the cached shape and u if the curvature or the hyperparameters have changed."""
+        hyper, has_weight_prior = effective(group), "prior_precision" in states[0]
+        self._hyperparameters = without_prior(hyper) if has_weight_prior else hyper
+        self._noise_shape = self._current_shape(states, group)
+        curvatures = [state["curvature"] for state in states]
+        numbers = () if self._noise_shape is not None else tuple(self._hyperparameters.precision_arguments.values())
         scale = hyper.scale if has_weight_prior else 0.0  # δ̃ of each weight depends on it
-        key = _CacheKey((is_shaped, *numbers, scale, *map(version_of, curvatures)), curvatures)
-        self._hyperparameters = hyper
-        if self._moments_key is None or not self._moments_key.is_same(key):
-            self._moments_key, self._shape_key = key, None
+        shape = [self._noise_shape.damping] if self._noise_shape is not None else []
+        key = _CacheKey((*numbers, scale, *map(version_of, curvatures)), [*curvatures, *shape])
+        if self._unit_std_key is None or not self._unit_std_key.is_same(key):
+            self._unit_std_key = key
             self._curvatures = noise_terms(group, states)[1]
-            self._update_unit_std(is_shaped)
-        self._noise_shape = self._current_shape(states) if is_shaped else None
+            self._update_unit_std()
 
-    def _update_unit_std(self, is_shaped: bool) -> None:
-        small = torch.cat([self.flat[:0], *(self._curvatures[i].reshape(-1) for i in self._small)])
-        if is_shaped:
-            self._moments = self._noise_moments(small)
-        else:
-            self._set_unit_std(precision(small, **self._hyperparameters.precision_arguments).rsqrt_())
-
-    def _current_shape(self, states: Sequence[State]) -> Shape:
-        assert self._moments is not None
-        assert self._hyperparameters.relative_noise is not None
-        relative_noise, sizes = self._hyperparameters.relative_noise, sizes_of(states, self._params)
-        key = _CacheKey((relative_noise, self._hyperparameters.scale), sizes)
-        if self._shape_key is not None and self._noise_shape is not None and self._shape_key.is_same(key):
-            return self._noise_shape
-        inverse_means, damping = self._moments
-        scale = noise_scale(inverse_means, torch.stack(sizes), relative_noise, self._hyperparameters.scale)
+    def _current_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> Shape | None:
+        relative_noise = self._hyperparameters.relative_noise
+        if relative_noise is None:
+            return None
+        key = None  # before the optimizer has stored the shape, it is that of the current curvature
+        if has_shape(group, states):
+            stored = [state[name] for state in states for name in ("size", "noise_moments")]
+            key = _CacheKey((relative_noise, self._hyperparameters.scale), stored)
+            if self._noise_shape is not None and self._shape_key is not None and self._shape_key.is_same(key):
+                return self._noise_shape
         self._shape_key = key
-        self._factors = [number**-0.5 for number in scale.tolist()] if scale.is_cpu else []
-        return Shape(scale, damping)
+        shape = shape_of(group, states, self._params)
+        assert shape is not None
+        self._factors = [number**-0.5 for number in shape.scale.tolist()] if shape.scale.is_cpu else []
+        self._small_shape = Shape(*map(self._repeat, shape))
+        return shape
 
-    def _noise_moments(self, small: Tensor) -> tuple[Tensor, Tensor]:
-        """`posteriors.noise_moments` of the cohort; also sets u of the small parameters."""
-        positive = small.clamp_min(0)
-        sums = self._in_order([_sum_of_blocks(self._curvatures[i], 0.0) for i in self._large], self._sums(positive))
-        damping = noise_damping(
-            torch.stack(sums) / self._numels, self._hyperparameters.stated_damping, self._hyperparameters.noise_flatness
-        )
-        inverse = positive.add_(self._repeat(damping)).reciprocal_()
-        self._set_unit_std(inverse.sqrt())
-        sums = self._in_order(
-            [_sum_of_blocks(self._curvatures[i], damping[i]) for i in self._large], self._sums(inverse)
-        )
-        return torch.stack(sums) / self._numels, damping
+    def _update_unit_std(self) -> None:
+        small = torch.cat([self.flat[:0], *(self._curvatures[i].reshape(-1) for i in self._small)])
+        if self._noise_shape is not None:
+            unscaled = small.clamp_min_(0).add_(self._small_shape.damping)
+        else:
+            unscaled = precision(small, **self._hyperparameters.precision_arguments)
+        self._unit_precision, self._unit_std = unscaled, unscaled.rsqrt()
+        self._unit_std_parts = self._split(self._unit_std)
 
     def _precision(self, i: int, curvature: Tensor, *, without_scale: bool = False) -> Tensor:
         """1/Σ of a block of parameter i, or τ_t/(Ñ Σ) without the scale."""
@@ -262,7 +250,7 @@ class CohortNoise:
         if not epsilon.is_cpu:
             std = self._unit_std
             if self._noise_shape is not None:
-                std = std * self._repeat(self._noise_shape.scale.rsqrt())
+                std = std * self._small_shape.scale.rsqrt()
             torch.addcmul(torch.cat([mean.view(-1) for mean in means]), epsilon, std, value=sign, out=self.flat)
             return
         factors = [float(sign) if self._noise_shape is None else sign * self._factors[i] for i in self._small]
@@ -283,17 +271,14 @@ class CohortNoise:
     def _small_scores(self, small: Sequence[int], means: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         owners = [self.owners[i] for i in small]
         scores = torch._foreach_sub([self._views[i] for i in small], [means[owner] for owner in owners])
-        precisions = self._unit_std.square().reciprocal_()  # 1/Σ = scale/u²
+        precisions = self._unit_precision
         if self._noise_shape is not None:
-            precisions.mul_(self._repeat(self._noise_shape.scale))
+            precisions = precisions * self._small_shape.scale
         views = self._shaped_like(precisions)
         torch._foreach_mul_(scores, [views[i] for i in small])
         return dict(zip(owners, scores, strict=True))
 
     # -- the flat buffer ----------------------------------------------------------------------------------------------
-
-    def _set_unit_std(self, unit: Tensor) -> None:
-        self._unit_std, self._unit_std_parts = unit, self._split(unit)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """The part of each small parameter."""
@@ -307,19 +292,7 @@ class CohortNoise:
         """Repeat one value per parameter, ``[params]``, for each element of the small ones."""
         return values.index_select(0, self._param_index)  # several times as fast as values[self._param_index]
 
-    def _sums(self, flat: Tensor) -> list[Tensor]:
-        """The sum of each small parameter's part of a non-negative flat tensor."""
-        return list(torch._foreach_norm(self._split(flat), 1)) if self._small else []
-
     def _in_order(self, large: Sequence[Tensor], small: Sequence[Tensor]) -> list[Tensor]:
         """Values of the large and of the small parameters, merged into the order of all."""
         by_index = {**dict(zip(self._large, large, strict=True)), **dict(zip(self._small, small, strict=True))}
         return [by_index[i] for i in range(len(self._params))]
-
-
-def _sum_of_blocks(curvature: Tensor, damping: Tensor | float) -> Tensor:
-    """Σ max(s, 0), or Σ 1/(max(s, 0) + γ) with a damping γ."""
-    parts = (block.join([curvature]).clamp_min(0) for block in blocks([curvature]))
-    if isinstance(damping, Tensor):
-        parts = (part.add_(damping).reciprocal_() for part in parts)
-    return torch.stack([part.sum() for part in parts]).sum()

@@ -16,12 +16,13 @@ from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.live import effective_parameters_of
+from lightning_bayes.optim.readout.shape import store_shape
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
 from lightning_bayes.optim.runtime.shards import local_parts
-from lightning_bayes.posteriors import initial_curvature, tensor_sizes
+from lightning_bayes.posteriors import initial_curvature
 
 if TYPE_CHECKING:
     from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
@@ -209,16 +210,11 @@ class DiagonalFamily(PosteriorFamily):
             for params in self.cohorts(group):
                 self._update_cohort(params, group, measurement)
 
-    def store_sizes(self) -> None:
-        """Store the tensor sizes r_t; see `PosteriorFamily`."""
+    def store_shapes(self) -> None:
+        """Store the shape of the noise of every cohort; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
-            if not group["relative_noise"]:
-                continue
-            for params in self.cohorts(group):
-                states = [self._optimizer.state[param] for param in params]
-                sizes = tensor_sizes(params, [state["scale"] for state in states])
-                for state, size in zip(states, sizes.unbind(), strict=True):
-                    state["size"] = size
+            for params in self._noisy_cohorts(group) if group["relative_noise"] else ():
+                store_shape(group, [self._optimizer.state[param] for param in params], params)
 
     def _update_cohort(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> None:
         states = [self._optimizer.state[param] for param in params]

@@ -32,7 +32,7 @@ from lightning_bayes.optim.readout.live import posterior_of_model
 from lightning_bayes.optim.readout.state import WeightPosterior
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import require_interval
+from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL, require_interval
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
     deterministic_params,
@@ -259,10 +259,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self.family.update(measurement)
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
-        if measurement.has_curvature:
-            self.family.store_sizes()
         for group, schedules in zip(self.param_groups, self._schedules, strict=True):
             self._count_update(group, schedules)
+        if self.num_updates % SHAPE_INTERVAL == 0:
+            self.family.store_shapes()
         if self._check_batch_size is not None:
             self._check_batch_size(measurement, self.param_groups[0])
 

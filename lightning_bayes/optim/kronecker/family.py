@@ -32,6 +32,7 @@ from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.kronecker.moves import Move
 from lightning_bayes.optim.kronecker.noise import KroneckerNoise
+from lightning_bayes.optim.readout.shape import store_sizes
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
@@ -149,9 +150,12 @@ class KroneckerFamily(PosteriorFamily):
         else:
             self._apply_base_step(layers, measurement)
 
-    def store_sizes(self) -> None:
-        """Store the sizes of the tensors without factors. Matrices use their current size; see `PosteriorFamily`."""
-        self._diagonal.store_sizes()
+    def store_shapes(self) -> None:
+        """Store the shape of the independent weights' noise and the size of every matrix; see `PosteriorFamily`."""
+        self._diagonal.store_shapes()
+        for layer in self.layers.with_factors():
+            if layer.group["relative_noise"]:
+                store_sizes([self._optimizer.state[layer.weight]], [layer.weight])
 
     def _cohorts(self) -> Iterator[tuple[list[nn.Parameter], dict[str, Any]]]:
         """Cohorts of the parameters without factors, with their groups."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.weight_prior import noise_terms, prior_of
-from lightning_bayes.posteriors import Shape, noise_damping, noise_scale, noise_shape, tensor_sizes
+from lightning_bayes.optim.weight_prior import noise_terms, prior_of, without_prior
+from lightning_bayes.posteriors import Shape, noise_damping, noise_moments, noise_scale, tensor_sizes
 
 _MIN_DAMPING = 1e-8  # γ_t of a matrix without any curvature: large enough for π-damping to make it flat
 
@@ -27,24 +27,60 @@ def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], mean
     Returns:
         Ñ/τ_t and γ_t of each parameter, γ_t without the δ̃ of per-weight priors; None for the noise of the bound.
     """
-    hyperparameters, curvatures = noise_terms(group, states)
+    hyperparameters = effective(group)
     if hyperparameters.relative_noise is None:
         return None
-    return noise_shape(
-        curvatures,
-        torch.stack(sizes_of(states, means)),
-        hyperparameters.relative_noise,
-        hyperparameters.scale,
-        hyperparameters.stated_damping,
-        hyperparameters.noise_flatness,
-    )
+    if has_shape(group, states):
+        inverse_means, dampings = torch.stack([state["noise_moments"] for state in states]).unbind(1)
+    else:
+        inverse_means, dampings = _computed_moments(group, states)
+    sizes = _sizes_of(states, means)
+    return Shape(noise_scale(inverse_means, sizes, hyperparameters.relative_noise, hyperparameters.scale), dampings)
 
 
-def sizes_of(states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]) -> list[Tensor]:
-    """Sizes r_t of parameters with a diagonal posterior: at the last measurement, or of `means` before the first."""
+def store_sizes(states: Sequence[dict[str, Any]], means: Sequence[Tensor]) -> None:
+    """Store r_t of each parameter in its state, as `size`."""
+    sizes = tensor_sizes(means, [state["scale"] for state in states])
+    for state, size in zip(states, sizes.unbind(), strict=True):
+        state["size"] = size
+
+
+def store_shape(group: Mapping[str, Any], states: Sequence[dict[str, Any]], means: Sequence[Tensor]) -> None:
+    """Store r_t, mean_j [1 / (s_j + γ_t)] and γ_t of each parameter in its state; arguments as in `shape_of`.
+
+    Together with κ and Ñ/τ they determine the shape of the noise, which changes much more slowly than the curvature of
+    methods that measure it in every update.
+    """
+    store_sizes(states, means)
+    for state, inverse_mean, damping in zip(states, *_computed_moments(group, states), strict=True):
+        state["noise_moments"] = torch.stack([inverse_mean, damping])
+        state["noise_arguments"] = _moment_arguments(group, states)
+
+
+def has_shape(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the states store a shape, computed with the group's current hyperparameters; arguments as in `shape_of`."""
+    arguments = _moment_arguments(group, states)
+    return all(state.get("noise_arguments") == arguments for state in states)
+
+
+def _moment_arguments(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """The hyperparameters that the moments of the noise depend on: p, ε and, with per-weight priors, Ñ/τ."""
+    hyperparameters = effective(group)
+    if "prior_precision" in states[0]:
+        return without_prior(hyperparameters).stated_damping, hyperparameters.noise_flatness, hyperparameters.scale
+    return hyperparameters.stated_damping, hyperparameters.noise_flatness
+
+
+def _computed_moments(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
+    hyperparameters, curvatures = noise_terms(group, states)
+    return noise_moments(curvatures, hyperparameters.stated_damping, hyperparameters.noise_flatness)
+
+
+def _sizes_of(states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]) -> Tensor:
+    """r_t, ``[params]``: as stored last, or of `means` before that."""
     if all("size" in state for state in states):
-        return [state["size"] for state in states]
-    return list(tensor_sizes(means, [state["scale"] for state in states]).unbind())
+        return torch.stack([state["size"] for state in states])
+    return tensor_sizes(means, [state["scale"] for state in states])
 
 
 def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | float:
@@ -109,8 +145,8 @@ def layer_scale(
     """
     if hyperparameters.relative_noise is None:
         return hyperparameters.scale
-    sizes = tensor_sizes([weight], [state["scale"]])
-    return noise_scale(variance, sizes, hyperparameters.relative_noise, hyperparameters.scale)[0]
+    size = _sizes_of([state], [weight])[0]
+    return noise_scale(variance, size, hyperparameters.relative_noise, hyperparameters.scale)
 
 
 def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Shape:

@@ -22,7 +22,7 @@ class PosteriorFamily(ABC):
     """A family of posteriors over the weights of one optimizer.
 
     Every pass draws a `sample`. A pass that measures curvature also opens a `capture`, and its estimator may read `scores`.
-    `update` follows the last pass of an update; once all steps have finished, `store_sizes` follows if it has measured.
+    `update` follows the last pass of an update. Every tenth update then calls `store_shapes`, once all steps have finished.
 
     Class attributes:
         counters: Numbers that it keeps in the state of every parameter, with their initial values.
@@ -79,8 +79,8 @@ class PosteriorFamily(ABC):
         """Update the state from a measurement, and pass every cohort to the step of its group."""
 
     @abstractmethod
-    def store_sizes(self) -> None:
-        """Store the sizes of the moved tensors, on which the noise depends until the next measurement."""
+    def store_shapes(self) -> None:
+        """Store the numbers that determine the shape of the noise; see `optim.runtime.measuring`."""
 
     @abstractmethod
     def start_curvature(self) -> None:

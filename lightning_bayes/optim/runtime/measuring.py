@@ -8,6 +8,9 @@ of them and the last is update t, the running average weights the old curvature 
 
 and ĥ by one minus that. T = 1 measures at every update. The schedule depends on the update index alone, so a resumed run,
 the micro-batches of an update and all processes agree on it without communication.
+
+The numbers of each tensor that scale its noise (`optim.readout.shape.store_shape`) change slowly too. Every tenth update
+stores them, whether or not it measures. Before they are first stored, they are those of the current curvature.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 from lightning_bayes.errors import HyperparameterError
 
 FIRST_UPDATES = 10  # updates that always measure: early in training the curvature changes fast
+SHAPE_INTERVAL = 10  # updates until the shape of the noise is stored again
 
 
 def elapsed_updates(param_update: int, update: int, interval: int) -> int:

@@ -161,8 +161,26 @@ def test_the_shape_follows_a_curvature_that_changes(generator):
         opt.state[model[2].weight]["curvature"] = opt.state[model[2].weight]["curvature"].flip(0)
 
 
-def test_sizes_are_those_after_the_last_measurement(generator):
-    """The updates 1 to 10, 20, 30, … measure."""
+@pytest.mark.parametrize("done", [7, 10, 23])
+def test_the_scale_of_the_noise_is_that_of_every_tenth_update(done, generator):
+    """IVON's s changes in every update; size, γ and mean 1/(s + γ) are those of the last tenth update, if there was one."""
+    model, batch = network(), data(generator)
+    weight = model[0].weight
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = IVON(model, base=base, num_data=50, relative_noise=0.3, noise_flatness=0.1, betas=(0.9, 0.9))
+    opt.param_groups[0]["prior_on_mean"] = False
+    stored = done // 10 * 10 or done
+    updates(opt, model, batch, stored)
+    s = opt.state[weight]["curvature"].clamp_min(0)
+    size = weight.detach().square().mean().sqrt().clamp_min(opt.state[weight]["scale"])
+    damping = 0.1 * s.mean()
+    scale = 50 + (1 / (s + damping)).mean() / (0.3 * size) ** 2
+    updates(opt, model, batch, done - stored)
+    expected = scale * (opt.state[weight]["curvature"].clamp_min(0) + damping)
+    torch.testing.assert_close(opt.posterior().precision["0.weight"], expected)
+
+
+def test_sizes_are_those_after_every_tenth_update(generator):
     model = network()
     weight, opt, batch = model[0].weight, optimizer(model, lr=0.1, curvature_interval=10), data(generator)
     for count in (10, 7):
