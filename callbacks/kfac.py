@@ -13,9 +13,9 @@ from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields, KroneckerFields
 from lightning_bayes.optim import KFAC, MeanFieldOptimizer, NoisyKFAC, PriorAt
-from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters, KroneckerSettings
+from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
-from lightning_bayes.optim.kronecker.noisy_kfac import check_prior_at
+from lightning_bayes.optim.kronecker.kfac import check_prior_at
 
 _DAMPING = 1e-3  # γ
 _KFAC_ONLY = KroneckerFields.__optional_keys__ - CallbackFields.__optional_keys__
@@ -85,14 +85,13 @@ class NoisyKFACCallback(VariationalCallback):
 def _split(fields: KroneckerFields) -> tuple[CallbackFields, dict[str, Any]]:
     """The shared arguments, and the arguments that only K-FAC has, with defaults filled in."""
     shared = {name: value for name, value in fields.items() if name not in _KFAC_ONLY}
-    given: dict[str, Any] = {name: value for name, value in fields.items() if name in _KFAC_ONLY}
-    settings = KroneckerSettings(**given)
-    settings.check(fields.get("engine", "fused"))
-    return cast(CallbackFields, shared), {name: value for name, value in vars(settings).items() if name in _KFAC_ONLY}
+    values = {**KroneckerHyperparameters.defaults(), **fields}
+    own = {name: values[name] for name in _KFAC_ONLY}
+    KroneckerHyperparameters.check({**own, "engine": values["engine"]})
+    return cast(CallbackFields, shared), own
 
 
 def _set_own(callback: VariationalCallback, kfac_only: dict[str, Any]) -> None:
-    KroneckerHyperparameters.check(kfac_only)
     callback.set_own(kl_clip=kfac_only["kl_clip"])
     callback.optimizer_kwargs |= {name: value for name, value in kfac_only.items() if name != "kl_clip"}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct
-from lightning_bayes.optim.kronecker import kfac, noisy_kfac
+from lightning_bayes.optim.kronecker import equations
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
 
 
@@ -21,15 +21,17 @@ class Layer(NamedTuple):
 
 
 def start(mean, curvature, *, prior, damping=0.0, noise_damping=0.0, name=""):
-    inverse = kfac.damped_inverse(curvature, prior=prior, damping=damping, name=name)
-    root = noisy_kfac.noise_root(curvature, prior=prior, damping=noise_damping, name=name)
+    inverse = equations.damped_inverse(curvature, prior=prior, damping=damping, name=name)
+    root = equations.noise_root(curvature, prior=prior, damping=noise_damping, name=name)
     return Layer(mean, torch.zeros_like(mean), curvature, inverse, root)
 
 
 def take_step(layers, grads, *, lr, beta=0.0, prior=0.0, step=1, kl_clip=None):
     """W ← W - α v of all layers, α from their common Fisher norm."""
     found = [
-        kfac.update(kfac.KFACState(layer.mean, layer.momentum, layer.inverse), grad, beta=beta, prior=prior, step=step)
+        equations.update(
+            equations.KFACState(layer.mean, layer.momentum, layer.inverse), grad, beta=beta, prior=prior, step=step
+        )
         for layer, grad in zip(layers, grads, strict=True)
     ]
     if kl_clip is not None:

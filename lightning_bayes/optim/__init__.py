@@ -18,8 +18,7 @@ from lightning_bayes.optim.diagonal.von import VON, Positivity, ReparameterisedV
 from lightning_bayes.optim.diagonal.vprop import Vprop, Vprop0
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.hyperparameters import PriorMean
-from lightning_bayes.optim.kronecker.kfac import KFAC
-from lightning_bayes.optim.kronecker.noisy_kfac import NoisyKFAC, PriorAt
+from lightning_bayes.optim.kronecker.kfac import KFAC, NoisyKFAC, PriorAt
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.schedules import (

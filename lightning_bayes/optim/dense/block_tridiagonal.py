@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
 from lightning_bayes.optim.diagonal.state import average, debiased
-from lightning_bayes.optim.kronecker.kfac import average_factors
+from lightning_bayes.optim.kronecker.equations import average_factors
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
 
 

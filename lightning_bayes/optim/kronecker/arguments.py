@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from torch import nn
 
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.measurement import KroneckerQuantity
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
-from lightning_bayes.optim.kronecker.factor_source import UnsupportedLayers, check_factors
-from lightning_bayes.optim.kronecker.intervals import check_intervals
+from lightning_bayes.optim.kronecker.factor_source import UnsupportedLayers
 from lightning_bayes.optim.schedules import Schedule
-from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, setting
+from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, choice, setting
 from lightning_bayes.optim.weight_prior import refuse_weight_prior
 
 DEFAULT_MAX_SIDE = 4096  # a factor of this size takes 64 MiB in float32
-
-
-@dataclass(frozen=True, kw_only=True)
-class KroneckerHyperparameters(Hyperparameters):
-    """Adds the bound on the step's Fisher norm and the maximum side of a factor."""
-
-    kl_clip: float | None = setting(POSITIVE, upper_limit=1e12, schedulable=True, optional=True)
-    max_side: int = setting(POSITIVE_COUNT, default=DEFAULT_MAX_SIDE, in_group=False)
 
 
 class KroneckerArguments(MeanFieldArguments, total=False):
@@ -61,53 +53,51 @@ class KroneckerArguments(MeanFieldArguments, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KroneckerSettings:
-    """The values of the arguments that only K-FAC has; `KroneckerArguments` describes them."""
+class KroneckerHyperparameters(Hyperparameters):
+    """The hyperparameters that K-FAC adds; `KroneckerArguments` describes them."""
 
-    stats_interval: int = 10
-    inverse_interval: int = 100
-    max_side: int = DEFAULT_MAX_SIDE
-    limit_mib: float = 4096.0
-    fisher: FisherName | None = None
-    likelihood: Likelihood | None = None
-    kl_clip: float | Schedule | None = None
-    factors: KroneckerQuantity = "kfac"
-    unsupported_layers: UnsupportedLayers = "refuse"
+    kl_clip: float | None = setting(POSITIVE, default=None, upper_limit=1e12, schedulable=True, optional=True)
+    max_side: int = setting(POSITIVE_COUNT, default=DEFAULT_MAX_SIDE, in_group=False)
+    stats_interval: int = setting(POSITIVE_COUNT, default=10, in_group=False)
+    inverse_interval: int = setting(POSITIVE_COUNT, default=100, in_group=False)
+    limit_mib: float = setting(default=4096.0, in_group=False)
+    fisher: FisherName | None = setting(default=None, in_group=False)
+    likelihood: Likelihood | None = setting(default=None, in_group=False)
+    factors: KroneckerQuantity = setting(choice(*get_args(KroneckerQuantity)), default="kfac", in_group=False)
+    unsupported_layers: UnsupportedLayers = setting(
+        choice(*get_args(UnsupportedLayers)), default="refuse", in_group=False
+    )
 
-    @property
-    def hyperparameters(self) -> dict[str, Any]:
-        """The values that `KroneckerHyperparameters` checks."""
-        return {"kl_clip": self.kl_clip, "max_side": self.max_side}
-
-    def check(self, engine: str) -> None:
-        """Raise `HyperparameterError` if an argument is out of range, or `engine` does not measure the factors."""
-        check_intervals(self.stats_interval, self.inverse_interval)
-        check_fisher(self.fisher)
-        check_factors(engine, self.factors, self.unsupported_layers)
-
-
-class SplitArguments(NamedTuple):
-    """Constructor arguments of K-FAC, by consumer."""
-
-    kronecker: KroneckerSettings
-    shared: MeanFieldArguments  # of `MeanFieldOptimizer`
+    @classmethod
+    def check(cls, values: Mapping[str, Any], *, complete: bool = False) -> None:
+        """Also check that the two intervals, and the engine and its factors, match; see `Record.check`."""
+        super().check(values, complete=complete)
+        settings = cls.of(values)
+        check_fisher(settings.fisher)
+        if settings.inverse_interval < settings.stats_interval:
+            raise HyperparameterError(
+                f"inverse_interval={settings.inverse_interval} is below stats_interval={settings.stats_interval}: it would "
+                f"invert factors that have not changed. Use inverse_interval={settings.stats_interval} or more."
+            )
+        if settings.engine == "fused" and settings.factors != "kfac":
+            raise HyperparameterError(f"engine='fused' does not measure {settings.factors!r}; pass engine='backpack'.")
 
 
-def split_arguments(optimizer: str, model: nn.Module, arguments: Mapping[str, Any]) -> SplitArguments:
-    """Split the arguments of K-FAC and check the ones that only K-FAC has.
+def settings_for(optimizer: str, model: nn.Module, arguments: Mapping[str, Any]) -> KroneckerHyperparameters:
+    """The settings of K-FAC.
 
     Args:
         optimizer: Name of the optimizer, for messages.
         model: The model to train.
-        arguments: Keyword arguments as in `KroneckerArguments`.
+        arguments: Keyword arguments as in `KroneckerArguments`; the optimizer checks their ranges.
 
     Returns:
-        The arguments, with the defaults of K-FAC's own.
+        The settings.
+
+    Raises:
+        HyperparameterError: If the labels cannot be sampled, or the prior does not allow Kronecker factors.
     """
-    names = {field.name for field in fields(KroneckerSettings)}
-    own = KroneckerSettings(**{name: value for name, value in arguments.items() if name in names})
-    shared = {name: value for name, value in arguments.items() if name not in names}
-    own.check(shared.get("engine", "fused"))
-    refuse_weight_prior(optimizer, shared.get("prior"))
-    label_source(own.fisher, own.likelihood, model)
-    return SplitArguments(own, cast(MeanFieldArguments, shared))
+    settings = KroneckerHyperparameters.of(arguments)
+    refuse_weight_prior(optimizer, settings.prior)
+    label_source(settings.fisher, settings.likelihood, model)
+    return settings

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.errors import BayesError
-from lightning_bayes.optim.kronecker import layer_state
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 
 
@@ -55,38 +54,37 @@ def assign(costs: Sequence[float], count: int) -> list[int]:
 
 
 def invert_all(
-    kinds_of: Mapping[MatrixLayer, Sequence[str]],
-    states: Mapping[Any, dict[str, Any]],
-    invert: Callable[[MatrixLayer], None],
+    layers: Mapping[MatrixLayer, Mapping[str, Tensor]],
+    invert: Callable[[MatrixLayer], dict[str, Tensor]],
     workers: WorkerGroup | None,
-) -> None:
+) -> dict[MatrixLayer, dict[str, Tensor]]:
     """Invert layers, each on one process; an error in any layer is raised on all processes.
 
     Args:
-        kinds_of: The layers, in the same order on all processes, with the products that each inversion writes into the state
-            of the layer's weight: ``"inverse"``, ``"root"``.
-        states: Optimizer states by parameter.
-        invert: Inverts one layer.
+        layers: The layers, in the same order on all processes, with a tensor like each result.
+        invert: Inverts one layer; returns the results by name.
         workers: The processes; None inverts all layers in this process.
+
+    Returns:
+        The results of all layers.
     """
-    if workers is None or len(kinds_of) < 2:  # inverting a single layer is faster than communicating the result
-        for layer in kinds_of:
-            invert(layer)
-        return
-    owners = assign([layer.inversion_cost for layer in kinds_of], workers.size)
-    for (layer, kinds), owner in zip(kinds_of.items(), owners, strict=True):
-        state = states[layer.weight]
+    if workers is None or len(layers) < 2:  # inverting a single layer is faster than communicating the result
+        return {layer: invert(layer) for layer in layers}
+    results = {}
+    owners = assign([layer.inversion_cost for layer in layers], workers.size)
+    for (layer, like), owner in zip(layers.items(), owners, strict=True):
         if owner != workers.rank:
-            layer_state.fill(state, kinds, 0.0)
+            result = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
         else:
             try:
-                invert(layer)
+                result = invert(layer)
             except BayesError:  # the other processes wait, so this one must not raise before the sum
-                layer_state.fill(state, kinds, math.nan)
-        layer_state.make_contiguous(state, kinds)
-    results = [layer_state.sides(states[layer.weight], kinds) for layer, kinds in kinds_of.items()]
-    workers.add_([side for sides in results for side in sides])
-    finite = torch.stack([torch.stack([side.sum() for side in sides]).sum() for sides in results]).isfinite()
-    for layer, is_finite in zip(kinds_of, finite.tolist(), strict=True):
+                result = {name: torch.full_like(tensor, math.nan) for name, tensor in like.items()}
+        # The memory layout affects rounding in matrix products.
+        results[layer] = {name: tensor.contiguous() for name, tensor in result.items()}
+    workers.add_([tensor for result in results.values() for tensor in result.values()])
+    sums = [torch.stack([tensor.sum() for tensor in result.values()]).sum() for result in results.values()]
+    for layer, is_finite in zip(layers, torch.stack(sums).isfinite().tolist(), strict=True):
         if not is_finite:
             invert(layer)  # raises the layer's error
+    return results

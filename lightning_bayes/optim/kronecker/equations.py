@@ -1,21 +1,131 @@
-"""The equations of a K-FAC method: pure functions from the paper's file, which `kronecker.family` applies to each layer."""
+"""K-FAC and Noisy K-FAC as pure functions of one layer.
+
+K-FAC, Martens & Grosse 2015, https://arxiv.org/abs/1503.05671. For a layer with matrix W (the bias is its last column), mean
+gradient ĝ, curvature S ⊗ A and prior precision per example δ̃ = τδ/Ñ:
+
+    every T_stats    S ← β₂ S + (1-β₂) Ŝ        A ← β₂ A + (1-β₂) Â        averaged separately
+    every T_inv      S⁻ = (S + √(δ̃+γ)/π I)⁻¹    A⁻ = (A + π√(δ̃+γ) I)⁻¹     π-split of intrinsic and extrinsic damping
+    every step       m ← β₁ m + (1-β₁)(ĝ + δ̃ W)
+                     v = S⁻ m̂ A⁻                 m̂ = m / (1-β₁ᵗ)
+                     W ← W - α v                 α = min(lr, √(c / Σ_layers vᵀ m̂)), see `optim.kronecker.kl_clip`
+
+The averages start from the first measurement instead of zero or the identity, so they need no bias correction. Matrices may
+have leading dimensions for the groups of a convolution.
+
+Noisy K-FAC, Zhang et al. 2018, Algorithm 2, https://arxiv.org/abs/1712.02390, computes the gradient at a sample:
+
+    W = M + √(τ/Ñ) R_S E R_Aᵀ        E standard normal, R_S R_Sᵀ = (S + √γ'/π I)⁻¹, R_A R_Aᵀ = (A + π√γ' I)⁻¹
+
+so that Cov(vec W) = (τ/Ñ) (S + √γ'/π I)⁻¹ ⊗ (A + π√γ' I)⁻¹. Everything else is K-FAC for the mean M. The noise always
+includes the intrinsic damping δ̃, the prior. The extrinsic damping γ is excluded in the paper (γ' = δ̃) and included in Osawa
+et al. 2019 (γ' = δ̃ + γ). The roots R are cached with the inverses, so a pass samples from factors that are at most T_inv
+updates old and never include its own measurement.
+
+The gradient of the prior is δ̃ M by default. The paper uses δ̃ W (``prior_at="sample"``), which has the same expectation and
+more variance.
+
+With ``relative_noise`` κ, the noise has the shape of the curvature and a size of κ r_l; `posteriors.shaped_noise` defines p:
+
+    γ' = ε mean(diag S ⊗ A) + p        Ñ/τ_l = Ñ/τ + mean(diag (R_S R_Sᵀ ⊗ R_A R_Aᵀ)) / (κ r_l)²
+
+so that W = M + R_S E R_Aᵀ / √(Ñ/τ_l) has the mean variance κ² r_l², unless the data require less.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.linalg import KroneckerProduct, pi_damped
+from lightning_bayes.optim.diagonal.state import average, debiased
 
 
-class LayerEquations(NamedTuple):
-    """Pure functions of one layer; see `kronecker.kfac` and `kronecker.noisy_kfac`."""
+class KFACState(NamedTuple):
+    """The state of a layer that its step needs."""
 
-    state: Callable[[Tensor, Tensor, KroneckerProduct], Any]  # mean, momentum, inverse
-    update: Callable[..., Any]  # the step up to its length
-    average_factors: Callable[..., KroneckerProduct]
-    inverse: Callable[..., KroneckerProduct]  # of the damped factors, for the step
-    root: Callable[..., KroneckerProduct] | None = None  # for the noise
-    sample: Callable[..., Tensor] | None = None
+    mean: Tensor  # W, [..., out, K], relative to the prior's mean
+    momentum: Tensor  # m, [..., out, K]
+    inverse: KroneckerProduct  # S⁻ [..., out, out] ⊗ A⁻ [..., K, K], as of the last inversion
+
+
+class LayerStep(NamedTuple):
+    """The update of a layer up to its length α, which all layers share."""
+
+    momentum: Tensor  # m
+    corrected: Tensor  # m̂; vᵀ F v = vᵀ m̂
+    direction: Tensor  # v
+
+
+def average_factors(curvature: KroneckerProduct, measured: KroneckerProduct, *, beta: float) -> KroneckerProduct:
+    """Update the running averages of the two factors.
+
+    Args:
+        curvature: S ⊗ A of the mean negative log-likelihood, without the prior.
+        measured: Ŝ ⊗ Â.
+        beta: β₂, weight of the old factors.
+
+    Returns:
+        The new S ⊗ A.
+    """
+    return KroneckerProduct(*(average(old, new, beta) for old, new in zip(curvature, measured, strict=True)))
+
+
+def damped_inverse(
+    curvature: KroneckerProduct, *, prior: float, damping: float = 0.0, name: str = ""
+) -> KroneckerProduct:
+    """Invert the damped factors.
+
+    Args:
+        curvature: S ⊗ A.
+        prior: δ̃.
+        damping: γ.
+        name: Name of the layer for error messages.
+
+    Returns:
+        (S + √(δ̃+γ)/π I)⁻¹ ⊗ (A + π√(δ̃+γ) I)⁻¹.
+    """
+    return pi_damped(curvature, prior + damping).inverse(f"layer {name!r}" if name else "a layer")
+
+
+def noise_root(
+    curvature: KroneckerProduct, *, prior: float, damping: float | Tensor = 0.0, name: str = ""
+) -> KroneckerProduct:
+    """R_S ⊗ R_A; arguments as in `damped_inverse`, with γ = 0 if the noise excludes it."""
+    return pi_damped(curvature, prior + damping).inverse_root(f"layer {name!r}" if name else "a layer")
+
+
+def sample(
+    mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float | Tensor, kl_weight: float = 1.0
+) -> Tensor:
+    """Draw a layer's matrix.
+
+    Args:
+        mean: M, ``[..., out, K]``.
+        root: R_S ⊗ R_A from before the measurement of this update.
+        noise: E, standard normal, ``[..., out, K]``.
+        num_data: Ñ = ρN.
+        kl_weight: τ.
+
+    Returns:
+        W, ``[..., out, K]``.
+    """
+    return mean + (kl_weight / num_data) ** 0.5 * root.upper_matvec(noise)
+
+
+def update(state: KFACState, grad: Tensor, *, beta: float = 0.0, prior: float = 0.0, step: int = 1) -> LayerStep:
+    """One K-FAC update of one layer, up to its length; pure.
+
+    Args:
+        state: State of the layer.
+        grad: ĝ, mean gradient of the negative log-likelihood, ``[..., out, K]``.
+        beta: β₁.
+        prior: δ̃.
+        step: Index of this update, from 1.
+
+    Returns:
+        m, m̂ and v = S⁻ m̂ A⁻.
+    """
+    momentum = average(state.momentum, grad + prior * state.mean, beta)
+    corrected = debiased(momentum, beta, step)
+    return LayerStep(momentum, corrected, state.inverse.matvec(corrected))

@@ -49,11 +49,9 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
 
 def factor_shapes(layer: MatrixLayer) -> dict[Hashable, Tensor]:
     """Return tensors with the shapes of a layer's factors by `FactorKey`; expanded zeros, which need no memory."""
-    groups, *sides = layer.shape
-    lead = () if groups == 1 else (groups,)
     zero = torch.zeros((), dtype=layer.weight.dtype, device=layer.weight.device)
-    shapes = [zero.expand(*lead, side, side) for side in sides]
-    return {FactorKey(layer.weight, side): shape for side, shape in zip(("output", "input"), shapes, strict=True)}
+    shapes = zip(("output", "input"), layer.factor_shapes, strict=True)
+    return {FactorKey(layer.weight, side): zero.expand(shape) for side, shape in shapes}
 
 
 def factors_of(layer: MatrixLayer, curvature: Mapping[Hashable, Tensor]) -> KroneckerProduct:

@@ -12,27 +12,16 @@ error that lists them, unless `unsupported_layers` selects a measurement:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from torch import nn
 
 from lightning_bayes.curvature.factors import has_factors
 from lightning_bayes.curvature.kronecker import KroneckerEngine
-from lightning_bayes.curvature.measurement import KroneckerQuantity
-from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
+from lightning_bayes.errors import UnsupportedLayerError, name_some
 from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition
 
 UnsupportedLayers: TypeAlias = Literal["refuse", "mean_field", "fused"]
-
-
-def check_factors(engine: str, factors: str, unsupported_layers: str) -> None:
-    """Raise `HyperparameterError` if an argument is unknown, or the engine does not measure the factors."""
-    arguments = {"factors": (factors, KroneckerQuantity), "unsupported_layers": (unsupported_layers, UnsupportedLayers)}
-    for name, (value, choices) in arguments.items():
-        if value not in get_args(choices):
-            raise HyperparameterError(f"{name}={value!r} must be {' or '.join(map(repr, get_args(choices)))}.")
-    if engine == "fused" and factors != "kfac":
-        raise HyperparameterError(f"engine='fused' does not measure {factors!r}; pass engine='backpack'.")
 
 
 def factor_test(engine: KroneckerEngine, unsupported_layers: UnsupportedLayers) -> Callable[[nn.Module], bool]:

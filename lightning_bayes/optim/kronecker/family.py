@@ -3,7 +3,7 @@
 Passes measure the factors every T_stats updates. Each layer's factors are inverted every T_inv updates, and the layers take
 turns (`optim.kronecker.intervals`).
 
-The matrices move by the step of the paper (`LayerEquations.update`), by the bounded step of `optim.steps.trust_region`, or
+The matrices move by the step of the paper (`equations.update`), by the bounded step of `optim.steps.trust_region`, or
 by the step of the user's optimizer (`optim.steps.base_optimizer`). With the latter, K-FAC only shapes the posterior.
 """
 
@@ -20,11 +20,10 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.kronecker import layer_state
-from lightning_bayes.optim.kronecker.arguments import KroneckerSettings
+from lightning_bayes.optim.kronecker import equations, layer_state
+from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.curvature import KroneckerCurvature
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
-from lightning_bayes.optim.kronecker.equations import LayerEquations
 from lightning_bayes.optim.kronecker.estimator import factor_shapes
 from lightning_bayes.optim.kronecker.intervals import is_due
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
@@ -36,6 +35,7 @@ from lightning_bayes.optim.readout.shape import store_sizes
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.steps import CohortUpdate
 from lightning_bayes.optim.weight_prior import prior_means
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class KroneckerFamily(PosteriorFamily):
 
     Args:
         optimizer: The optimizer.
-        equations: The equations of the method.
         settings: The arguments of K-FAC.
 
     Attributes:
@@ -60,14 +59,14 @@ class KroneckerFamily(PosteriorFamily):
 
     counters: ClassVar[Mapping[str, int]] = {"measurements": 0}
 
-    def __init__(self, optimizer: MeanFieldOptimizer, equations: LayerEquations, settings: KroneckerSettings) -> None:
-        self._optimizer, self._equations = optimizer, equations
+    def __init__(self, optimizer: MeanFieldOptimizer, settings: KroneckerHyperparameters) -> None:
+        self._optimizer = optimizer
         self.stats_interval, self.inverse_interval = settings.stats_interval, settings.inverse_interval
         self.workers: WorkerGroup | None = None
         self.layers = KroneckerLayers(optimizer, settings)
         self._diagonal = DiagonalFamily(optimizer, self.layers.params)
-        self._curvature = KroneckerCurvature(optimizer, equations)
-        self._noise = KroneckerNoise(optimizer, self._curvature, equations)
+        self._curvature = KroneckerCurvature(optimizer)
+        self._noise = KroneckerNoise(optimizer, self._curvature)
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
@@ -142,13 +141,23 @@ class KroneckerFamily(PosteriorFamily):
     def update(self, measurement: Measurement) -> None:
         """Update factors, inverses and squared gradients, and pass all parameters to their steps; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
-        states = [self._optimizer.state[param] for layer in layers for param in layer.params]
-        with layer_state.restored_on_error(states):
-            self._curvature.refresh(layers, measurement, self.inverse_interval, self.workers)
+        self._curvature.refresh(layers, measurement, self.inverse_interval, self.workers)
+        squares = [
+            self._diagonal_update(params, group, measurement)
+            for group in self._optimizer.param_groups
+            for params in self._diagonal.cohorts(group)
+        ]
+        updates: Sequence[CohortUpdate]
         if self._optimizer.base_step is None:
-            self._apply_own_step(layers, measurement)
-        else:
-            self._apply_base_step(layers, measurement)
+            moves = [move for layer in layers for move in self._layer_moves(layer)]
+            updates = self._clipped([*moves, *map(self._diagonal_move, squares)])
+        else:  # the measurement only shapes the posterior
+            updates = [
+                *(Move(layer.params, self._count_update(layer.params), layer.group) for layer in layers),
+                *squares,
+            ]
+        for update in updates:
+            self._optimizer.step_of(update.group).apply(update)
 
     def store_shapes(self) -> None:
         """Store the shape of the independent weights' noise and the size of every matrix; see `PosteriorFamily`."""
@@ -157,30 +166,6 @@ class KroneckerFamily(PosteriorFamily):
             if layer.group["relative_noise"]:
                 store_sizes([self._optimizer.state[layer.weight]], [layer.weight])
 
-    def _cohorts(self) -> Iterator[tuple[list[nn.Parameter], dict[str, Any]]]:
-        """Cohorts of the parameters without factors, with their groups."""
-        for group in self._optimizer.param_groups:
-            for params in self._diagonal.cohorts(group):
-                yield params, group
-
-    def _apply_own_step(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
-        """The algorithm's own step, natural or within a trust region."""
-        moves = [move for layer in layers for move in self._layer_moves(layer)]
-        moves += [self._diagonal_move(params, group, measurement) for params, group in self._cohorts()]
-        clip_factor = self._clip_factor(moves)
-        for move in moves:
-            move.clip_factor = clip_factor
-            self._optimizer.step_of(move.group).apply(move)
-
-    def _apply_base_step(self, layers: list[MatrixLayer], measurement: Measurement) -> None:
-        """The step of the user's optimizer. The measurement only shapes the posterior."""
-        cohorts = list(self._cohorts())
-        if measurement.has_curvature:
-            for params, group in cohorts:
-                self._average_squares(params, group, measurement)
-        for params, group in [*((list(layer.params), layer.group) for layer in layers), *cohorts]:
-            self._optimizer.step_of(group).apply(Move(params, self._count_update(params), group))
-
     def _count_update(self, params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
         """Count this update in the states of parameters, and return the states."""
         states = [self._optimizer.state[param] for param in params]
@@ -188,15 +173,20 @@ class KroneckerFamily(PosteriorFamily):
             state["step"] += 1
         return states
 
-    def _average_squares(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> None:
-        states = [self._optimizer.state[param] for param in params]
-        self._diagonal.start_cohort(params, group)
-        weight = self._curvature.weight_of_old(states[0], group)
-        torch._foreach_lerp_(
-            [state["curvature"] for state in states], [measurement.curvature[param] for param in params], 1 - weight
-        )
+    def _diagonal_update(
+        self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement
+    ) -> DiagonalUpdate:
+        """The update of a cohort without factors, whose β₂ is per measurement."""
+        measured = [self._optimizer.state[param]["curvature"] for param in params]  # averaging s with itself is exact
+        if measurement.has_curvature:
+            measured = self._diagonal.measured_curvature(params, group, measurement)
+        self._diagonal.start_cohort(params, group, measured)
+        states, measurements = self._count_update(params), int(measurement.has_curvature)
         for state in states:
-            state["measurements"] += 1
+            state["measurements"] += measurements
+        update = DiagonalUpdate(self._optimizer, params, group, measured, self._diagonal.scratch, elapsed=measurements)
+        update.measurements = states[0]["measurements"]
+        return update
 
     def _layer_moves(self, layer: MatrixLayer) -> list[Move]:
         """Update the momentum of a layer, and compute a move for each of its parameters."""
@@ -205,15 +195,15 @@ class KroneckerFamily(PosteriorFamily):
         if centres := prior_means(states):
             distance = distance - layer.matrix(centres)
         momentum = layer.matrix([state["momentum"] for state in states])
-        step = self._equations.update(
-            self._equations.state(distance, momentum, layer_state.product(states[0], "inverse")),
+        step = equations.update(
+            equations.KFACState(distance, momentum, layer_state.product(states[0], "inverse")),
             layer.matrix([param.grad for param in layer.params if param.grad is not None]),
             beta=layer.group["betas"][0],
             prior=effective(layer.group).prior,
             step=states[0]["step"],
         )
-        for state, momentum in zip(states, layer.tensors(step.momentum), strict=True):
-            state["momentum"] = momentum
+        for state, part in zip(states, layer.tensors(step.momentum), strict=True):
+            state["momentum"] = part
         directions, norms = layer.tensors(step.direction), layer.tensors(step.direction * step.corrected)
         return [
             Move([param], [state], group, [direction.neg()], norm.sum())
@@ -222,30 +212,25 @@ class KroneckerFamily(PosteriorFamily):
             )
         ]
 
-    def _diagonal_move(self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement) -> Move:
+    def _diagonal_move(self, update: DiagonalUpdate) -> Move:
         """Update curvature and momentum of a cohort without factors, and compute its move."""
-        curvatures = [self._optimizer.state[param]["curvature"] for param in params]
-        measured = curvatures  # averaging s with itself does not change it
-        if measurement.has_curvature:
-            measured = self._diagonal.measured_curvature(params, group, measurement)
-        self._diagonal.start_cohort(params, group, measured)
-        weight = self._curvature.weight_of_old(self._optimizer.state[params[0]], group)
-        states = self._count_update(params)
-        for state in states:
-            state["measurements"] += int(measurement.has_curvature)
-        update = DiagonalUpdate(self._optimizer, params, group, measured, self._diagonal.scratch)
-        steps = update.propose_(1.0, weight)
-        hyper = effective(group)
+        group, hyper = update.group, effective(update.group)
+        step, beta = self._optimizer.step_of(group), group["betas"][1]
+        steps = update.propose_(1.0, step.weight_of_old(beta, update.measurements, update.elapsed))
         norms = [
-            (step.square() * (s + hyper.prior + hyper.damping)).sum() for step, s in zip(steps, curvatures, strict=True)
+            (step.square() * (state["curvature"] + hyper.prior + hyper.damping)).sum()
+            for step, state in zip(steps, update.states, strict=True)
         ]
-        return Move(params, states, group, steps, torch.stack(norms).sum())
+        return Move(update.params, update.states, group, steps, torch.stack(norms).sum())
 
-    def _clip_factor(self, moves: list[Move]) -> float:
-        """The factor on the whole step, at most 1, that keeps its Fisher norm at or below the bound."""
+    def _clipped(self, moves: list[Move]) -> list[Move]:
+        """The moves, with one factor of at most 1 that keeps the Fisher norm of the whole step at or below the bound."""
         bound = self._optimizer.param_groups[0]["kl_clip"]
         if bound is None:
-            return 1.0
+            return moves
         rates = [self._optimizer.step_of(move.group).rate(float(move.group["lr"])) for move in moves]
         norms = [move.norm * rate**2 for move, rate in zip(moves, rates, strict=True) if move.norm is not None]
-        return float(clipped_lr(1.0, torch.stack([norm.to(norms[0].device) for norm in norms]).sum(), bound))
+        factor = float(clipped_lr(1.0, torch.stack([norm.to(norms[0].device) for norm in norms]).sum(), bound))
+        for move in moves:
+            move.clip_factor = factor
+        return moves

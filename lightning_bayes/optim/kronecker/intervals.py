@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.settings import POSITIVE_COUNT
-
 
 def is_due(step: int, interval: int, offset: int = 0) -> bool:
     """Whether an action that repeats every `interval` updates is due; every action is due at the first update.
@@ -55,20 +52,3 @@ def layers_due(counts: Sequence[int], step: int, interval: int, *, measures: boo
 
 def _is_power_of_two(count: int) -> bool:
     return count > 0 and count & (count - 1) == 0
-
-
-def check_intervals(stats_interval: int, inverse_interval: int) -> None:
-    """Raise `HyperparameterError` unless both are whole numbers of at least 1 and T_inv is not below T_stats."""
-    intervals = {"stats_interval": stats_interval, "inverse_interval": inverse_interval}
-    wrong = [
-        f"{name}={value!r} must be {POSITIVE_COUNT.words}"
-        for name, value in intervals.items()
-        if value not in POSITIVE_COUNT
-    ]
-    if wrong:
-        raise HyperparameterError("; ".join(wrong) + ".")
-    if inverse_interval < stats_interval:
-        raise HyperparameterError(
-            f"inverse_interval={inverse_interval} is below stats_interval={stats_interval}: it would invert factors that "
-            f"have not changed. Use inverse_interval={stats_interval} or more."
-        )

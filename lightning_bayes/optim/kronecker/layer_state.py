@@ -12,20 +12,18 @@ It is part of the state of the layer's weight:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct
-from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.posteriors import initial_curvature
 
 State: TypeAlias = dict[str, Any]
-_KINDS = ("factor", "inverse", "root")
+_SIDES = ("output", "input")
 
 
 def has_product(state: State, kind: str) -> bool:
@@ -38,13 +36,9 @@ def product(state: State, kind: str) -> KroneckerProduct:
     return KroneckerProduct(state[f"output_{kind}"], state[f"input_{kind}"])
 
 
-def put(state: State, kind: str, value: KroneckerProduct) -> None:
-    """Store a product; arguments as in `product`."""
-    state[f"output_{kind}"], state[f"input_{kind}"] = value
-
-
-def _keys(kinds: Sequence[str]) -> list[str]:
-    return [f"{side}_{kind}" for kind in kinds for side in ("output", "input")]
+def entries(value: KroneckerProduct, *kinds: str) -> dict[str, Tensor]:
+    """Return the entries of a state in which the products `kinds` have this value; kinds as in `product`."""
+    return {f"{side}_{kind}": factor for kind in kinds for side, factor in zip(_SIDES, value, strict=True)}
 
 
 def is_of_another_shape(state: State, layer: MatrixLayer) -> bool:
@@ -55,57 +49,18 @@ def is_of_another_shape(state: State, layer: MatrixLayer) -> bool:
 def drop_if_of_another_shape(state: State, layer: MatrixLayer) -> None:
     """Discard the layer's factors if they predate freezing or unfreezing its bias."""
     if is_of_another_shape(state, layer):
-        for key in _keys(_KINDS):
-            state.pop(key, None)
+        for key in [key for key in state if key.startswith(("output_", "input_"))]:
+            del state[key]
         state["measurements"] = 0
 
 
-def start_at_precision(state: State, layer: MatrixLayer) -> None:
-    """Initialise the factors with S = A = c I so that the posterior precision is the group's ``init_precision``.
+def factors_at_precision(layer: MatrixLayer, init_precision: float, hyperparameters: Effective) -> KroneckerProduct:
+    """Return factors S = A = c I whose posterior precision is `init_precision`.
 
     π-damping adds a cross term: the precision is (Ñ/τ)(c + √(δ̃+γ))².
     """
-    hyperparameters = effective(layer.group)
-    curvature = initial_curvature(layer.group["init_precision"], **hyperparameters.start_arguments)
+    curvature = initial_curvature(init_precision, **hyperparameters.start_arguments)
     damping = hyperparameters.prior + hyperparameters.noise_damping
     c = math.sqrt(curvature + damping) - math.sqrt(damping)
-    groups, *sides = layer.shape
-    eyes = [c * torch.eye(side, dtype=layer.weight.dtype, device=layer.weight.device) for side in sides]
-    put(state, "factor", KroneckerProduct(*(eye if groups == 1 else eye.repeat(groups, 1, 1) for eye in eyes)))
-
-
-def sides(state: State, kinds: Sequence[str]) -> list[Tensor]:
-    """Return both tensors of each product in `kinds`; see `product`."""
-    return [state[key] for key in _keys(kinds)]
-
-
-def fill(state: State, kinds: Sequence[str], value: float) -> None:
-    """Store products in which all entries are `value`; see `product`."""
-    for kind in kinds:
-        put(state, kind, KroneckerProduct(*(torch.full_like(factor, value) for factor in sides(state, ["factor"]))))
-
-
-@contextmanager
-def restored_on_error(states: Iterable[State]) -> Iterator[None]:
-    """Context manager that restores `states` after an exception.
-
-    Args:
-        states: Optimizer states; their values may be replaced inside the context, but not modified in place.
-
-    Yields:
-        None.
-    """
-    before = [(state, dict(state)) for state in states]
-    try:
-        yield
-    except BaseException:
-        for state, values in before:
-            state.clear()
-            state.update(values)
-        raise
-
-
-def make_contiguous(state: State, kinds: Sequence[str]) -> None:
-    """Make products contiguous, because the memory layout affects rounding in matrix products; see `product`."""
-    for key in _keys(kinds):
-        state[key] = state[key].contiguous()
+    eyes = [c * torch.eye(shape[-1]).to(layer.weight) for shape in layer.factor_shapes]
+    return KroneckerProduct(*(eye.expand(shape).clone() for eye, shape in zip(eyes, layer.factor_shapes, strict=True)))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
 from lightning_bayes.curvature import Likelihood
-from lightning_bayes.curvature.factors import Request, has_factors
+from lightning_bayes.curvature.factors import Request
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.optim.fisher import label_source
-from lightning_bayes.optim.kronecker.arguments import KroneckerSettings
+from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.factor_source import factor_test, require_factors
 from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, MatrixLayer, partition_layers
 from lightning_bayes.posteriors import require_memory
@@ -28,8 +29,9 @@ class KroneckerLayers:
         settings: The arguments of K-FAC.
     """
 
-    def __init__(self, optimizer: MeanFieldOptimizer, settings: KroneckerSettings) -> None:
+    def __init__(self, optimizer: MeanFieldOptimizer, settings: KroneckerHyperparameters) -> None:
         self._optimizer, self._settings = optimizer, settings
+        self._is_measured_by_backpack = settings.engine == "backpack"
         self._cached: tuple[Any, LayerPartition] | None = None  # with its key
 
     @property
@@ -37,16 +39,6 @@ class KroneckerLayers:
         """The optimizer's engine."""
         assert isinstance(self._optimizer.engine, KroneckerEngine)
         return self._optimizer.engine
-
-    @property
-    def is_measured_by_backpack(self) -> bool:
-        """Whether BackPACK measures the factors."""
-        return self.engine.has_factors is not has_factors
-
-    @property
-    def likelihood(self) -> Likelihood | None:
-        """The likelihood to sample labels from; None uses the labels of the data."""
-        return label_source(self._settings.fisher, self._settings.likelihood, self._optimizer.model)
 
     def partition(self) -> LayerPartition:
         """The current partition. It changes when parameters are frozen, unfrozen or added."""
@@ -74,16 +66,15 @@ class KroneckerLayers:
 
     def check(self) -> None:
         """Require that the engine supports every layer, and that factors, inverses and roots fit into memory."""
-        if self._settings.unsupported_layers == "refuse" and self.is_measured_by_backpack:
+        if self._settings.unsupported_layers == "refuse" and self._is_measured_by_backpack:
             require_factors(self._optimizer.model, self.partition(), self.engine)
         layers = self.with_factors()
-        sizes = [groups * (rows**2 + columns**2) for groups, rows, columns in (layer.shape for layer in layers)]
         if layers:
             stored = {"factors": True, "inverses": self._optimizer.base_step is None, "roots": self._optimizer.noisy}
             kinds = [kind for kind, is_stored in stored.items() if is_stored]
             require_memory(
                 f"The Kronecker {', '.join(kinds)} of {len(layers)} layers",
-                len(kinds) * sum(sizes),
+                len(kinds) * sum(math.prod(shape) for layer in layers for shape in layer.factor_shapes),
                 layers[0].weight.element_size(),
                 self._settings.limit_mib,
                 f"a smaller max_side than {self._settings.max_side}",
@@ -100,11 +91,15 @@ class KroneckerLayers:
             The request for the engine.
         """
         layers = {layer.module: layer.has_bias for layer in self.with_factors()}
-        return Request(layers, self.likelihood if self._draws_labels() else None, label_seed, loss_scale)
+        return Request(layers, self._likelihood() if self._draws_labels() else None, label_seed, loss_scale)
+
+    def _likelihood(self) -> Likelihood | None:
+        """The likelihood to sample labels from; None uses the labels of the data."""
+        return label_source(self._settings.fisher, self._settings.likelihood, self._optimizer.model)
 
     def _draws_labels(self) -> bool:
         """Whether this package's rules measure any parameter. BackPACK samples its own labels."""
-        if not self.is_measured_by_backpack:
+        if not self._is_measured_by_backpack:
             return True
         layers = [layer for layer in self.with_factors() if self.engine.has_factors(layer.module)]
         by_backpack = {param for layer in layers for param in layer.params}
@@ -112,23 +107,19 @@ class KroneckerLayers:
 
     def describe(self) -> str:
         """The layers with factors, the labels of the Fisher, and all other layers, for a log."""
-        partition = self.partition()
-        long = [
-            f"{name} (side {side} > max_side={self._settings.max_side})" for name, side in partition.too_long.items()
-        ]
+        partition, settings = self.partition(), self._settings
+        long = [f"{name} (side {side} > max_side={settings.max_side})" for name, side in partition.too_long.items()]
         others = ", ".join([*long, *partition.others]) or "none"
         name = self._optimizer.__class__.__name__  # type() would return the type of the weak reference
         return (
-            f"{name}: Kronecker factors for {len(partition.layers)} layers, labels "
-            f"{self._describe_labels()}, measured every {self._settings.stats_interval} and inverted every "
-            f"{self._settings.inverse_interval} updates; mean-field: {others}."
+            f"{name}: Kronecker factors for {len(partition.layers)} layers, labels {self._describe_labels()}, "
+            f"measured every {settings.stats_interval} and inverted every {settings.inverse_interval} updates; "
+            f"mean-field: {others}."
         )
 
     def _describe_labels(self) -> str:
-        if self.is_measured_by_backpack:
+        if self._is_measured_by_backpack:
             drawn = "drawn from the loss's likelihood" if self._settings.factors == "kfac" else "none"
             return f"{drawn} ({self._settings.factors} by BackPACK)"
-        likelihood = self.likelihood
-        if likelihood is None:
-            return "from the data (empirical Fisher)"
-        return f"drawn from {type(likelihood).__name__} (Fisher)"
+        likelihood = self._likelihood()
+        return f"drawn from {type(likelihood).__name__} (Fisher)" if likelihood else "from the data (empirical Fisher)"

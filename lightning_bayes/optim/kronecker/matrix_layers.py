@@ -54,6 +54,12 @@ class MatrixLayer:
         return groups, len(self.weight) // groups, self.weight[0].numel() + self.has_bias
 
     @property
+    def factor_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of S and A; the groups of a convolution are dimension 0."""
+        groups, *sides = self.shape
+        return [(side, side) if groups == 1 else (groups, side, side) for side in sides]
+
+    @property
     def inversion_cost(self) -> int:
         """Cost of inverting both factors, up to a constant: the sum of the cubes of their sides."""
         groups, rows, columns = self.shape

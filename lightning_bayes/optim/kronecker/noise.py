@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.kronecker import layer_state
+from lightning_bayes.optim.kronecker import equations, layer_state
 from lightning_bayes.optim.kronecker.curvature import KroneckerCurvature
-from lightning_bayes.optim.kronecker.equations import LayerEquations
 from lightning_bayes.optim.kronecker.layer_noise import POOL_PAIRS, LayerNoise
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.readout.shape import damping_of, effective_parameters, layer_scale
@@ -28,11 +27,10 @@ class KroneckerNoise:
     Args:
         optimizer: The optimizer.
         curvature: The layers' curvature.
-        equations: The equations of the method.
     """
 
-    def __init__(self, optimizer: MeanFieldOptimizer, curvature: KroneckerCurvature, equations: LayerEquations) -> None:
-        self._optimizer, self._curvature, self._equations = optimizer, curvature, equations
+    def __init__(self, optimizer: MeanFieldOptimizer, curvature: KroneckerCurvature) -> None:
+        self._optimizer, self._curvature = optimizer, curvature
         self._noises: dict[nn.Parameter, LayerNoise] = {}  # by the layer's weight
 
     def sample(
@@ -76,15 +74,12 @@ class KroneckerNoise:
         pool = noise.next_pool(POOL_PAIRS) if self._optimizer.mc_samples == 1 else None
         if pool is None:
             noise.fill_(values)
-            assert self._equations.sample is not None
-            weights = self._equations.sample(
-                layer.matrix(means), layer_noise.root, layer.matrix(values), num_data=scale
-            )
+            weights = equations.sample(layer.matrix(means), layer_noise.root, layer.matrix(values), num_data=scale)
             torch._foreach_copy_(values, layer.tensors(weights))
             return
         factor = torch.as_tensor(scale, dtype=means[0].dtype, device=means[0].device).rsqrt() * noise.sign
         for value, mean, part in zip(values, means, layer.tensors(layer_noise.draw(pool)), strict=True):
-            torch.addcmul(mean, part, factor, out=value)  # `LayerEquations.sample`, in one pass over the weights
+            torch.addcmul(mean, part, factor, out=value)  # `equations.sample`, in one pass over the weights
 
     def _noise_of(self, layer: MatrixLayer) -> LayerNoise:
         root, noise = layer_state.product(self._optimizer.state[layer.weight], "root"), self._noises.get(layer.weight)

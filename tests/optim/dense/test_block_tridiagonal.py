@@ -15,7 +15,7 @@ from lightning_bayes.optim.dense.block_tridiagonal import (
     sample,
     update,
 )
-from lightning_bayes.optim.kronecker import noisy_kfac
+from lightning_bayes.optim.kronecker import equations
 from lightning_bayes.posteriors import BlockTridiagonal
 
 SIDES = [(4, 3), (2, 5)]
@@ -103,7 +103,7 @@ def test_one_layer_is_noisy_kfac():
     chained = step(at, [grad], lr=0.1, betas=(0.9, 1.0), kl_clip=1e-3)
     (alone,) = take_step([single], [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
     torch.testing.assert_close(chained.means[0], alone.mean)
-    found, truth = draw(at, [noise])[0], noisy_kfac.sample(single.mean, single.root, noise, num_data=N)
+    found, truth = draw(at, [noise])[0], equations.sample(single.mean, single.root, noise, num_data=N)
     torch.testing.assert_close(found, truth)
 
 
