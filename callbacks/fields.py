@@ -15,7 +15,7 @@ from lightning_bayes.curvature import check_names
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.optim import FisherName, MeanFieldOptimizer, Schedule
 from lightning_bayes.optim.hyperparameters import HyperparameterFields, StepName
-from lightning_bayes.optim.kronecker.factor_source import UnsupportedLayers
+from lightning_bayes.optim.kronecker.arguments import UnsupportedLayers
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import Link

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch import nn
 
@@ -13,10 +13,11 @@ from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
-from lightning_bayes.optim.kronecker.factor_source import UnsupportedLayers
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, choice, setting
 from lightning_bayes.optim.weight_prior import refuse_weight_prior
+
+UnsupportedLayers: TypeAlias = Literal["refuse", "mean_field", "fused"]
 
 DEFAULT_MAX_SIDE = 4096  # a factor of this size takes 64 MiB in float32
 
@@ -36,7 +37,7 @@ class KroneckerArguments(MeanFieldArguments, total=False):
         kl_clip: c, the bound on the squared Fisher norm of the whole step; see `optim.kronecker.kl_clip`. None: no bound.
             Zhang et al. use ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
         factors: ``"kfac"`` with either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``, which reads the
-            likelihood from the loss. See `optim.kronecker.factor_source`. Default: ``"kfac"``.
+            likelihood from the loss. See `optim.kronecker.layers`. Default: ``"kfac"``.
         unsupported_layers: How to treat layers for which ``engine="backpack"`` has no factors: ``"refuse"``,
             ``"mean_field"``, or ``"fused"`` to use this package's rules. Default: ``"refuse"``.
     """
@@ -84,19 +85,7 @@ class KroneckerHyperparameters(Hyperparameters):
 
 
 def settings_for(optimizer: str, model: nn.Module, arguments: Mapping[str, Any]) -> KroneckerHyperparameters:
-    """The settings of K-FAC.
-
-    Args:
-        optimizer: Name of the optimizer, for messages.
-        model: The model to train.
-        arguments: Keyword arguments as in `KroneckerArguments`; the optimizer checks their ranges.
-
-    Returns:
-        The settings.
-
-    Raises:
-        HyperparameterError: If the labels cannot be sampled, or the prior does not allow Kronecker factors.
-    """
+    """Read K-FAC's settings; raises `HyperparameterError` if labels cannot be sampled, or for a per-weight prior."""
     settings = KroneckerHyperparameters.of(arguments)
     refuse_weight_prior(optimizer, settings.prior)
     label_source(settings.fisher, settings.likelihood, model)

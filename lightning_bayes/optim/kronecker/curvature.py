@@ -38,7 +38,7 @@ class KroneckerCurvature:
             precision = layer.group["init_precision"]
             state = self._optimizer.state[layer.weight]
             is_new = not layer_state.has_product(state, "factor")
-            if is_new and self.is_noisy(layer) and precision is not None:
+            if is_new and layer_state.is_noisy(state, layer) and precision is not None:
                 factors = layer_state.factors_at_precision(layer, precision, effective(layer.group))
                 inverted = self.invert(layer, factors)
                 self._store_factors(layer, factors)
@@ -85,13 +85,10 @@ class KroneckerCurvature:
         weight = step.weight_of_old(beta, state["measurements"] + 1)
         return equations.average_factors(self._factors(layer), measured, beta=weight)
 
-    def is_noisy(self, layer: MatrixLayer) -> bool:
-        """Whether the layer is sampled."""
-        return bool(layer.group["noisy"] and self._optimizer.state[layer.weight]["noisy"])
-
     def _inverted_kinds(self, layer: MatrixLayer) -> list[str]:
         """The products that inverting a layer yields: ``"inverse"`` for the step, ``"root"`` for the noise."""
-        is_needed = {"inverse": self._optimizer.base_step is None, "root": self.is_noisy(layer)}
+        state = self._optimizer.state[layer.weight]
+        is_needed = {"inverse": self._optimizer.base_step is None, "root": layer_state.is_noisy(state, layer)}
         return [kind for kind, needed in is_needed.items() if needed]
 
     def invert(self, layer: MatrixLayer, factors: KroneckerProduct) -> dict[str, Tensor]:

@@ -27,10 +27,10 @@ from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
 from lightning_bayes.optim.kronecker.estimator import factor_shapes
 from lightning_bayes.optim.kronecker.intervals import is_due
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
+from lightning_bayes.optim.kronecker.layer_noise import KroneckerNoise
 from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.kronecker.moves import Move
-from lightning_bayes.optim.kronecker.noise import KroneckerNoise
 from lightning_bayes.optim.readout.shape import store_sizes
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -66,7 +66,7 @@ class KroneckerFamily(PosteriorFamily):
         self.layers = KroneckerLayers(optimizer, settings)
         self._diagonal = DiagonalFamily(optimizer, self.layers.params)
         self._curvature = KroneckerCurvature(optimizer)
-        self._noise = KroneckerNoise(optimizer, self._curvature)
+        self._noise = KroneckerNoise(optimizer)
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""

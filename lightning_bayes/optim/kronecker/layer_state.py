@@ -26,6 +26,11 @@ State: TypeAlias = dict[str, Any]
 _SIDES = ("output", "input")
 
 
+def is_noisy(state: State, layer: MatrixLayer) -> bool:
+    """Whether the layer is sampled."""
+    return bool(layer.group["noisy"] and state["noisy"])
+
+
 def has_product(state: State, kind: str) -> bool:
     """Whether the product exists; arguments as in `product`."""
     return f"output_{kind}" in state

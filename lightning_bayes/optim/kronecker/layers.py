@@ -1,4 +1,13 @@
-"""The layers of a model with Kronecker factors, and the request that measures them."""
+"""The layers of a model with Kronecker factors, and the request that measures them.
+
+With ``engine="fused"`` this package measures the KFAC factors of all linear layers and convolutions. All other layers are
+mean-field with squared gradients. With ``engine="backpack"`` BackPACK measures the factors of linear layers and of
+convolutions without groups that pad with zeros. Constructing an optimizer with other layers that have parameters raises an
+error that lists them, unless `unsupported_layers` selects a measurement:
+
+    unsupported_layers="mean_field"     squared gradients
+    unsupported_layers="fused"          this package's factors if the layer has them, otherwise squared gradients
+"""
 
 from __future__ import annotations
 
@@ -8,11 +17,11 @@ from typing import TYPE_CHECKING, Any, final
 from torch import nn
 
 from lightning_bayes.curvature import Likelihood
-from lightning_bayes.curvature.factors import Request
+from lightning_bayes.curvature.factors import Request, has_factors
 from lightning_bayes.curvature.kronecker import KroneckerEngine
+from lightning_bayes.errors import UnsupportedLayerError, name_some
 from lightning_bayes.optim.fisher import label_source
 from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
-from lightning_bayes.optim.kronecker.factor_source import factor_test, require_factors
 from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, MatrixLayer, partition_layers
 from lightning_bayes.posteriors import require_memory
 
@@ -46,9 +55,13 @@ class KroneckerLayers:
         # The key contains ids, because loading a state creates new groups.
         key = [(id(group), [param.requires_grad for param in group["params"]]) for group in groups]
         if self._cached is None or self._cached[0] != key:
-            can_have_matrix = factor_test(self.engine, self._settings.unsupported_layers)
+            uses_our_rules = self._settings.unsupported_layers == "fused"
             partition = partition_layers(
-                self._optimizer.model, groups, self._have_same_noise, self._settings.max_side, can_have_matrix
+                self._optimizer.model,
+                groups,
+                self._have_same_noise,
+                self._settings.max_side,
+                has_factors if uses_our_rules else self.engine.has_factors,
             )
             self._cached = key, partition
         return self._cached[1]
@@ -67,7 +80,7 @@ class KroneckerLayers:
     def check(self) -> None:
         """Require that the engine supports every layer, and that factors, inverses and roots fit into memory."""
         if self._settings.unsupported_layers == "refuse" and self._is_measured_by_backpack:
-            require_factors(self._optimizer.model, self.partition(), self.engine)
+            self._require_supported()
         layers = self.with_factors()
         if layers:
             stored = {"factors": True, "inverses": self._optimizer.base_step is None, "roots": self._optimizer.noisy}
@@ -78,6 +91,21 @@ class KroneckerLayers:
                 layers[0].weight.element_size(),
                 self._settings.limit_mib,
                 f"a smaller max_side than {self._settings.max_side}",
+            )
+
+    def _require_supported(self) -> None:
+        """Raise `UnsupportedLayerError` if BackPACK has no factors for a layer with trainable parameters."""
+        modules = {name: self._optimizer.model.get_submodule(name) for name in self.partition().others}
+        unsupported = [
+            f"{name or 'the model itself'} ({type(module).__name__})"
+            for name, module in modules.items()
+            if not self.engine.has_factors(module)
+        ]
+        if unsupported:
+            raise UnsupportedLayerError(
+                f"BackPACK has no factors for {name_some(unsupported, 160)}. Pass unsupported_layers='mean_field' to use "
+                "their squared gradients, unsupported_layers='fused' to use this package's factors where available, or "
+                "engine='fused'."
             )
 
     def request(self, label_seed: int, loss_scale: float) -> Request:
