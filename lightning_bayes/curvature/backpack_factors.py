@@ -1,9 +1,9 @@
 """BackPACK's `KFAC`, `KFLR` and `KFRA` as a source of Kronecker factors.
 
-BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) computes S' and A of linear layers and of convolutions
-without groups; `curvature.factors.conversion` converts them to S and Ā. BackPACK propagates the curvature from the loss back
-to each layer, so it must support every operation in between. For KFAC and KFLR, `_PassThrough` propagates it through
-unsupported operations by vector-Jacobian products.
+BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) computes S' of linear layers and of convolutions without
+groups; `curvature.factors.conversion` relates it to S, and Ā is this package's. BackPACK propagates the curvature from the
+loss back to each layer, so it must support every operation in between. For KFAC and KFLR, `_PassThrough` propagates it
+through unsupported operations by vector-Jacobian products.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.backpack_watch import BackpackCapture, watched
 from lightning_bayes.curvature.factors import FactorMoments, input_factor
-from lightning_bayes.curvature.factors.conversion import join_bias, summed_patches
 from lightning_bayes.curvature.factors.layer_records import FactorRecords, Request
 from lightning_bayes.curvature.hooks import collect, is_stock
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
@@ -71,8 +70,7 @@ class _CallStatistics(NamedTuple):
     """Statistics of a layer's call that BackPACK does not report."""
 
     positions: int  # T
-    mean_input: Tensor  # m, [K]
-    inputs: Tensor | None  # Ā if the weight is frozen: BackPACK does not compute it then
+    inputs: Tensor  # Ā, whose bias BackPACK leaves out
 
 
 @final
@@ -109,11 +107,8 @@ class BackpackFactors(FactorRecords):
         if layer not in self._by_backpack:
             self._moments.add(layer, x, grad_output, is_first)
             return
-        has_weight = layer.weight.requires_grad
-        inputs = None if has_weight else input_factor(layer, x, bias=self.request.layers[layer])
-        positions = grad_output.shape[2:].numel()
-        mean_input = summed_patches(layer, x, grad_output.shape)
-        self._statistics[layer] = _CallStatistics(positions, mean_input, inputs)
+        inputs = input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
+        self._statistics[layer] = _CallStatistics(grad_output.shape[2:].numel(), inputs)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -149,13 +144,7 @@ class BackpackFactors(FactorRecords):
 
     def _factors(self, layer: nn.Module, statistics: _CallStatistics, loss_scale: float) -> KroneckerFactors:
         values = next(values for param, values in self._values.items() if param is layer.weight or param is layer.bias)
-        outputs = values[0].contiguous() * (loss_scale / statistics.positions)
-        if statistics.inputs is not None:
-            return KroneckerFactors((outputs, statistics.inputs))
-        inputs = values[1].contiguous()
-        if self.request.layers[layer]:
-            inputs = join_bias(inputs, statistics.mean_input, statistics.positions)
-        return KroneckerFactors((outputs, inputs))
+        return KroneckerFactors((values[0].contiguous() * (loss_scale / statistics.positions), statistics.inputs))
 
     def _extension(self) -> Any:
         if self.quantity != "kfac":

@@ -53,5 +53,5 @@ class ExampleRows(LayerRecords):
 def example_rows(captured: KroneckerCapture) -> dict[nn.Module, LayerRows]:
     """The `ExampleRows` of a finished capture by layer, with gradients on the scale of each example's own loss."""
     assert isinstance(captured.records, ExampleRows)
-    scale = captured.own_scale / captured.request.loss_scale
-    return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in captured.records.rows.items()}
+    rows_of, scale = captured.records.rows, captured.own_scale
+    return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in rows_of.items()}

@@ -169,27 +169,27 @@ class KroneckerCapture(WrappingCapture):
 
     def _measure_with_sampled_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
         generator = Generator(outputs[0].device).manual_seed(self.request.seed)
-        leaves = self._leaves()
-        self._is_sampling = True
-        try:
-            for draw in range(self.request.mc_samples):
-                self.draw = draw
-                with self.records.sampling():
-                    losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
-                    loss = torch.stack(losses).sum() * (self.request.loss_scale / math.sqrt(terms))
-                    torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
-            self.finish()
-        finally:
-            self._is_sampling = False
+        scale = self.request.loss_scale / math.sqrt(terms)
+
+        def losses() -> Iterator[tuple[Tensor, None]]:
+            for _ in range(self.request.mc_samples):
+                losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
+                yield torch.stack(losses).sum() * scale, None
+
+        with self.records.sampling():
+            self._run_backwards(losses())
 
     def measure_columns(self, outputs: Tensor, columns: Iterable[Tensor]) -> None:
         """Run one backward per column of output gradients (`curvature.output_roots`); squares and moments accumulate."""
+        self._run_backwards((outputs, column) for column in columns)
+
+    def _run_backwards(self, roots: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+        """Run additional backwards that measure: one from each root, with its gradient, None for a loss."""
         leaves = self._leaves()
         self._is_sampling = True
         try:
-            for draw, column in enumerate(columns):
-                self.draw = draw
-                torch.autograd.grad(outputs, leaves, column, retain_graph=True, allow_unused=True)
+            for self.draw, (root, gradient) in enumerate(roots):
+                torch.autograd.grad(root, leaves, gradient, retain_graph=True, allow_unused=True)
                 self.finish()
         finally:
             self._is_sampling = False
@@ -224,11 +224,11 @@ class KroneckerCapture(WrappingCapture):
     def own_scale(self) -> float:
         """Factor that turns a contribution in the measuring backward into the gradient of the example's own loss."""
         if self.request.likelihood is not None:
-            return float(self._examples)
-        return float(self.num_examples) if self.scale.reduction == "mean" else 1.0
+            return self._examples / self.request.loss_scale
+        return (self.num_examples if self.scale.reduction == "mean" else 1) / self.request.loss_scale
 
     def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer that backward reached, as means over examples; a GradScaler's loss scale is not removed."""
+        """(S, Ā) of each layer that backward reached, as means over examples."""
         assert isinstance(self.records, FactorRecords)
         batch = self._examples
         examples = self.num_examples if self.request.likelihood is None else batch

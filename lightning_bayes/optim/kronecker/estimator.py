@@ -41,8 +41,6 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
         for layer, measured in finished.captured.mean_factors().items():
             assert isinstance(layer.weight, nn.Parameter)
             output, input_ = measured.factors
-            if finished.loss_scale != 1:
-                output.div_(finished.loss_scale**2)
             curvature |= {FactorKey(layer.weight, "output"): output, FactorKey(layer.weight, "input"): input_}
         return {**curvature, **finished.squares()}
 
