@@ -8,7 +8,6 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Likelihood, LossReduction
-from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature
 from lightning_bayes.optim.dense.chain_covariance import ChainCovariance
 from lightning_bayes.optim.dense.estimators import ChainFactorsEstimator
 from lightning_bayes.optim.dense.joint_optimizer import JointFields, JointOptimizer
@@ -19,7 +18,7 @@ from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 
 
 @final
-class BlockTridiagonalKFAC(JointOptimizer[ChainCurvature, BlockTridiagonal]):
+class BlockTridiagonalKFAC(JointOptimizer[BlockTridiagonal]):
     """Noisy K-FAC with correlations between neighbouring layers (Zhang et al. 2018, section 3.5).
 
     It measures, averages and inverts the factors in every update.

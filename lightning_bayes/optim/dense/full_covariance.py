@@ -9,45 +9,30 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.dense.full_gaussian import FullState, damped, sample, update
-from lightning_bayes.optim.dense.joint_optimizer import JointEquations, JointUpdate, States
+from lightning_bayes.optim.dense.joint_optimizer import JointEquations, JointState
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.posteriors import FullGaussian, initial_curvature
 
-_KEY = "joint_curvature"  # in the state of the first parameter
-
 
 @final
-class FullCovariance(JointEquations[Tensor, FullGaussian]):
+class FullCovariance(JointEquations[FullGaussian]):
     """S over all weights, ``[D, D]``, with D = the number of weights in `params`."""
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.params = list(params)
+        self.places = [(self.params[0], "joint_curvature")]
 
-    def load(self, states: States) -> Tensor | None:
-        """Read S; see `JointEquations.load`."""
-        return states[self.params[0]].get(_KEY)
-
-    def store(self, states: States, curvature: Tensor) -> None:
-        """Write S; see `JointEquations.store`."""
-        states[self.params[0]][_KEY] = curvature
-
-    def initial(self, init_precision: float, effective: Effective) -> Tensor:
+    def initial(self, init_precision: float, effective: Effective) -> list[Tensor]:
         """Return a multiple of I; see `JointEquations.initial`."""
         mean = _flat(self.params)
-        return damped(
-            mean.new_zeros(len(mean), len(mean)), initial_curvature(init_precision, **effective.start_arguments)
-        )
+        zero = mean.new_zeros(len(mean), len(mean))
+        return [damped(zero, initial_curvature(init_precision, **effective.start_arguments))]
 
-    def build_curvature(self, tensors: list[Tensor]) -> Tensor:
-        """Return Ĥ; see `JointEquations.build_curvature`."""
-        (measured,) = tensors
-        return measured
-
-    def sample(self, curvature: Tensor, noise: list[Tensor], effective: Effective) -> list[Tensor]:
+    def sample(self, curvature: list[Tensor], noise: list[Tensor], effective: Effective) -> list[Tensor]:
         """Draw weights; see `JointEquations.sample`."""
-        mean = _flat(self.params)
+        mean, (matrix,) = _flat(self.params), curvature
         weights = sample(
-            FullState(mean, curvature, torch.zeros_like(mean)),
+            FullState(mean, matrix, torch.zeros_like(mean)),
             _flat(noise),
             num_data=effective.num_data,
             prior=effective.prior,
@@ -56,19 +41,19 @@ class FullCovariance(JointEquations[Tensor, FullGaussian]):
         )
         return self._parts(weights)
 
-    def update(
-        self, old: Tensor, measured: Tensor, momenta: list[Tensor], grads: list[Tensor], **arguments: Any
-    ) -> JointUpdate[Tensor]:
+    def update(self, state: JointState, grads: list[Tensor], measured: list[Tensor], **arguments: Any) -> JointState:
         """Call `full_gaussian.update`; see `JointEquations.update`."""
-        state = FullState(_flat(self.params), old, _flat(momenta))
-        new = update(state, _flat(grads), measured, **arguments)
-        return JointUpdate(self._parts(new.mean), self._parts(new.momentum), new.curvature)
+        (matrix,), (new_matrix,) = state.curvature, measured
+        old = FullState(_flat(state.means), matrix, _flat(state.momenta))
+        new = update(old, _flat(grads), new_matrix, **arguments)
+        return JointState(self._parts(new.mean), self._parts(new.momentum), [new.curvature])
 
     def posterior(
-        self, curvature: Tensor, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
+        self, curvature: list[Tensor], names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> FullGaussian:
         """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I); see `JointEquations.posterior`."""
-        precision = damped(curvature, effective.noise_damping + effective.prior) * effective.scale
+        (matrix,) = curvature
+        precision = damped(matrix, effective.noise_damping + effective.prior) * effective.scale
         return FullGaussian(precision=precision, **shared)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import final
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Likelihood, LossReduction
@@ -21,7 +21,7 @@ from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 
 
 @final
-class FullVON(JointOptimizer[Tensor, FullGaussian]):
+class FullVON(JointOptimizer[FullGaussian]):
     """Variational online Newton with the full Hessian (Khan et al. 2018, eqs. 7-9), as a `torch.optim.Optimizer`.
 
     The Hessian requires one backward pass per weight. If its negative eigenvalues outweigh the prior, no posterior exists,
@@ -58,7 +58,7 @@ class FullVON(JointOptimizer[Tensor, FullGaussian]):
 
 
 @final
-class VONG(JointOptimizer[Tensor, FullGaussian]):
+class VONG(JointOptimizer[FullGaussian]):
     """Variational online Gauss-Newton with the full empirical Fisher (Khan et al. 2017, https://arxiv.org/abs/1712.01038).
 
     Args:
@@ -84,7 +84,7 @@ class VONG(JointOptimizer[Tensor, FullGaussian]):
 
 
 @final
-class NNGFull(JointOptimizer[Tensor, FullGaussian]):
+class NNGFull(JointOptimizer[FullGaussian]):
     """Noisy natural gradient with the full Fisher (NNG-full, Zhang et al. 2018, eqs. 9-10, https://arxiv.org/abs/1712.02390).
 
     Args:

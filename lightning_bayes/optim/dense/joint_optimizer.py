@@ -7,10 +7,8 @@ They work in plain PyTorch like `VOGN`: ``with opt.sampled_params(): loss.backwa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +27,7 @@ from lightning_bayes.optim.schedules import BetaSchedule, Schedule, apply_schedu
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.posteriors import AbstractPosterior
 
-CurvatureT = TypeVar("CurvatureT")
 PosteriorT = TypeVar("PosteriorT", bound=AbstractPosterior)
-States: TypeAlias = Mapping[Any, dict[str, Any]]  # by parameter
 
 
 class JointFields(TypedDict, total=False):
@@ -69,67 +65,48 @@ class JointFields(TypedDict, total=False):
     max_nonfinite_steps: int
 
 
-@final
-@dataclass(frozen=True)
-class JointUpdate(Generic[CurvatureT]):  # Python 3.10 has no generic NamedTuple
-    """The result of an update, with tensors in the order of the parameters."""
+class JointState(NamedTuple):
+    """The state of all weights; means and momenta in the order of the parameters."""
 
     means: list[Tensor]
     momenta: list[Tensor]
-    curvature: CurvatureT
+    curvature: list[Tensor]  # in the order of `JointEquations.places`
 
 
-class JointEquations(ABC, Generic[CurvatureT, PosteriorT]):
+class JointEquations(ABC, Generic[PosteriorT]):
     """The equations of one posterior over all weights: sample, update and posterior.
 
-    A `PosteriorFamily` acts on its optimizer's state; this class computes, and `JointOptimizer` applies the results. All
-    lists of tensors have the order of the parameters.
+    A `PosteriorFamily` acts on its optimizer's state; this class computes, and `JointOptimizer` applies the results. Values
+    of all weights have the order of the parameters. A curvature is a list of tensors in the order of `places`.
 
     Attributes:
         params: The parameters.
+        places: Where the optimizer's state holds the tensors of the curvature: a parameter, and a key of its state.
     """
 
     params: list[nn.Parameter]
+    places: list[tuple[nn.Parameter, str]]
 
     @abstractmethod
-    def load(self, states: States) -> CurvatureT | None:
-        """Read the curvature from the optimizer's state; None before the first update."""
-
-    @abstractmethod
-    def store(self, states: States, curvature: CurvatureT) -> None:
-        """Write the curvature into the optimizer's state."""
-
-    @abstractmethod
-    def initial(self, init_precision: float, effective: Effective) -> CurvatureT:
+    def initial(self, init_precision: float, effective: Effective) -> list[Tensor]:
         """Return the curvature whose posterior has the precision `init_precision`."""
 
     @abstractmethod
-    def build_curvature(self, tensors: list[Tensor]) -> CurvatureT:
-        """Build the curvature from the tensors that the estimator has read."""
-
-    @abstractmethod
-    def sample(self, curvature: CurvatureT, noise: list[Tensor], effective: Effective) -> list[Tensor]:
+    def sample(self, curvature: list[Tensor], noise: list[Tensor], effective: Effective) -> list[Tensor]:
         """Transform standard normal noise into a posterior sample of the parameters."""
 
     @abstractmethod
-    def update(
-        self,
-        old: CurvatureT,
-        measured: CurvatureT,
-        momenta: list[Tensor],
-        grads: list[Tensor],
-        **arguments: Any,
-    ) -> JointUpdate[CurvatureT]:
+    def update(self, state: JointState, grads: list[Tensor], measured: list[Tensor], **arguments: Any) -> JointState:
         """Compute the paper's update with `arguments` lr, betas, prior, damping and step; modifies nothing."""
 
     @abstractmethod
     def posterior(
-        self, curvature: CurvatureT, names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
+        self, curvature: list[Tensor], names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
     ) -> PosteriorT:
         """Build the posterior from the curvature and the constructor arguments that all posteriors share."""
 
 
-class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
+class JointOptimizer(NoisyOptimizer, ABC, Generic[PosteriorT]):
     """Trains a posterior that correlates all weights; subclasses choose the equations and the curvature estimator.
 
     Args:
@@ -145,7 +122,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
     def __init__(
         self,
         model: nn.Module,
-        equations: JointEquations[CurvatureT, PosteriorT],
+        equations: JointEquations[PosteriorT],
         estimator: JointEstimator,
         fields: JointFields,
     ) -> None:
@@ -215,12 +192,14 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
     def _hyperparameters(self) -> Hyperparameters:
         return Hyperparameters.of(self.param_groups[0])
 
-    def _curvature(self, hyperparameters: Hyperparameters) -> CurvatureT | None:
+    def _curvature(self, hyperparameters: Hyperparameters) -> list[Tensor] | None:
         """The current curvature of the noise; None before the first update without an initial precision."""
-        curvature = self.equations.load(self.state)
-        if curvature is None and hyperparameters.init_precision is not None:
-            return self.equations.initial(hyperparameters.init_precision, hyperparameters.effective())
-        return curvature
+        first, name = self.equations.places[0]
+        if name in self.state[first]:
+            return [self.state[param][key] for param, key in self.equations.places]
+        if hyperparameters.init_precision is None:
+            return None
+        return self.equations.initial(hyperparameters.init_precision, hyperparameters.effective())
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         hyperparameters, params = self._hyperparameters, self.equations.params
@@ -250,28 +229,24 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[CurvatureT, PosteriorT]):
 
     def _update_all(self, measurement: Measurement) -> None:
         hyperparameters, equations = self._hyperparameters, self.equations
-        measured = equations.build_curvature(list(measurement.curvature.values()))
-        old = self._curvature(hyperparameters)
-        momenta = [
-            self.state[param]["momentum"] if "momentum" in self.state[param] else torch.zeros_like(param)
-            for param in equations.params
-        ]
-        grads = [param.grad for param in equations.params if param.grad is not None]
-        effective = hyperparameters.effective()
+        params, effective = equations.params, hyperparameters.effective()
+        measured, old = list(measurement.curvature.values()), self._curvature(hyperparameters)
+        states = [self.state[param] for param in params]
+        momenta = [state.get("momentum", torch.zeros_like(param)) for state, param in zip(states, params, strict=True)]
         new = equations.update(
-            measured if old is None else old,
+            JointState(list[Tensor](params), momenta, measured if old is None else old),
+            [param.grad for param in params if param.grad is not None],
             measured,
-            momenta,
-            grads,
             lr=hyperparameters.lr,
             betas=hyperparameters.betas,
             prior=effective.prior,
             damping=effective.damping,
             step=hyperparameters.step + 1,
         )
-        for param, mean, momentum in zip(equations.params, new.means, new.momenta, strict=True):
+        for param, state, mean, momentum in zip(params, states, new.means, new.momenta, strict=True):
             param.copy_(mean)
-            self.state[param]["momentum"] = momentum.clone()
-        equations.store(self.state, new.curvature)
+            state["momentum"] = momentum.clone()
+        for (param, key), tensor in zip(equations.places, new.curvature, strict=True):
+            self.state[param][key] = tensor
         self.param_groups[0]["step"] += 1
         apply_schedules(self.param_groups[0], self._schedules, Hyperparameters)
