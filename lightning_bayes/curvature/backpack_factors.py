@@ -185,22 +185,28 @@ def _passes(module: nn.Module, quantity: KroneckerQuantity) -> bool:
 
 def _add_pass_through(extension: Any, passing: list[MeasuredModule], as_modules: AsModules) -> None:
     """Register `_PassThrough` in `extension` for the modules in `passing` and for the modules in `_CREATED`."""
-    pass_through = _PassThrough(as_modules)
-    for kind in {*_CREATED, *(type(unit.module) for unit in passing)}:
-        original = layer_extension(extension, kind)
-        replacement: ModuleExtension = pass_through
-        if original is not None:
-            replacement = _PassThroughFor(original, pass_through, {unit.module for unit in passing})
-        extension.set_module_extension(kind, replacement, overwrite=True)
+    modules = {unit.module for unit in passing}
+    for kind in {*_CREATED, *map(type, modules)}:
+        pass_through = _PassThrough(as_modules, layer_extension(extension, kind), modules)
+        extension.set_module_extension(kind, pass_through, overwrite=True)
 
 
 @final
 class _PassThrough(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
-    """Propagates columns through a module by vector-Jacobian products, without measuring its parameters."""
+    """Propagates columns through a module by vector-Jacobian products, without measuring its parameters.
 
-    def __init__(self, as_modules: AsModules) -> None:
+    If BackPACK has an `original` extension of the layer type, it handles the modules that are not in `passing`.
+    """
+
+    def __init__(self, as_modules: AsModules, original: ModuleExtension | None, passing: set[nn.Module]) -> None:
         super().__init__()
-        self.as_modules = as_modules
+        self.as_modules, self.original, self.passing = as_modules, original, passing
+
+    def __call__(self, extension: Any, module: nn.Module, g_inp: Any, g_out: Any) -> None:
+        if self.original is None or module in self.passing:
+            super().__call__(extension, module, g_inp, g_out)
+        else:
+            self.original(extension, module, g_inp, g_out)
 
     def backpropagate(self, extension: Any, module: Any, g_inp: Any, g_out: Any, columns: Tensor) -> Tensor:
         """Map columns ``[V, N, *out]`` at the output to ``[V, N, *in]`` at the input."""
@@ -211,19 +217,6 @@ class _PassThrough(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no 
             output = _recomputed(module, x)
         parts = [torch.autograd.grad(output, x, column, retain_graph=True)[0] for column in columns]
         return torch.stack(parts)
-
-
-@final
-class _PassThroughFor(ModuleExtension):  # type: ignore[misc]
-    """BackPACK's extension of a layer type, except for modules in `passing`, which use `_PassThrough`."""
-
-    def __init__(self, original: ModuleExtension, pass_through: _PassThrough, passing: set[nn.Module]) -> None:
-        super().__init__()
-        self.original, self.pass_through, self.passing = original, pass_through, passing
-
-    def __call__(self, extension: Any, module: nn.Module, g_inp: Any, g_out: Any) -> None:
-        selected = self.pass_through if module in self.passing else self.original
-        selected(extension, module, g_inp, g_out)
 
 
 def _recomputed(module: Any, x: Tensor) -> Tensor:
