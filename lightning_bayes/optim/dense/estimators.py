@@ -146,7 +146,7 @@ def require_matrix_layers(model: nn.Module, params: Sequence[nn.Parameter], opti
     Raises:
         UnsupportedLayerError: If other layers have trainable parameters, or layers share them.
     """
-    partition = partition_layers(model, [{"params": list(params)}], lambda weight, bias: True, max_side=2**31)
+    partition = partition_layers(model, [{"params": list(params)}])
     others = [*partition.others, *(layer.name for layer in partition.layers if layer.shape[0] > 1)]
     if others:
         raise UnsupportedLayerError(

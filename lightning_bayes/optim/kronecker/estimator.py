@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,12 @@ from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
-
-class FactorKey(NamedTuple):
-    """Key of a layer's factor in a measurement."""
-
-    weight: nn.Parameter
-    side: str  # "output" for S, "input" for A
+_NAMES = ("output_factor", "input_factor")  # of S and A
 
 
 @final
 class KroneckerFactorsEstimator(CurvatureEstimator):
-    """Reads S and A by `FactorKey`, which are averaged separately, and squared gradients by parameter.
+    """Reads S and A, which are averaged separately, by weight and name, and squared gradients by parameter.
 
     Args:
         quantity: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
@@ -40,18 +35,17 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
         curvature: Curvature = {}
         for layer, measured in finished.captured.mean_factors().items():
             assert isinstance(layer.weight, nn.Parameter)
-            output, input_ = measured.factors
-            curvature |= {FactorKey(layer.weight, "output"): output, FactorKey(layer.weight, "input"): input_}
+            curvature |= {(layer.weight, name): factor for name, factor in zip(_NAMES, measured.factors, strict=True)}
         return {**curvature, **finished.squares()}
 
 
 def factor_shapes(layer: MatrixLayer) -> dict[Hashable, Tensor]:
-    """Return tensors with the shapes of a layer's factors by `FactorKey`; expanded zeros, which need no memory."""
+    """Return tensors with the shapes of a layer's factors, by weight and name; expanded zeros, which need no memory."""
     zero = torch.zeros((), dtype=layer.weight.dtype, device=layer.weight.device)
-    shapes = zip(("output", "input"), layer.factor_shapes, strict=True)
-    return {FactorKey(layer.weight, side): zero.expand(shape) for side, shape in shapes}
+    shapes = zip(_NAMES, layer.factor_shapes, strict=True)
+    return {(layer.weight, name): zero.expand(shape) for name, shape in shapes}
 
 
 def factors_of(layer: MatrixLayer, curvature: Mapping[Hashable, Tensor]) -> KroneckerProduct:
     """Return the measured S ⊗ A of a layer."""
-    return KroneckerProduct(*(curvature[FactorKey(layer.weight, side)] for side in ("output", "input")))
+    return KroneckerProduct(*(curvature[layer.weight, name] for name in _NAMES))

@@ -59,9 +59,9 @@ class KroneckerLayers:
             partition = partition_layers(
                 self._optimizer.model,
                 groups,
-                self._have_same_noise,
-                self._settings.max_side,
-                has_factors if uses_our_rules else self.engine.has_factors,
+                deterministic=self._optimizer.deterministic,
+                max_side=self._settings.max_side,
+                can_have_matrix=has_factors if uses_our_rules else self.engine.has_factors,
             )
             self._cached = key, partition
         return self._cached[1]
@@ -73,9 +73,6 @@ class KroneckerLayers:
     def params(self) -> set[nn.Parameter]:
         """The parameters of these layers."""
         return {param for layer in self.with_factors() for param in layer.params}
-
-    def _have_same_noise(self, weight: nn.Parameter, bias: nn.Parameter) -> bool:
-        return (weight in self._optimizer.deterministic) == (bias in self._optimizer.deterministic)
 
     def check(self) -> None:
         """Require that the engine supports every layer, and that factors, inverses and roots fit into memory."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +94,9 @@ class LayerPartition:
 def partition_layers(
     model: nn.Module,
     param_groups: Iterable[dict[str, Any]],
-    have_same_noise: Callable[[nn.Parameter, nn.Parameter], bool],
-    max_side: int,
+    *,
+    deterministic: Collection[nn.Parameter] = (),
+    max_side: float = math.inf,
     can_have_matrix: Callable[[nn.Module], bool] = has_factors,
 ) -> LayerPartition:
     """Find the layers whose weight and bias are sampled and preconditioned as one matrix.
@@ -106,7 +108,7 @@ def partition_layers(
     Args:
         model: The model.
         param_groups: The optimizer's parameter groups.
-        have_same_noise: Returns whether a weight and its bias either both have noise or both have none.
+        deterministic: The parameters without noise.
         max_side: Limit for the sides of a matrix.
         can_have_matrix: Returns whether a layer can have a matrix.
 
@@ -122,7 +124,7 @@ def partition_layers(
         if (
             layer is None
             or any(uses[p] > 1 for p in layer.params)
-            or not have_same_noise(layer.weight, layer.params[-1])
+            or len({param in deterministic for param in layer.params}) > 1
         ):
             partition.others.append(unit.name)
         elif max(layer.shape[1:]) > max_side:
