@@ -1,7 +1,7 @@
 """Variational optimizers: one algorithm per file, a pure `update` first, then the `torch.optim.Optimizer`."""
 
-from lightning_bayes.optim.dense.block_tridiagonal_kfac import BlockTridiagonalKFAC
-from lightning_bayes.optim.dense.full_optimizers import VONG, FullVON, NNGFull
+from lightning_bayes.optim.dense.block_tridiagonal import BlockTridiagonalKFAC
+from lightning_bayes.optim.dense.full_gaussian import VONG, FullVON, NNGFull
 from lightning_bayes.optim.dense.joint_optimizer import JointOptimizer
 from lightning_bayes.optim.diagonal.bbb import BBB
 from lightning_bayes.optim.diagonal.cvi import CVI

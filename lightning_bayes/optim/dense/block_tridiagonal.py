@@ -9,21 +9,35 @@ curvature on and next to the diagonal are Kronecker products, and its inverse is
     m ← β₁ m + (1-β₁)(ĝ + δ̃ M)
     M ← M - α F̂⁻¹ m̂                  F̂ from the new blocks, damped by δ̃ + γ
 
-The functions below take the matrices of all layers of a chain of `torch.nn.Linear`.
+The functions take the matrices of all layers of a chain of `torch.nn.Linear`. The state of each layer's weight contains the
+layer's S and A as ``output_factor`` and ``input_factor``. Except in the last layer, it also contains S and A between this
+layer and the next as ``output_link`` and ``input_link``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, final
 
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
+from lightning_bayes.curvature import Likelihood, LossReduction
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
+from lightning_bayes.optim.dense.estimators import ChainFactorsEstimator
+from lightning_bayes.optim.dense.joint_optimizer import JointEquations, JointFields, JointOptimizer, JointState
 from lightning_bayes.optim.diagonal.state import average, debiased
+from lightning_bayes.optim.effective import Effective
+from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.kronecker.equations import average_factors
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
+from lightning_bayes.optim.kronecker.layer_state import factors_at_precision
+from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.optim.runtime.parameters import trainable
+from lightning_bayes.posteriors import BlockTridiagonal, linear_chain
+from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 
 
 class ChainCurvature(NamedTuple):
@@ -93,3 +107,143 @@ def update(
         rate = clipped_lr(lr, fisher_norm(directions, corrected), kl_clip)[..., None, None]
     means = tuple(mean - rate * direction for mean, direction in zip(state.means, directions, strict=True))
     return ChainState(means, momenta, curvature)
+
+
+@final
+class ChainCovariance(JointEquations[BlockTridiagonal]):
+    """Kronecker-factored blocks of each layer and of each pair of neighbouring layers.
+
+    Args:
+        params: The parameters.
+        layers: The layers in the order of the chain.
+        kl_clip: Bound c of `optim.kronecker.kl_clip`; None for no bound.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], layers: list[MatrixLayer], kl_clip: float | None) -> None:
+        self.params, self.layers, self.kl_clip = list(params), layers, kl_clip
+        weights = [layer.weight for layer in layers]
+        kinds = [*((weight, "factor") for weight in weights), *((weight, "link") for weight in weights[:-1])]
+        self.places = [(weight, f"{side}_{kind}") for weight, kind in kinds for side in ("output", "input")]
+        self._cached: tuple[Tensor, float, BlockTridiagonalInverse] | None = None  # for this factor and damping
+
+    def initial(self, init_precision: float, effective: Effective) -> list[Tensor]:
+        """Return `factors_at_precision` of each layer, and zero links; see `JointEquations.initial`."""
+        blocks = [factors_at_precision(layer, init_precision, effective) for layer in self.layers]
+        pairs = [pair for before, after in pairwise(blocks) for pair in zip(before, after, strict=True)]
+        return [*chain.from_iterable(blocks), *(before.new_zeros(len(before), len(after)) for before, after in pairs)]
+
+    def sample(self, curvature: list[Tensor], noise: list[Tensor], effective: Effective) -> list[Tensor]:
+        """Draw weights; see `JointEquations.sample`."""
+        weights = sample(
+            self._matrices(self.params),
+            self._invert(self._chain(curvature), effective.prior + effective.noise_damping),
+            self._matrices(noise),
+            num_data=effective.num_data,
+            kl_weight=effective.kl_weight,
+        )
+        return self._tensors(weights)
+
+    def update(self, state: JointState, grads: list[Tensor], measured: list[Tensor], **arguments: Any) -> JointState:
+        """Update the matrices; see `JointEquations.update`."""
+        new = update(
+            ChainState(self._matrices(state.means), self._matrices(state.momenta), self._chain(state.curvature)),
+            self._matrices(grads),
+            self._chain(measured),
+            kl_clip=self.kl_clip,
+            invert=self._invert,
+            **arguments,
+        )
+        products = (*new.curvature.blocks, *new.curvature.links)
+        return JointState(self._tensors(new.means), self._tensors(new.momenta), list(chain.from_iterable(products)))
+
+    def posterior(
+        self, curvature: list[Tensor], names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
+    ) -> BlockTridiagonal:
+        """Damped blocks, and links, times Ñ/τ; see `JointEquations.posterior`."""
+        measured = self._chain(curvature)
+        blocks = [pi_damped(block, effective.prior + effective.noise_damping) for block in measured.blocks]
+        weights = [names[layer.weight] for layer in self.layers]
+        return BlockTridiagonal(
+            factors=dict(zip(weights, _scaled(blocks, effective.scale), strict=True)),
+            links=dict(zip(weights[:-1], _scaled(measured.links, effective.scale), strict=True)),
+            biases={names[layer.weight]: names[layer.params[1]] for layer in self.layers if layer.has_bias},
+            **shared,
+        )
+
+    def _invert(self, curvature: ChainCurvature, damping: float) -> BlockTridiagonalInverse:
+        """Compute F̂⁻¹, cached for several passes, and for the step if it has the damping of the noise."""
+        factor = curvature.blocks[0].left
+        if self._cached is None or self._cached[0] is not factor or self._cached[1] != damping:
+            inverse = damped_inverse(curvature, damping, [repr(layer.name) for layer in self.layers])
+            self._cached = factor, damping, inverse
+        return self._cached[2]
+
+    def _chain(self, tensors: Sequence[Tensor]) -> ChainCurvature:
+        """Join pairs S, A of the layers, then of neighbours."""
+        products = tuple(KroneckerProduct(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True))
+        return ChainCurvature(products[: len(self.layers)], products[len(self.layers) :])
+
+    def _matrices(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Convert tensors in the order of the parameters to one matrix per layer."""
+        of_param = dict(zip(self.params, tensors, strict=True))
+        return tuple(layer.matrix([of_param[param] for param in layer.params]).detach() for layer in self.layers)
+
+    def _tensors(self, matrices: Sequence[Tensor]) -> list[Tensor]:
+        """Convert one matrix per layer to tensors in the order of the parameters."""
+        of_param: dict[nn.Parameter, Tensor] = {}
+        for layer, matrix in zip(self.layers, matrices, strict=True):
+            of_param.update(zip(layer.params, layer.tensors(matrix), strict=True))
+        return [of_param[param] for param in self.params]
+
+
+def _scaled(products: Sequence[KroneckerProduct], scale: float) -> list[tuple[Tensor, Tensor]]:
+    return [(scale * product.left, product.right.clone()) for product in products]
+
+
+@final
+class BlockTridiagonalKFAC(JointOptimizer[BlockTridiagonal]):
+    """Noisy K-FAC with correlations between neighbouring layers (Zhang et al. 2018, section 3.5).
+
+    It measures, averages and inverts the factors in every update.
+
+    Args:
+        model: A chain of trainable linear layers with element-wise activations in between.
+        fisher: ``"sampled"`` samples labels from the likelihood, ``"empirical"`` uses the data's labels. None samples labels
+            if there is a likelihood.
+        likelihood: The likelihood of the model's outputs; None uses the model's attribute ``likelihood``.
+        kl_clip: Bound c on the squared Fisher norm of the step, see `optim.kronecker.kl_clip`; None for no bound.
+        limit_mib: Maximum memory of the factors in MiB.
+        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
+        **fields: See `JointFields`.
+
+    Example:
+        >>> import torch
+        >>> model, x, y = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.ones(4, 2), torch.zeros(4, 1)
+        >>> opt = BlockTridiagonalKFAC(model, lr=0.1, num_data=4)
+        >>> for _ in range(3):
+        ...     with opt.sampled_params():
+        ...         nn.functional.mse_loss(model(x), y).backward()
+        ...     opt.step()
+        >>> [factor.shape for factor in opt.posterior().links["0.weight"]]  # [out, next out], [in + 1, next in + 1]
+        [torch.Size([3, 1]), torch.Size([3, 4])]
+    """
+
+    needs_chain = True  # a model of linear layers that feed one another
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        fisher: FisherName | None = None,
+        likelihood: Likelihood | None = None,
+        kl_clip: float | None = None,
+        limit_mib: float = DEFAULT_LIMIT_MIB,
+        loss_reduction: LossReduction = "auto",
+        **fields: Unpack[JointFields],
+    ) -> None:
+        linear_chain(model, limit_mib)
+        params = trainable(model)
+        estimator = ChainFactorsEstimator(
+            model, params, "BlockTridiagonalKFAC", fisher=fisher, likelihood=likelihood, loss_reduction=loss_reduction
+        )
+        super().__init__(model, ChainCovariance(params, estimator.layers, kl_clip), estimator, fields)

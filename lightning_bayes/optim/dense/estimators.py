@@ -17,7 +17,6 @@ from lightning_bayes.curvature.hessian import HessianCapture, HessianEngine
 from lightning_bayes.curvature.joint import ExampleRows, LayerRows, example_rows
 from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
 from lightning_bayes.errors import ShapeError, UnsupportedLayerError
-from lightning_bayes.optim.dense.full_gaussian import outer_products
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, partition_layers
 
@@ -130,6 +129,11 @@ class ChainFactorsEstimator(RowsEstimator):
             )
         pairs = [*zip(rows, rows, strict=True), *pairwise(rows)]
         return [factor for pair in pairs for factor in _factors(*pair)]
+
+
+def outer_products(grads: Tensor) -> Tensor:
+    """Return the mean of g_i g_iᵀ, ``[..., D, D]``, of per-example gradients ``[..., examples, D]``."""
+    return grads.mT @ grads / grads.shape[-2]
 
 
 def require_matrix_layers(model: nn.Module, params: Sequence[nn.Parameter], optimizer: str) -> list[MatrixLayer]:

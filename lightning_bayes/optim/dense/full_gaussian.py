@@ -1,4 +1,6 @@
-"""Noisy natural gradients with a full covariance for small models, as pure functions of the flattened weights.
+"""Noisy natural gradients with a full covariance for small models: `FullVON`, `VONG` and `NNGFull`.
+
+In terms of the flattened weights,
 
     θ = μ + √(τ/Ñ) L⁻ᵀ ε           L Lᵀ = S + δ̃ I [+ γ I], with the old S
     S ← β₂ S + (1-β₂) Ĥ
@@ -11,18 +13,29 @@ The choice of Ĥ determines the algorithm:
   α = 1-β₂ and β₁ = 0 it is conjugate-computation variational inference (CVI, Khan & Lin 2017);
 - the mean of g_i g_iᵀ with the data's labels, the empirical Fisher: VONG (Khan et al. 2017);
 - the mean of g_i g_iᵀ with labels sampled from the model, the Fisher: NNG-full (Zhang et al. 2018, eqs. 9-10).
+
+S is factorised in every pass and every update, which limits D to a few thousand weights.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
+from lightning_bayes.curvature import Likelihood, LossReduction
 from lightning_bayes.linalg import cholesky, inverse_root
+from lightning_bayes.optim.dense.estimators import HessianEstimator, OuterProductEstimator
+from lightning_bayes.optim.dense.joint_optimizer import JointEquations, JointFields, JointOptimizer, JointState
 from lightning_bayes.optim.diagonal.state import average, debiased
+from lightning_bayes.optim.effective import Effective
+from lightning_bayes.optim.runtime.parameters import trainable
+from lightning_bayes.posteriors import FullGaussian, check_full_size, initial_curvature
+from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 
 _NAME = "curvature with prior and damping"
 
@@ -49,11 +62,6 @@ def sample(
     return state.mean + math.sqrt(kl_weight / num_data) * (root @ noise[..., None])[..., 0]
 
 
-def outer_products(grads: Tensor) -> Tensor:
-    """Return the mean of g_i g_iᵀ, ``[..., D, D]``, of per-example gradients ``[..., examples, D]``."""
-    return grads.mT @ grads / grads.shape[-2]
-
-
 def update(
     state: FullState,
     grad: Tensor,  # ĝ, mean gradient of the negative log-likelihood at the sample, [..., D]
@@ -76,3 +84,153 @@ def update(
 def damped(matrix: Tensor, amount: float) -> Tensor:
     """Add `amount` to the diagonal of ``[..., D, D]`` matrices."""
     return matrix + amount * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+
+
+@final
+class FullCovariance(JointEquations[FullGaussian]):
+    """S over all weights, ``[D, D]``, with D = the number of weights in `params`."""
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        self.params = list(params)
+        self.places = [(self.params[0], "joint_curvature")]
+
+    def initial(self, init_precision: float, effective: Effective) -> list[Tensor]:
+        """Return a multiple of I; see `JointEquations.initial`."""
+        mean = _flat(self.params)
+        zero = mean.new_zeros(len(mean), len(mean))
+        return [damped(zero, initial_curvature(init_precision, **effective.start_arguments))]
+
+    def sample(self, curvature: list[Tensor], noise: list[Tensor], effective: Effective) -> list[Tensor]:
+        """Draw weights; see `JointEquations.sample`."""
+        mean, (matrix,) = _flat(self.params), curvature
+        weights = sample(
+            FullState(mean, matrix, torch.zeros_like(mean)),
+            _flat(noise),
+            num_data=effective.num_data,
+            prior=effective.prior,
+            kl_weight=effective.kl_weight,
+            damping=effective.noise_damping,
+        )
+        return self._parts(weights)
+
+    def update(self, state: JointState, grads: list[Tensor], measured: list[Tensor], **arguments: Any) -> JointState:
+        """Update the flat vectors; see `JointEquations.update`."""
+        (matrix,), (new_matrix,) = state.curvature, measured
+        old = FullState(_flat(state.means), matrix, _flat(state.momenta))
+        new = update(old, _flat(grads), new_matrix, **arguments)
+        return JointState(self._parts(new.mean), self._parts(new.momentum), [new.curvature])
+
+    def posterior(
+        self, curvature: list[Tensor], names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
+    ) -> FullGaussian:
+        """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I); see `JointEquations.posterior`."""
+        (matrix,) = curvature
+        precision = damped(matrix, effective.noise_damping + effective.prior) * effective.scale
+        return FullGaussian(precision=precision, **shared)
+
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        parts = torch.split(flat, [param.numel() for param in self.params])
+        return [part.view_as(param) for part, param in zip(parts, self.params, strict=True)]
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+@final
+class FullVON(JointOptimizer[FullGaussian]):
+    """Variational online Newton with the full Hessian (Khan et al. 2018, eqs. 7-9), as a `torch.optim.Optimizer`.
+
+    The Hessian requires one backward pass per weight. If its negative eigenvalues outweigh the prior, no posterior exists,
+    and the error suggests a larger ``prior_precision``, or ``damping`` with ``damping_in_noise=True``. With
+    ``betas=(0, 1 - lr)`` the algorithm is CVI.
+
+    Args:
+        model: Any twice differentiable model.
+        limit_mib: Maximum memory of one D × D matrix in MiB.
+        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
+        **fields: See `JointFields`.
+
+    Example:
+        >>> import torch
+        >>> model, x, y = nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1)
+        >>> opt = FullVON(model, lr=1.0, betas=(0.0, 0.0), num_data=4)
+        >>> with opt.sampled_params():
+        ...     nn.functional.mse_loss(model(x), y).backward()
+        >>> opt.step()
+        >>> opt.posterior().precision.shape
+        torch.Size([3, 3])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        limit_mib: float = DEFAULT_LIMIT_MIB,
+        loss_reduction: LossReduction = "auto",
+        **fields: Unpack[JointFields],
+    ) -> None:
+        params = _checked_params(model, limit_mib)
+        super().__init__(model, FullCovariance(params), HessianEstimator(model, params, loss_reduction), fields)
+
+
+@final
+class VONG(JointOptimizer[FullGaussian]):
+    """Variational online Gauss-Newton with the full empirical Fisher (Khan et al. 2017, https://arxiv.org/abs/1712.01038).
+
+    Args:
+        model: A model of linear layers and convolutions without groups.
+        limit_mib: Maximum memory of one D × D matrix in MiB.
+        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
+        **fields: See `JointFields`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        limit_mib: float = DEFAULT_LIMIT_MIB,
+        loss_reduction: LossReduction = "auto",
+        **fields: Unpack[JointFields],
+    ) -> None:
+        params = _checked_params(model, limit_mib)
+        estimator = OuterProductEstimator(
+            model, params, "VONG", fisher="empirical", likelihood=None, loss_reduction=loss_reduction
+        )
+        super().__init__(model, FullCovariance(params), estimator, fields)
+
+
+@final
+class NNGFull(JointOptimizer[FullGaussian]):
+    """Noisy natural gradient with the full Fisher (NNG-full, Zhang et al. 2018, eqs. 9-10, https://arxiv.org/abs/1712.02390).
+
+    Args:
+        model: A model of linear layers and convolutions without groups.
+        limit_mib: Maximum memory of one D × D matrix in MiB.
+        likelihood: Likelihood to sample labels from; None uses the model's attribute ``likelihood``.
+        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
+        **fields: See `JointFields`.
+    """
+
+    draws_labels = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        limit_mib: float = DEFAULT_LIMIT_MIB,
+        likelihood: Likelihood | None = None,
+        loss_reduction: LossReduction = "auto",
+        **fields: Unpack[JointFields],
+    ) -> None:
+        params = _checked_params(model, limit_mib)
+        estimator = OuterProductEstimator(
+            model, params, "NNGFull", fisher="sampled", likelihood=likelihood, loss_reduction=loss_reduction
+        )
+        super().__init__(model, FullCovariance(params), estimator, fields)
+
+
+def _checked_params(model: nn.Module, limit_mib: float) -> list[nn.Parameter]:
+    """Return the trainable parameters, and raise an error if their D × D matrix exceeds the memory limit."""
+    check_full_size({name: param for name, param in model.named_parameters() if param.requires_grad}, limit_mib)
+    return trainable(model)
