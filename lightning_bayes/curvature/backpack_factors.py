@@ -8,7 +8,7 @@ through unsupported operations by vector-Jacobian products.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, final
 
@@ -96,11 +96,6 @@ class BackpackFactors(FactorRecords):
         self._statistics: dict[nn.Module, _CallStatistics] = {}
         self._values: dict[nn.Parameter, list[Tensor]] = {}
         self._as_modules = AsModules(quantity, _OTHERWISE)
-
-    @property
-    def called(self) -> Collection[nn.Module]:
-        """The layers with a call."""
-        return [*self._moments.called, *self._statistics]
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Record the statistics of a call that BackPACK does not report; see `LayerRecords.add`."""

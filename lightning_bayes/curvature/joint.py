@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NamedTuple, final
 
 import torch
@@ -34,11 +33,6 @@ class ExampleRows(LayerRecords):
     def __init__(self, request: Request, workspace: Workspace) -> None:
         super().__init__(request, workspace)
         self.rows: dict[nn.Module, LayerRows] = {}
-
-    @property
-    def called(self) -> Collection[nn.Module]:
-        """The layers with a call."""
-        return self.rows.keys()
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Store one call; see `LayerRecords.add`."""

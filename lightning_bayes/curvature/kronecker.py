@@ -1,8 +1,8 @@
-"""Kronecker factors and per-example squares from one pass, measured when the pass is opened with a `Request`.
+"""Kronecker factors of the layers in a `Request` and per-example squares of all others, from one pass.
 
 Layers with factors (`factors.has_factors`) use PyTorch's own parameter gradient. An identity on their output accumulates the
 second moments of the inputs and of the output gradients during backward. All other layers are measured by their squares, as
-in the fused engine. A pass without a request is plain training.
+in the fused engine.
 
 With a likelihood, the Fisher is measured: an additional backward from the model's outputs, with labels sampled from the
 likelihood, runs before the backward of the loss and changes no gradient. Without a likelihood, the backward of the loss
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -22,7 +22,6 @@ from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
-from lightning_bayes.curvature.gradients import GradientEngine
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
@@ -33,10 +32,12 @@ from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 
+_NO_FACTORS = Request({})
+
 
 @final
 class KroneckerEngine(WrappingEngine):
-    """Measures Kronecker factors on request.
+    """Measures Kronecker factors of the requested layers.
 
     Arguments as in `AbstractEngine`. In addition, `records` creates the records of a pass, which collect the calls of the
     requested layers, and `has_factors` returns whether these records support a layer.
@@ -52,14 +53,11 @@ class KroneckerEngine(WrappingEngine):
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
         self.new_records, self.has_factors = records, has_factors
-        self._plain = GradientEngine(model, loss_reduction)
-
-    def capture(self, request: Request | None = None) -> AbstractContextManager[Capture]:
-        """Measure the passes inside the context: the layers of the request, or without a request only the gradient."""
-        return self._plain.capture() if request is None else self._outputs_kept(KroneckerCapture(self, request))
 
     @contextmanager
-    def _outputs_kept(self, captured: KroneckerCapture) -> Iterator[Capture]:
+    def capture(self, request: Request = _NO_FACTORS) -> Iterator[KroneckerCapture]:
+        """Measure the passes inside the context: factors of the layers in `request`, squares of all others."""
+        captured = KroneckerCapture(self, request)
         hook = self.model.register_forward_hook(captured.keep_outputs)
         try:
             with captured.records.watching(self.model), self.run(captured):
@@ -70,13 +68,12 @@ class KroneckerEngine(WrappingEngine):
 
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
         """True for every unit except the layers with factors."""
-        return not isinstance(captured, KroneckerCapture) or unit.module not in captured.request.layers
+        assert isinstance(captured, KroneckerCapture)
+        return unit.module not in captured.request.layers
 
     def check_reached(self, captured: Capture) -> None:
         """Require a measurement of each parameter that has a gradient; see `AbstractEngine.check_reached`."""
-        if not isinstance(captured, KroneckerCapture):
-            self._plain.check_reached(captured)
-            return
+        assert isinstance(captured, KroneckerCapture)
         if isinstance(captured.request.likelihood, Likelihood):
             self._check_outputs(captured)
         super().check_reached(captured)
@@ -111,6 +108,7 @@ class KroneckerCapture(WrappingCapture):
     Attributes:
         model_outputs: The model's differentiable outputs.
         records: The records of the requested layers.
+        called: The requested layers in the records.
         probe: A leaf that every layer with factors depends on, so that a backward to it reaches all of them.
         draw: Index of the running label draw, or of the running column.
     """
@@ -120,13 +118,14 @@ class KroneckerCapture(WrappingCapture):
         self.request = request
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
+        self.called: set[nn.Module] = set()
         self.probe, self.draw = torch.zeros((), requires_grad=True), 0
         self._is_sampling = False  # whether the additional backward runs
 
     @property
     def reached(self) -> set[nn.Parameter]:
         """The measured parameters."""
-        return super().reached | {p for layer in self.records.called for p in layer.parameters()}
+        return super().reached | {p for layer in self.called for p in layer.parameters()}
 
     def measure_losses(self, losses: Tensor) -> None:
         """Refuse per-example losses; see `Capture.measure_losses`."""
@@ -264,4 +263,5 @@ class _FactorCall(LayerCall):
         if grad_output is not None:
             x, is_first = in_full_precision(inputs[0]), self.captured.draw == 0
             self.captured.records.add(self.unit.module, x, grad_output, is_first)
+            self.captured.called.add(self.unit.module)
         return [None]

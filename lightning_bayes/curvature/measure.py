@@ -48,7 +48,7 @@ def make_engine(
         loss_reduction: ``"auto"`` reads the reduction from the loss's graph; ``"mean"`` and ``"sum"`` declare it.
         workspace_mib: Memory limit in MiB for per-example values.
         quantity: The measured quantity, see `measure`. ``"gradient"`` measures no curvature and needs no rules.
-            ``"kfac"``, ``"kflr"`` and ``"kfra"`` measure only on request, see `KroneckerEngine.capture`.
+            ``"kfac"``, ``"kflr"`` and ``"kfra"`` measure the layers of a request, see `KroneckerEngine.capture`.
         mc_samples: Labels per example for ``"diag_ggn_mc"``.
         seed: Seed of these labels, as in `measure`.
 

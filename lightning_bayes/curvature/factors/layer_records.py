@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import final
@@ -60,11 +60,6 @@ class LayerRecords(ABC):
             is_first: Whether this is the call's first label draw, so that its input was not added yet.
         """
 
-    @property
-    @abstractmethod
-    def called(self) -> Collection[nn.Module]:
-        """The layers with at least one call."""
-
     def watching(self, model: nn.Module) -> AbstractContextManager[None]:
         """A context around all passes, entered before the engine wraps any forward."""
         return nullcontext()
@@ -112,11 +107,6 @@ class FactorMoments(FactorRecords):
     def __init__(self, request: Request, workspace: Workspace) -> None:
         super().__init__(request, workspace)
         self._moments: dict[nn.Module, _Moments] = {}
-
-    @property
-    def called(self) -> Collection[nn.Module]:
-        """The layers with at least one call."""
-        return self._moments.keys()
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Add one call; see `LayerRecords.add`."""
