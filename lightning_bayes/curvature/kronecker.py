@@ -170,13 +170,13 @@ class KroneckerCapture(WrappingCapture):
         generator = Generator(outputs[0].device).manual_seed(self.request.seed)
         scale = self.request.loss_scale / math.sqrt(terms)
 
-        def losses() -> Iterator[tuple[Tensor, None]]:
+        def roots() -> Iterator[tuple[Tensor, None]]:
             for _ in range(self.request.mc_samples):
                 losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
                 yield torch.stack(losses).sum() * scale, None
 
         with self.records.sampling():
-            self._run_backwards(losses())
+            self._run_backwards(roots())
 
     def measure_columns(self, outputs: Tensor, columns: Iterable[Tensor]) -> None:
         """Run one backward per column of output gradients (`curvature.output_roots`); squares and moments accumulate."""

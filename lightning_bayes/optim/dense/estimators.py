@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import pairwise
 from typing import Any, final
 
@@ -83,16 +84,15 @@ class RowsEstimator(JointEstimator, ABC):
         loss_reduction: LossReduction,
     ) -> None:
         check_fisher(fisher)
-        label_source(fisher, likelihood, model)  # raises if it cannot be sampled
-        self._model, self._params, self._fisher, self._likelihood = model, list(params), fisher, likelihood
+        self._params, self._labels = list(params), partial(label_source, fisher, likelihood, model)
+        self._labels()  # raises if it cannot be sampled
         self.layers = require_matrix_layers(model, params, optimizer)
         self._engine = self.engine = KroneckerEngine(model, loss_reduction, records=ExampleRows)
 
     def capture(self, label_seed: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """Open a capture of the per-example rows of all layers; see `JointEstimator.capture`."""
-        labels = label_source(self._fisher, self._likelihood, self._model)
         layers = {layer.module: layer.has_bias for layer in self.layers}
-        return self._engine.capture(Request(layers, labels, label_seed, loss_scale))
+        return self._engine.capture(Request(layers, self._labels(), label_seed, loss_scale))
 
     def _rows(self, captured: Any) -> list[LayerRows]:
         """The rows of each layer; zeros for layers that the backward pass did not reach."""

@@ -71,7 +71,8 @@ def invert_all(
     if workers is None or len(layers) < 2:  # inverting a single layer is faster than communicating the result
         return {layer: invert(layer) for layer in layers}
     results = {}
-    owners = assign([layer.inversion_cost for layer in layers], workers.size)
+    costs = [sum(tensor.numel() * tensor.shape[-1] for tensor in like.values()) for like in layers.values()]
+    owners = assign(costs, workers.size)
     for (layer, like), owner in zip(layers.items(), owners, strict=True):
         if owner != workers.rank:
             result = {name: torch.zeros_like(tensor) for name, tensor in like.items()}

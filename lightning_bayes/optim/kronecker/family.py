@@ -102,8 +102,7 @@ class KroneckerFamily(PosteriorFamily):
 
     def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""
-        self._adapt_state()
-        layers = self.layers.with_factors()
+        layers = self._adapted_layers()
         self._curvature.start(layers)
         sample = self._diagonal.sample(noise, measures_curvature=measures_curvature)
         return {**sample, **self._noise.sample(layers, noise, self._diagonal.scratch)}
@@ -114,27 +113,27 @@ class KroneckerFamily(PosteriorFamily):
 
     def start_curvature(self) -> None:
         """Initialise factors and squared gradients before the first update; see `PosteriorFamily`."""
-        self._adapt_state()
-        layers = self.layers.with_factors()
+        layers = self._adapted_layers()
         self._diagonal.start_curvature()
         self._curvature.start(layers)
 
     def effective_parameters(self) -> Iterator[Tensor]:
         """The effective number of parameters of each tensor and matrix; see `PosteriorFamily`."""
-        self._adapt_state()
-        layers = self.layers.with_factors()
+        layers = self._adapted_layers()
         yield from self._diagonal.effective_parameters()
         yield from self._noise.effective_parameters(layers)
 
-    def _adapt_state(self) -> None:
+    def _adapted_layers(self) -> list[MatrixLayer]:
         """Adapt the state to the current layers, because freezing or unfreezing a bias changes its layer's matrix."""
-        for layer in self.layers.with_factors():
+        layers = self.layers.with_factors()
+        for layer in layers:
             layer_state.drop_if_of_another_shape(self._optimizer.state[layer.weight], layer)
         in_matrices = self.layers.params()
         for group, param in self._optimizer.trained():
             state = self._optimizer.state_of(param, group)
             if param not in in_matrices and "curvature" not in state:
                 state["curvature"] = torch.zeros_like(param)
+        return layers
 
     # -- the update ---------------------------------------------------------------------------------------------------
 

@@ -16,19 +16,17 @@ import torch
 from torch import Tensor
 
 
-def fisher_norm(directions: Iterable[Tensor], gradients: Iterable[Tensor], dims: int = 2) -> Tensor:
+def fisher_norm(directions: Iterable[Tensor], gradients: Iterable[Tensor]) -> Tensor:
     """Squared Fisher norm vᵀ F v of the steps v = F⁻¹ g, summed over layers.
 
     Args:
-        directions: v of each layer.
+        directions: v of each layer, a matrix.
         gradients: g of each layer.
-        dims: Number of trailing dimensions of one layer; 2 for matrices.
 
     Returns:
         Σ vᵀ g, shaped like the leading dimensions that all layers share.
     """
-    trailing = tuple(range(-dims, 0))
-    return torch.stack([(v * g).sum(trailing) for v, g in zip(directions, gradients, strict=True)]).sum(0)
+    return torch.stack([(v * g).sum((-2, -1)) for v, g in zip(directions, gradients, strict=True)]).sum(0)
 
 
 def clipped_lr(lr: float | Tensor, norm: Tensor, bound: float) -> Tensor:

@@ -60,12 +60,6 @@ class MatrixLayer:
         groups, *sides = self.shape
         return [(side, side) if groups == 1 else (groups, side, side) for side in sides]
 
-    @property
-    def inversion_cost(self) -> int:
-        """Cost of inverting both factors, up to a constant: the sum of the cubes of their sides."""
-        groups, rows, columns = self.shape
-        return groups * (rows**3 + columns**3)
-
     def matrix(self, values: Sequence[Tensor]) -> Tensor:
         """Join tensors shaped like `params` into a matrix; see `layer_matrix`."""
         return layer_matrix(values[0], values[1] if self.has_bias else None, _conv_groups(self.module))
