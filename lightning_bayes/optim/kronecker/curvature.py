@@ -1,24 +1,63 @@
-"""Running averages of the Kronecker factors of all layers, and the inversions that steps and noise need."""
+"""K-FAC's curvature: measurements of the Kronecker factors of all layers, running averages, and their inversions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from lightning_bayes.curvature.kronecker import KroneckerCapture
+from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import equations, layer_state
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all
-from lightning_bayes.optim.kronecker.estimator import factors_of
 from lightning_bayes.optim.kronecker.intervals import layers_due
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.readout.shape import layer_damping
-from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 
 if TYPE_CHECKING:
     from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+
+
+_NAMES = ("output_factor", "input_factor")  # of S and A
+
+
+@final
+class KroneckerFactorsEstimator(CurvatureEstimator):
+    """Reads S and A, which are averaged separately, by weight and name, and squared gradients by parameter.
+
+    Args:
+        quantity: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
+    """
+
+    def __init__(self, quantity: KroneckerQuantity = "kfac") -> None:
+        self.quantity = quantity  # type: ignore[misc]
+
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
+        """Read one pass; see `CurvatureEstimator`."""
+        assert isinstance(finished.captured, KroneckerCapture)
+        curvature: Curvature = {}
+        for layer, measured in finished.captured.mean_factors().items():
+            assert isinstance(layer.weight, nn.Parameter)
+            curvature |= {(layer.weight, name): factor for name, factor in zip(_NAMES, measured.factors, strict=True)}
+        return {**curvature, **finished.squares()}
+
+
+def factor_shapes(layer: MatrixLayer) -> dict[Hashable, Tensor]:
+    """Return tensors with the shapes of a layer's factors, by weight and name; expanded zeros, which need no memory."""
+    zero = torch.zeros((), dtype=layer.weight.dtype, device=layer.weight.device)
+    shapes = zip(_NAMES, layer.factor_shapes, strict=True)
+    return {(layer.weight, name): zero.expand(shape) for name, shape in shapes}
+
+
+def factors_of(layer: MatrixLayer, curvature: Mapping[Hashable, Tensor]) -> KroneckerProduct:
+    """Return the measured S ⊗ A of a layer."""
+    return KroneckerProduct(*(curvature[layer.weight, name] for name in _NAMES))
 
 
 @final

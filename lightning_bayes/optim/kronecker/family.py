@@ -22,9 +22,8 @@ from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import equations, layer_state
 from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
-from lightning_bayes.optim.kronecker.curvature import KroneckerCurvature
+from lightning_bayes.optim.kronecker.curvature import KroneckerCurvature, factor_shapes
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
-from lightning_bayes.optim.kronecker.estimator import factor_shapes
 from lightning_bayes.optim.kronecker.intervals import is_due
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
 from lightning_bayes.optim.kronecker.layer_noise import KroneckerNoise

@@ -12,7 +12,7 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
 from lightning_bayes.optim.kronecker.arguments import KroneckerArguments, KroneckerHyperparameters, settings_for
-from lightning_bayes.optim.kronecker.estimator import KroneckerFactorsEstimator
+from lightning_bayes.optim.kronecker.curvature import KroneckerFactorsEstimator
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
 
 PriorAt: TypeAlias = Literal["mean", "sample"]

@@ -70,9 +70,9 @@ class KroneckerLayers:
         """The current layers with Kronecker factors."""
         return self.partition().layers
 
-    def params(self) -> set[nn.Parameter]:
+    def params(self) -> frozenset[nn.Parameter]:
         """The parameters of these layers."""
-        return {param for layer in self.with_factors() for param in layer.params}
+        return self.partition().params
 
     def check(self) -> None:
         """Require that the engine supports every layer, and that factors, inverses and roots fit into memory."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -83,6 +84,11 @@ class LayerPartition:
     layers: list[MatrixLayer]
     too_long: dict[str, int]
     others: list[str]
+
+    @cached_property
+    def params(self) -> frozenset[nn.Parameter]:
+        """The parameters of the layers with a matrix."""
+        return frozenset(param for layer in self.layers for param in layer.params)
 
 
 def partition_layers(
