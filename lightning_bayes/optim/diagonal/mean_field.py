@@ -29,7 +29,7 @@ from lightning_bayes.optim.diagonal.state import MeanFieldState, start_state
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
 from lightning_bayes.optim.readout.live import posterior_of_model
-from lightning_bayes.optim.readout.state import WeightPosterior
+from lightning_bayes.optim.readout.state import WeightPosterior, upgraded
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL, require_interval
@@ -182,6 +182,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 optimizer raises a `HyperparameterError` if there is none.
         """
         super().load_state_dict(state_dict)
+        self.state.update({param: upgraded(state) for param, state in self.state.items()})
         for group in self.param_groups:
             # Missing in files of version 0.1.0.dev0.
             group.update({"curvature_interval": 1, "antithetic": False, **group})

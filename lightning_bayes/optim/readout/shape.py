@@ -40,7 +40,7 @@ def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], mean
 
 def store_sizes(states: Sequence[dict[str, Any]], means: Sequence[Tensor]) -> None:
     """Store r_t of each parameter in its state, as `size`."""
-    sizes = tensor_sizes(means, [state["scale"] for state in states])
+    sizes = tensor_sizes(means, [state["initial_rms"] for state in states])
     for state, size in zip(states, sizes.unbind(), strict=True):
         state["size"] = size
 
@@ -80,7 +80,7 @@ def _sizes_of(states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]) -> T
     """r_t, ``[params]``: as stored last, or of `means` before that."""
     if all("size" in state for state in states):
         return torch.stack([state["size"] for state in states])
-    return tensor_sizes(means, [state["scale"] for state in states])
+    return tensor_sizes(means, [state["initial_rms"] for state in states])
 
 
 def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | float:

@@ -25,6 +25,12 @@ class Entry(NamedTuple):
     state: Mapping[str, Any]
 
 
+def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's state under the names of this version; files of version 0.1.0.dev0 call the initial size ``scale``."""
+    names = {"scale": "initial_rms"}
+    return {names.get(name, name): value for name, value in state.items()}
+
+
 def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
     """Posterior precision of a parameter with a diagonal posterior.
 
