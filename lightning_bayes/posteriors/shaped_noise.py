@@ -33,7 +33,7 @@ FLATNESS = 0.03  # ε
 _MIN_DAMPING = 1e-20  # for tensors without curvature, whose noise is flat
 
 
-class Shape(NamedTuple):
+class NoiseShape(NamedTuple):
     """The map from curvature to precision in each of several tensors: 1/Σ = scale · (max(s, 0) + damping)."""
 
     scale: Tensor  # Ñ/τ_t, [tensors]
@@ -52,7 +52,7 @@ def noise_shape(
     scale: float,
     stated: float = 0.0,
     flatness: float = FLATNESS,
-) -> Shape:
+) -> NoiseShape:
     """Compute the shape of the noise in tensors of one device and dtype.
 
     Args:
@@ -74,7 +74,7 @@ def noise_shape(
         tensor([0.1769, 0.0026])
     """
     inverse_means, dampings = noise_moments(curvatures, stated, flatness)
-    return Shape(noise_scale(inverse_means, sizes, relative_noise, scale), dampings)
+    return NoiseShape(noise_scale(inverse_means, sizes, relative_noise, scale), dampings)
 
 
 def noise_moments(curvatures: Sequence[Tensor], stated: float, flatness: float) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def noise_scale(inverse_means: Tensor, sizes: Tensor, relative_noise: float, sca
 
 
 def shaped_precision(curvature: Tensor, scale: Tensor, damping: Tensor) -> Tensor:
-    """1/Σ = (Ñ/τ_t)(max(s, 0) + γ_t); `scale` and `damping` as in `Shape`, broadcast to `curvature`."""
+    """1/Σ = (Ñ/τ_t)(max(s, 0) + γ_t); `scale` and `damping` as in `NoiseShape`, broadcast to `curvature`."""
     return curvature.clamp_min(0).add_(damping).mul_(scale)
 
 

@@ -223,8 +223,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 f"{type(self).__name__} measures {self.estimator.quantity} through BackPACK, which supports no scaled loss, "
                 "such as that of a torch.amp.GradScaler or of precision='16-mixed'. Train with precision='32-true'."
             )
-        needs_engine = self._measures_curvature() and self.estimator.quantity != "gradient"
-        return self.family.capture(sample, loss_scale) if needs_engine else self._gradient_capture()
+        if self._measures_curvature() and self.estimator.needs_engine:
+            return self.family.capture(sample, loss_scale)
+        return self._gradient_capture()
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         return self.family.sample(noise, measures_curvature=self._open_update.measures_curvature)

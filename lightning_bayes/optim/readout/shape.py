@@ -11,12 +11,14 @@ from torch import Tensor
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.weight_prior import noise_terms, prior_of, without_prior
-from lightning_bayes.posteriors import Shape, noise_damping, noise_moments, noise_scale, tensor_sizes
+from lightning_bayes.posteriors import NoiseShape, noise_damping, noise_moments, noise_scale, tensor_sizes
 
 _MIN_DAMPING = 1e-8  # γ_t of a matrix without any curvature: large enough for π-damping to make it flat
 
 
-def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]) -> Shape | None:
+def shape_of(
+    group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]
+) -> NoiseShape | None:
     """The shape of the noise of parameters with a diagonal posterior, of one device and dtype.
 
     Args:
@@ -35,7 +37,9 @@ def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], mean
     else:
         inverse_means, dampings = _computed_moments(group, states)
     sizes = _sizes_of(states, means)
-    return Shape(noise_scale(inverse_means, sizes, hyperparameters.relative_noise, hyperparameters.scale), dampings)
+    return NoiseShape(
+        noise_scale(inverse_means, sizes, hyperparameters.relative_noise, hyperparameters.scale), dampings
+    )
 
 
 def store_sizes(states: Sequence[dict[str, Any]], means: Sequence[Tensor]) -> None:
@@ -149,7 +153,7 @@ def layer_scale(
     return noise_scale(variance, size, hyperparameters.relative_noise, hyperparameters.scale)
 
 
-def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Shape:
+def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> NoiseShape:
     """The shape of the noise of a layer's matrix, computed from its current factors rather than their last inversion.
 
     The precision is Ñ/τ_t times the π-damped S ⊗ A. The mean variance is the mean diagonal of its inverse.
@@ -169,4 +173,6 @@ def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tens
     if hyperparameters.relative_noise is not None:
         root = pi_damped(curvature, damping).inverse_root("a layer")
         scale = layer_scale(mean_variance(root), state, weight, hyperparameters)
-    return Shape(*(torch.as_tensor(number, dtype=weight.dtype, device=weight.device) for number in (scale, damping)))
+    return NoiseShape(
+        *(torch.as_tensor(number, dtype=weight.dtype, device=weight.device) for number in (scale, damping))
+    )
