@@ -81,8 +81,9 @@ def _attempt(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def add_to_diagonal(matrix: Tensor, amount: Tensor) -> Tensor:
     """Matrix + amount · I, for ``[..., n, n]`` and ``[...]``."""
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return matrix + amount[..., None, None] * identity
+    result = matrix.clone()
+    result.diagonal(dim1=-2, dim2=-1).add_(amount[..., None])
+    return result
 
 
 def require_finite(matrix: Tensor, name: str, suspect: str) -> None:
