@@ -214,7 +214,7 @@ class CohortNoise:
         if relative_noise is None:
             return None
         key = None  # before the optimizer has stored the shape, it is that of the current curvature
-        if has_shape(group, states):
+        if all(has_shape(group, state) for state in states):
             stored = [state[name] for state in states for name in ("size", "noise_moments")]
             key = _CacheKey((relative_noise, self._hyperparameters.scale), stored)
             if self._noise_shape is not None and self._shape_key is not None and self._shape_key.is_same(key):

@@ -214,7 +214,8 @@ class DiagonalFamily(PosteriorFamily):
         """Store the shape of the noise of every cohort; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
             for params in self._noisy_cohorts(group) if group["relative_noise"] else ():
-                store_shape(group, [self._optimizer.state[param] for param in params], params)
+                for param in params:
+                    store_shape(group, self._optimizer.state[param], param)
 
     def _update_cohort(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> None:
         states = [self._optimizer.state[param] for param in params]

@@ -32,7 +32,7 @@ from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.kronecker.moves import Move
 from lightning_bayes.optim.kronecker.noise import KroneckerNoise
-from lightning_bayes.optim.readout.shape import store_sizes
+from lightning_bayes.optim.readout.shape import store_size
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
@@ -155,7 +155,7 @@ class KroneckerFamily(PosteriorFamily):
         self._diagonal.store_shapes()
         for layer in self.layers.with_factors():
             if layer.group["relative_noise"]:
-                store_sizes([self._optimizer.state[layer.weight]], [layer.weight])
+                store_size(self._optimizer.state[layer.weight], layer.weight)
 
     def _cohorts(self) -> Iterator[tuple[list[nn.Parameter], dict[str, Any]]]:
         """Cohorts of the parameters without factors, with their groups."""
