@@ -25,9 +25,17 @@ RESHAPES = {
     *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"),
     *("Alias", "Clone", "ToCopy", "BackwardHookFunction"),
 }
+STACKING = {"Stack", "Cat"}
+ADDING = {"Add", "Sub", *STACKING}
+REDUCING = {"Mean": "mean", "Sum": "sum", "Nansum": "sum"}
+LINEAR = {
+    *RESHAPES,
+    *REDUCING,
+    *("Neg", "Expand", "Select", "Slice", "Transpose", "Permute", "Mv", "Dot", "Mm"),
+}
+SELECTING = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
 WITH_EXAMPLES, DECLARED = "LossWithExamples", "DeclaredExamples"  # see `per_example_loss`
-_SELECTING = {"Gather", "IndexSelect", "Topk", "Select", "Unbind"}
 
 
 def name_of(node: Any) -> str:
@@ -121,12 +129,26 @@ def saved_numbers(node: Any) -> list[Any]:
     return [value for value in saved_constants(node) if not isinstance(value, Tensor) or value.numel() == 1]
 
 
-def has_weights(node: Any) -> bool:
-    """Whether a node multiplies or masks values with constant tensors. Class probabilities as targets do not count."""
-    if name_of(node) != "Mul":
-        return name_of(node) in {"MaskedFill", "Where"}
+def factors_of(node: Any) -> Tensor | None:
+    """The constant factors or the mask of a node; None if it has none. Class probabilities as targets do not count."""
+    name = name_of(node)
+    if name in {"MaskedFill", "Where"}:
+        mask: Tensor = saved_by(node, "mask" if name == "MaskedFill" else "condition")
+        return mask
     is_cross_entropy = any(edge is not None and name_of(edge[0]) == "LogSoftmax" for edge in edges_of(node))
-    return len(saved_constants(node)) > len(saved_numbers(node)) and not is_cross_entropy
+    if name != "Mul" or is_cross_entropy:
+        return None
+    return next((value for value in saved_constants(node) if isinstance(value, Tensor) and value.numel() > 1), None)
+
+
+def is_linear(node: Any) -> bool:
+    """Whether `node` is a sum, or linear in its only argument that is no constant."""
+    edges = edges_of(node)
+    if name_of(node) in ADDING:
+        return True
+    if len(edges) - edges.count(None) != 1 or (name_of(node) == "Div" and edges[0] is None):
+        return False
+    return name_of(node) in LINEAR or bool(saved_numbers(node)) or factors_of(node) is not None
 
 
 def signed(dim: int) -> int:
@@ -165,7 +187,7 @@ def selects_rows(node: Any, shape: Shape, layout: int, batch_size: int) -> bool:
     after = shape_of((node, 0))
     new_dim = None if name in RESHAPES else _new_dim(node, dim, len(shape), len(after))
     is_cut = new_dim is not None and len(after) == len(shape) and after[new_dim] != shape[dim]
-    return is_cut or (name in _SELECTING and dim in saved_dims(node, len(shape)))
+    return is_cut or (name in SELECTING - {"Slice"} and dim in saved_dims(node, len(shape)))
 
 
 def _indexes_rows(indices: Any, shape: Shape, dim: int) -> bool:

@@ -1,79 +1,58 @@
-"""Constants that weigh, mask or select the values of single examples.
+"""Constants that weigh, mask or select the values of the examples.
 
     masked mean       Σ w v / Σ w          counts the examples with a nonzero weight
     selected rows     v[mask].mean()       counts the examples of the selected rows
     single examples   f(v[j])              counts example j
 
-The weights are tracked while the loss is linear in the values, to recognise the sum of the weights as a divisor.
+The weights w are the derivative of the sum with respect to the values v: the linear operations between them run backward.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_graph import Shape, name_of, signed
-from lightning_bayes.curvature.loss_values import Weights
 from lightning_bayes.private_torch import saved_by
 
-_UNKNOWN = Weights()
+
+class Weights(NamedTuple):
+    """Constant factors of values, including masks."""
+
+    values: Tensor  # w, one per value, without the `scale_of` all values
+    repeats: int  # number of values that share each of the user's factors by broadcasting
 
 
-def weights_after(node: Any, weights: Weights | None, shape: Shape) -> Weights | None:
-    """The weights of the output of a node that reduces nothing, given its only input's weights and shape."""
-    after, name = graph.shape_of((node, 0)), name_of(node)
-    if graph.has_weights(node):
-        return _weighted(weights, _factors(node), after)
-    if weights is None or weights.values is None:
-        return weights
-    if name in graph.RESHAPES:
-        return Weights(weights.values.reshape(after), weights.repeats)
-    if name == "Permute":
-        return Weights(weights.values.permute([signed(dim) for dim in saved_by(node, "dims")]), weights.repeats)
-    if name == "Transpose":
-        dims = signed(saved_by(node, "dim0")), signed(saved_by(node, "dim1"))
-        return Weights(weights.values.transpose(*dims), weights.repeats)
-    is_rescaled = name == "Neg" or (name in {"Mul", "Div"} and bool(graph.saved_numbers(node)))
-    return weights if is_rescaled and after == shape else _UNKNOWN
+def weights_of(chain: Sequence[Any], shape: Shape) -> Weights:
+    """The weights of values that a chain of linear nodes, the last one first, turns into summands of this shape."""
+    factors = [graph.factors_of(node) for node in chain]
+    weights = torch.ones(shape, dtype=torch.float64, device=next(f.device for f in factors if f is not None))
+    repeats = 1
+    for node, factor in zip(chain, factors, strict=True):
+        if factor is not None:
+            repeats = max(repeats, weights.numel() // max(factor.numel(), 1))
+        grads = node(weights)
+        index, edge = next((index, edge) for index, edge in enumerate(graph.edges_of(node)) if edge is not None)
+        weights = (grads[index] if isinstance(grads, tuple) else grads).sum_to_size(graph.shape_of(edge))
+    return Weights(weights.double() / float(math.prod(map(scale_of, chain)) or 1), repeats)
 
 
-def _weighted(weights: Weights | None, factors: Tensor | None, shape: Shape) -> Weights:
-    """The product of weights and constant factors, for values of this shape."""
-    if factors is None or factors.numel() > math.prod(shape):
-        return _UNKNOWN
-    repeats = math.prod(shape) // max(factors.numel(), 1)
-    if weights is None:
-        return Weights(factors.expand(shape), repeats)
-    if weights.values is None:
-        return _UNKNOWN
-    return Weights(weights.values.expand(shape) * factors, max(weights.repeats, repeats))
-
-
-def _factors(node: Any) -> Tensor | None:
-    """The constant factors of a node that `graph.has_weights`; None if unknown."""
-    name = name_of(node)
-    if name == "MaskedFill":
-        is_masked: Tensor = saved_by(node, "mask")
-        return (~is_masked).double()
-    if name == "Where":
-        condition: Tensor = saved_by(node, "condition")
-        if None not in graph.edges_of(node):
-            return None
-        return (condition if node.next_functions[0][0] is not None else ~condition).double()
-    tensors = [value for value in graph.saved_constants(node) if isinstance(value, Tensor)]
-    return tensors[0].double() if len(tensors) == 1 else None
-
-
-def weights_of_sums(weights: Weights | None, dims: set[int], kind: str, after: Shape) -> Weights | None:
-    """The weights of sums or means over some dimensions of weighted values."""
-    if weights is None or weights.values is None:
-        return weights
-    total = weights.values.sum(sorted(dims)) if kind == "sum" else weights.values.mean(sorted(dims))
-    return Weights(total.reshape(after), weights.repeats)
+def scale_of(node: Any) -> float:
+    """The number by which a linear node multiplies all values that it does not mask."""
+    for saved in graph.saved_numbers(node):
+        number: float = saved.item() if isinstance(saved, Tensor) else saved
+        return 1 / (number or math.inf) if name_of(node) == "Div" else number
+    factors = graph.factors_of(node)
+    if factors is None or name_of(node) != "Mul":
+        return 1
+    nonzero = factors[factors != 0]
+    is_constant = nonzero.numel() > 0 and bool((nonzero == nonzero[0]).all())
+    return float(nonzero[0]) if is_constant else 1
 
 
 def marked_examples(marks: Tensor, layout: int, batch_size: int) -> Tensor:

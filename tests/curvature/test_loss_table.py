@@ -69,6 +69,14 @@ MASKED = {
     "masked rows": (lambda p: (p.ce() * p.rows[:, None]).sum() / p.rows.sum() / p.tokens, "rows"),
     "ignored": (lambda p: F.cross_entropy(p.out().transpose(1, 2), p.y.masked_fill(~p.mask, -100)), "mask"),
     "weighted mean": (lambda p: (p.ce() * p.weight).sum() / p.weight.sum(), "weight"),
+    "normalised mask": (lambda p: (p.ce() * (p.mask.double() / p.mask.sum())).sum(), "mask"),
+    "normalised rows": (lambda p: (p.ce().mean(1) * (p.rows.double() / p.rows.sum())).sum(), "rows"),
+    "normalised weight": (lambda p: (p.ce() * (p.weight / p.weight.sum())).sum(), "weight"),
+    "divided weighted values": (lambda p: (p.ce() * p.weight / p.weight.sum()).sum(), "weight"),
+    "mean of sums by mean of mask": (
+        lambda p: (p.ce() * p.rows[:, None]).sum(1).mean() / p.rows.double().mean() / p.tokens,
+        "rows",
+    ),
     "two terms, one mask": (
         lambda p: ((p.ce() * p.mask).sum() + (0.3 * p.ce() * p.mask).sum()) / p.mask.sum() / 1.3,
         "mask",
@@ -156,6 +164,7 @@ OWN = {
     "list of means": lambda p, r: sum(F.cross_entropy(o, t) / len(p.y[r]) for o, t in listed(p, r)),
     "list of vectors": lambda p, r: torch.cat([F.cross_entropy(o, t).reshape(1) for o, t in listed(p, r)]).mean(),
     "dot products of a list": lambda p, r: sum(o.flatten() @ o.flatten() for o in p.out(r)),
+    "sum of listed vectors": lambda p, r: sum(o.square() for o in p.out(r)).sum(),
     "losses in a list": lambda p, r: sum(p.ce(r).mean(1)),
     "Gaussian": lambda p, r: F.gaussian_nll_loss(p.out(r), p.values[r], torch.ones_like(p.values[r])),
     "weighted Huber": lambda p, r: (
