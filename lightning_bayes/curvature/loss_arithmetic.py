@@ -154,6 +154,6 @@ def _is_integer(number: Any) -> bool:
 
 
 def _inverse(factor: Any) -> int:
-    """k if a factor is 1/k or -1/k for an integer k > 2, else 0."""
+    """The integer k > 2 for which a factor is 1/k or -1/k; 0 for other factors."""
     count = round(1 / abs(float(factor))) if factor else 0
     return count if count > 2 and math.isclose(count * abs(float(factor)), 1, rel_tol=1e-5) else 0

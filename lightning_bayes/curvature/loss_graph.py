@@ -35,7 +35,7 @@ LINEAR = {
 }
 SELECTING = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
-WITH_EXAMPLES, DECLARED = "LossWithExamples", "DeclaredExamples"  # see `per_example_loss`
+WITH_EXAMPLES, DECLARED = "with_per_example_loss", "is_per_example_loss"  # keys in a node's metadata: losses, True
 
 
 def name_of(node: Any) -> str:
@@ -43,16 +43,22 @@ def name_of(node: Any) -> str:
     return str(node.name().rpartition("Backward")[0])
 
 
-def root_of(loss: Tensor) -> Any:
-    """The node of a loss; None if it has no graph."""
+def root_of(loss: Tensor, divided_by_host: bool = False) -> Any:
+    """The node of a loss, before the training loop's division if there is one; None if it has no graph."""
     edge = None if loss.grad_fn is None else _skip_identities((loss.grad_fn, loss.output_nr))
+    if divided_by_host and edge is not None:
+        edge = edges_of(edge[0])[0]
     return None if edge is None else edge[0]
 
 
-def behind(node: Any) -> Any:
-    """The node that computed the first argument of `node`; None for a constant."""
-    edge = edges_of(node)[0]
-    return None if edge is None else edge[0]
+def has_examples(node: Any) -> bool:
+    """Whether `node` is the identity on a loss with per-example losses."""
+    return WITH_EXAMPLES in node.metadata
+
+
+def is_declared(node: Any) -> bool:
+    """Whether `node` returns per-example losses of the user."""
+    return DECLARED in node.metadata
 
 
 def is_layer(node: Any) -> bool:
@@ -84,11 +90,9 @@ def edges_of(node: Any) -> list[Edge | None]:
 def _skip_identities(edge: Edge) -> Edge | None:
     """Skip DDP's identity on all outputs of a step, and the identity that stores per-example losses."""
     node, output = edge
-    if name_of(node) == WITH_EXAMPLES:
-        return edges_of(node)[0] or edge
-    if name_of(node) == DDP_SINK:
-        return edges_of(node)[output - len(output_shapes(node))]
-    return edge
+    if has_examples(node):
+        return edges_of(node)[0]
+    return edges_of(node)[output - len(output_shapes(node))] if name_of(node) == DDP_SINK else edge
 
 
 def in_order(root: Any, is_measured_graph: bool) -> Iterator[Any]:
@@ -101,7 +105,7 @@ def in_order(root: Any, is_measured_graph: bool) -> Iterator[Any]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            is_end = is_layer(node) or name_of(node) == DECLARED
+            is_end = is_layer(node) or is_declared(node)
             if not is_end and (is_measured_graph or not name_of(node).startswith(LAYERS)):
                 stack += [(edge[0], False) for edge in edges_of(node) if edge is not None]
 

@@ -105,7 +105,7 @@ class LossReader:
             return self._layer_output((node, 0))
         if graph.is_leaf(node):
             return None
-        if name_of(node) == graph.DECLARED:
+        if graph.is_declared(node):
             return Examples(layout=1)
         inputs = [(self.content_of(edge), graph.shape_of(edge)) for edge in self._arguments(node)]
         if not inputs:
@@ -266,65 +266,49 @@ class LossReader:
             else (float(math.prod(sizes)), float(selected.num_selected)),
             terms=(len(self.terms) - 1,),
         )
-        return self._rescaled(node, self._weighted(node, reduced, shape))
+        return self._rescaled(node, self._weighted(node, reduced))
 
     def _rescaled(self, node: Any, content: Part | Reduced) -> Part | Reduced | Unclear:
         """The content of a node that reduces values, times the numbers that its values were multiplied by."""
-        scales = self._scales(node) - {1} if name_of(node) in graph.REDUCING else ()
-        for scale in scales:
+        paths = self._linear_paths(node) if name_of(node) in graph.REDUCING else []
+        for scale in {selection.scale_of(path) for path in paths} - {1}:
             rescaled = self._arithmetic.multiplied(content, scale)
             if isinstance(rescaled, Unclear):
                 return rescaled
             content = rescaled
         return content
 
-    def _weighted(self, node: Any, reduced: Reduced, shape: Shape) -> Reduced:
-        """The reduction of values of this shape, with the weights that linear operations multiplied the values by."""
-        chain = self._linear_chain(node)
-        num_linear = max(
-            (index for index, node in enumerate(chain, 1) if graph.factors_of(node) is not None), default=0
-        )
-        if not num_linear:
-            return reduced
-        (values,) = (self.content_of(edge) for edge in graph.edges_of(chain[num_linear - 1]) if edge is not None)
+    def _weighted(self, node: Any, reduced: Reduced) -> Reduced:
+        """The content of a node that reduces values, with the weights that its values were multiplied by."""
+        paths = self._linear_paths(node)
+        path = paths[0] if len(paths) == 1 else []
+        while path and (len(path) == 1 or graph.factors_of(path[-2][0]) is None):
+            path = path[:-1]
+        values = self.content_of(path[-1]) if path else None
         if not isinstance(values, Examples) or values.is_weighted:
             return reduced
-        weights, repeats = selection.weights_of(chain[:num_linear], shape)
+        weights, repeats = selection.weights_of(path)
         examples = reduced.examples
         if values.layout is not None:
             examples = selection.marked_examples(weights != 0, values.layout, self.batch_size)
-        total = float(weights.sum()) / (math.prod(shape) if reduced.kind == "mean" else 1)
+        total = abs(float(weights.sum())) / (math.prod(graph.shape_of(path[0])) if reduced.kind == "mean" else 1)
         reduced = replace(reduced, is_weighted=True, examples=examples, totals=(total, total / repeats))
-        is_normalised = reduced.kind == "sum" and len(weights[weights != 0].unique()) > 1
-        if is_normalised and self._arithmetic.is_total(reduced, 1.0):
+        has_different_weights = len(weights[weights != 0].unique()) > 1
+        if reduced.kind == "sum" and has_different_weights and self._arithmetic.is_total(reduced, 1.0):
             return self._arithmetic.mean_over_counted(reduced)
         return reduced
 
-    def _linear_chain(self, node: Any) -> list[Any]:
-        """The linear operations between values and a node that reduces them, the last one first."""
-        chain: list[Any] = []
-        while len(edges := self._arguments(node)) == 1 and self._is_linear(edges[0]):
-            node = edges[0][0]
-            if name_of(node) in graph.ADDING:
-                break
-            chain.append(node)
-        return chain
-
-    def _scales(self, node: Any) -> set[float]:
-        """The numbers by which linear operations multiply the values that a node reduces, one for each summand."""
-        scales, seen, stack = set(), set(), [(node, 1)]
+    def _linear_paths(self, node: Any) -> list[list[graph.Edge]]:
+        """Paths from a node that reduces values back to these values, through linear operations."""
+        paths, stack = [], [[edge] for edge in self._arguments(node)]
         while stack:
-            node, scale = stack.pop()
-            for edge in self._arguments(node):
-                if not self._is_linear(edge):
-                    scales.add(scale)
-                elif (before := (edge[0], scale * selection.scale_of(edge[0]))) not in seen:
-                    seen.add(before)
-                    stack.append(before)
-        return scales
-
-    def _is_linear(self, edge: graph.Edge) -> bool:
-        return not graph.is_number(edge) and not graph.is_layer(edge[0]) and graph.is_linear(edge[0])
+            path = stack.pop()
+            before = path[-1][0]
+            if graph.is_number(path[-1]) or graph.is_layer(before) or not graph.is_linear(before):
+                paths.append(path)
+            else:
+                stack += [[*path, edge] for edge in self._arguments(before)]
+        return paths
 
     def _arguments(self, node: Any) -> list[graph.Edge]:
         """The edges to the arguments of a node that depend on examples."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.loss_graph import Shape, name_of, signed
+from lightning_bayes.curvature.loss_graph import Edge, Shape, name_of, signed
 from lightning_bayes.private_torch import saved_by
 
 
@@ -28,27 +28,31 @@ class Weights(NamedTuple):
     repeats: int  # number of values that share each of the user's factors by broadcasting
 
 
-def weights_of(chain: Sequence[Any], shape: Shape) -> Weights:
-    """The weights of values that a chain of linear nodes, the last one first, turns into summands of this shape."""
-    factors = [graph.factors_of(node) for node in chain]
-    weights = torch.ones(shape, dtype=torch.float64, device=next(f.device for f in factors if f is not None))
-    repeats = 1
-    for node, factor in zip(chain, factors, strict=True):
-        if factor is not None:
-            repeats = max(repeats, weights.numel() // max(factor.numel(), 1))
+def weights_of(path: Sequence[Edge]) -> Weights:
+    """The weights of the values at the end of a path through linear nodes, of which the first values are the sum."""
+    nodes = [node for node, _ in path[:-1]]
+    device = next(factors.device for node in nodes if (factors := graph.factors_of(node)) is not None)
+    weights, repeats = torch.ones(graph.shape_of(path[0]), dtype=torch.float64, device=device), 1
+    for node, edge in zip(nodes, path[1:], strict=True):
+        if (factors := graph.factors_of(node)) is not None:
+            repeats = max(repeats, weights.numel() // max(factors.numel(), 1))
         grads = node(weights)
-        index, edge = next((index, edge) for index, edge in enumerate(graph.edges_of(node)) if edge is not None)
-        weights = (grads[index] if isinstance(grads, tuple) else grads).sum_to_size(graph.shape_of(edge))
-    return Weights(weights.double() / float(math.prod(map(scale_of, chain)) or 1), repeats)
+        grad: Tensor = grads[graph.edges_of(node).index(edge)] if isinstance(grads, tuple) else grads
+        weights = grad.sum_to_size(graph.shape_of(edge))
+    return Weights(weights.double() / (scale_of(path) or 1), repeats)
 
 
-def scale_of(node: Any) -> float:
-    """The number by which a linear node multiplies all values that it does not mask."""
+def scale_of(path: Sequence[Edge]) -> float:
+    """The number by which the linear nodes of a path multiply all values that they do not mask."""
+    return math.prod(_scale(node) for node, _ in path[:-1])
+
+
+def _scale(node: Any) -> float:
     for saved in graph.saved_numbers(node):
         number: float = saved.item() if isinstance(saved, Tensor) else saved
         return 1 / (number or math.inf) if name_of(node) == "Div" else number
-    factors = graph.factors_of(node)
-    if factors is None or name_of(node) != "Mul":
+    factors = graph.factors_of(node) if name_of(node) == "Mul" else None
+    if factors is None:
         return 1
     nonzero = factors[factors != 0]
     is_constant = nonzero.numel() > 0 and bool((nonzero == nonzero[0]).all())

@@ -49,6 +49,7 @@ MASKED = {
     "with an epsilon": (lambda p: (p.ce() * p.mask.double()).sum() / (p.mask.double().sum() + 1e-9), "mask"),
     "flattened": (lambda p: (p.ce().flatten() * p.mask.flatten()).sum() / p.mask.sum(), "mask"),
     "by example first": (lambda p: (p.ce() * p.mask).sum(1).sum() / p.mask.sum(), "mask"),
+    "negated": (lambda p: (-(-p.ce() * p.mask)).sum() / p.mask.sum(), "mask"),
     "positions first": (lambda p: (p.ce().t() * p.mask.t()).sum() / p.mask.sum(), "mask"),
     "times the inverse": (lambda p: (p.ce() * p.mask).sum() * (1 / p.mask.double().sum()), "mask"),
     "mean of masked by mean of mask": (lambda p: (p.ce() * p.mask).mean() / p.mask.double().mean(), "mask"),
