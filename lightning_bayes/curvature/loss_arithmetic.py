@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_graph import Shape, name_of
-from lightning_bayes.curvature.loss_values import Examples, Part, Reduced, Unclear, is_same
+from lightning_bayes.curvature.loss_values import Counted, Examples, Part, Reduced, Unclear, is_same
 
 _APART = Unclear("combines losses of single examples with others")
 
@@ -106,7 +106,7 @@ class LossArithmetic:
         if values.kind == "mean":
             return values
         is_mean = is_integer and self._is_count(values, total)
-        if values.is_weighted and not (is_mean and values.totals):
+        if values.is_weighted and not (is_mean and values.counted.totals):
             return Unclear(f"is a weighted or masked sum divided by {total:g}")
         return replace(values, kind="mean", divisor=1.0) if is_mean else replace(values, divisor=total)
 
@@ -117,33 +117,35 @@ class LossArithmetic:
 
     def is_total(self, values: Reduced, number: float) -> bool:
         """Whether a number is the sum of the weights, or the number of the selected values."""
-        if values.examples is None or values.divisor != 1 or not values.totals:
+        examples, totals = values.counted.examples, values.counted.totals
+        if examples is None or values.divisor != 1 or not totals:
             return False
-        if not bool(values.examples.any()):  # the total is zero, and the number avoids a division by it
+        if not bool(examples.any()):  # the total is zero, and the number avoids a division by it
             return True
-        return any(math.isclose(number, total, rel_tol=1e-5) for total in values.totals if total)
+        return any(math.isclose(number, total, rel_tol=1e-5) for total in totals if total)
 
     def mean_over_counted(self, values: Reduced) -> Reduced:
         """A mean over the examples with a weight. The other examples do not count in any of its terms."""
         for term in values.terms:
-            self.terms[term] = values.examples
-        return replace(values, kind="mean", totals=())
+            self.terms[term] = values.counted.examples
+        return replace(values, kind="mean", counted=Counted(values.counted.examples))
 
 
 def _added(inputs: list[Reduced]) -> Reduced | Unclear:
     first, selected = inputs[0], [values for values in inputs if values.is_selected]
     if any(values.kind != first.kind or values.divisor != first.divisor for values in inputs):
         return Unclear("adds a term reduced by 'sum' to one reduced by 'mean' or rescaled")
-    if any(not is_same(values.examples, selected[0].examples) for values in selected):
+    counted = selected[0].counted if selected else first.counted
+    if any(not is_same(values.counted, counted) for values in selected):
         return Unclear("adds terms over different examples")
-    has_one_total = all(values.totals == first.totals and is_same(values.examples, first.examples) for values in inputs)
+    if any(not is_same(values.counted, counted) or values.counted.totals != counted.totals for values in inputs):
+        counted = Counted(counted.examples)
     return replace(
         first,
         num_added=math.gcd(*(values.num_added for values in inputs)),
         is_selected=bool(selected),
         is_weighted=any(values.is_weighted for values in inputs),
-        examples=selected[0].examples if selected else first.examples,
-        totals=first.totals if has_one_total else (),
+        counted=counted,
         terms=tuple(term for values in inputs for term in values.terms),
     )
 

@@ -33,10 +33,10 @@ from lightning_bayes.curvature.loss_arithmetic import LossArithmetic
 from lightning_bayes.curvature.loss_graph import Shape, name_of
 from lightning_bayes.curvature.loss_values import (
     Content,
+    Counted,
     Examples,
     Part,
     Reduced,
-    Selection,
     Unclear,
     is_same,
 )
@@ -206,21 +206,19 @@ class LossReader:
             return pieces
         return pieces | {(node, 0)}
 
-    def _selection(self, node: Any, inputs: _Inputs) -> Selection | None:
+    def _selection(self, node: Any, inputs: _Inputs) -> Counted | None:
         """The selection of a node's output: the same one for all inputs, or an unknown one."""
-        selections = [self._selection_of(node, *one) for one in inputs]
-        first, others = selections[0], selections[1:]
-        if all(first and other and is_same(first.examples, other.examples) for other in others):
+        first, *others = [self._selection_of(node, *one) for one in inputs]
+        if all(first and other and is_same(first, other) for other in others):
             return first
-        return Selection() if any(selections) else None
+        return Counted() if first or any(others) else None
 
-    def _selection_of(self, node: Any, values: Examples, shape: Shape) -> Selection | None:
+    def _selection_of(self, node: Any, values: Examples, shape: Shape) -> Counted | None:
         if values.selection is not None:
-            return Selection() if name_of(node) in graph.SELECTING else values.selection
+            return Counted() if name_of(node) in graph.SELECTING else values.selection
         if values.layout is None or not graph.selects_rows(node, shape, values.layout, self.batch_size):
             return None
-        examples = selection.selected_examples(node, shape, values.layout, self.batch_size)
-        return Selection(examples, selection.num_selected(node))
+        return selection.selection_by(node, shape, values.layout, self.batch_size)
 
     def _one_example(self, node: Any, output: int, values: Examples, shape: Shape) -> Part | None:
         """The content of ``v[j]`` or a similar node; None for any other node."""
@@ -260,13 +258,15 @@ class LossReader:
             is_weighted=values.is_weighted,
             num_added=values.num_added * math.prod(shape),
             num_counted=int(counted.sum()) if counted is not None and kind == "sum" else 0,
-            examples=None if selected is None else selected.examples,
-            totals=()
-            if selected is None or values.is_weighted
-            else (float(math.prod(sizes)), float(selected.num_selected)),
+            counted=self._counted(values, math.prod(sizes)),
             terms=(len(self.terms) - 1,),
         )
         return self._rescaled(node, self._weighted(node, reduced))
+
+    def _counted(self, values: Examples, size: int) -> Counted:
+        """The examples that count in the reduction of values of this size, apart from `_weighted` ones."""
+        selected = values.selection or Counted()
+        return Counted(selected.examples, () if values.is_weighted else (float(size), *selected.totals))
 
     def _rescaled(self, node: Any, content: Part | Reduced) -> Part | Reduced | Unclear:
         """The content of a node that reduces values, times the numbers that its values were multiplied by."""
@@ -287,16 +287,14 @@ class LossReader:
         values = self.content_of(path[-1]) if path else None
         if not isinstance(values, Examples) or values.is_weighted:
             return reduced
-        weights, repeats = selection.weights_of(path)
-        examples = reduced.examples
+        weights, repeats, are_mask = selection.weights_of(path)
+        examples = reduced.counted.examples
         if values.layout is not None:
             examples = selection.marked_examples(weights != 0, values.layout, self.batch_size)
         total = abs(float(weights.sum())) / (math.prod(graph.shape_of(path[0])) if reduced.kind == "mean" else 1)
-        reduced = replace(reduced, is_weighted=True, examples=examples, totals=(total, total / repeats))
-        has_different_weights = len(weights[weights != 0].unique()) > 1
-        if reduced.kind == "sum" and has_different_weights and self._arithmetic.is_total(reduced, 1.0):
-            return self._arithmetic.mean_over_counted(reduced)
-        return reduced
+        reduced = replace(reduced, is_weighted=True, counted=Counted(examples, (total, total / repeats)))
+        is_normalised = reduced.kind == "sum" and not are_mask and self._arithmetic.is_total(reduced, 1.0)
+        return self._arithmetic.mean_over_counted(reduced) if is_normalised else reduced
 
     def _linear_paths(self, node: Any) -> list[list[graph.Edge]]:
         """Paths from a node that reduces values back to these values, through linear operations."""
@@ -314,7 +312,7 @@ class LossReader:
         """The edges to the arguments of a node that depend on examples."""
         return [edge for edge in graph.edges_of(node) if edge is not None and self.content_of(edge) is not None]
 
-    def _require_all(self, sizes: Shape, selected: Selection | None, counted: Tensor | None) -> None:
+    def _require_all(self, sizes: Shape, selected: Counted | None, counted: Tensor | None) -> None:
         """Require values of all examples, or of a known selection of them."""
         if not self.shows_layers:
             return

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_graph import Edge, Shape, name_of, signed
+from lightning_bayes.curvature.loss_values import Counted
 from lightning_bayes.private_torch import saved_by
 
 
@@ -26,37 +27,33 @@ class Weights(NamedTuple):
 
     values: Tensor  # w, one per value, without the `scale_of` all values
     repeats: int  # number of values that share each of the user's factors by broadcasting
+    are_mask: bool  # whether the user's factors are all 0 or 1
 
 
 def weights_of(path: Sequence[Edge]) -> Weights:
     """The weights of the values at the end of a path through linear nodes, of which the first values are the sum."""
     nodes = [node for node, _ in path[:-1]]
-    device = next(factors.device for node in nodes if (factors := graph.factors_of(node)) is not None)
+    factors = [graph.factors_of(node) for node in nodes]
+    device = next(factor.device for factor in factors if factor is not None)
     weights, repeats = torch.ones(graph.shape_of(path[0]), dtype=torch.float64, device=device), 1
-    for node, edge in zip(nodes, path[1:], strict=True):
-        if (factors := graph.factors_of(node)) is not None:
-            repeats = max(repeats, weights.numel() // max(factors.numel(), 1))
+    for node, factor, edge in zip(nodes, factors, path[1:], strict=True):
+        if factor is not None:
+            repeats = max(repeats, weights.numel() // max(factor.numel(), 1))
         grads = node(weights)
         grad: Tensor = grads[graph.edges_of(node).index(edge)] if isinstance(grads, tuple) else grads
         weights = grad.sum_to_size(graph.shape_of(edge))
-    return Weights(weights.double() / (scale_of(path) or 1), repeats)
+    are_mask = all(bool(((factor == 0) | (factor == 1)).all()) for factor in factors if factor is not None)
+    return Weights(weights.double() / (scale_of(path) or 1), repeats, are_mask)
 
 
 def scale_of(path: Sequence[Edge]) -> float:
-    """The number by which the linear nodes of a path multiply all values that they do not mask."""
-    return math.prod(_scale(node) for node, _ in path[:-1])
-
-
-def _scale(node: Any) -> float:
-    for saved in graph.saved_numbers(node):
-        number: float = saved.item() if isinstance(saved, Tensor) else saved
-        return 1 / (number or math.inf) if name_of(node) == "Div" else number
-    factors = graph.factors_of(node) if name_of(node) == "Mul" else None
-    if factors is None:
-        return 1
-    nonzero = factors[factors != 0]
-    is_constant = nonzero.numel() > 0 and bool((nonzero == nonzero[0]).all())
-    return float(nonzero[0]) if is_constant else 1
+    """The product of the numbers by which the linear nodes of a path multiply all values."""
+    scale: float = 1
+    for node, _ in path[:-1]:
+        for saved in graph.saved_numbers(node):
+            number = saved.item() if isinstance(saved, Tensor) else saved
+            scale *= 1 / (number or math.inf) if name_of(node) == "Div" else number
+    return scale
 
 
 def marked_examples(marks: Tensor, layout: int, batch_size: int) -> Tensor:
@@ -64,34 +61,27 @@ def marked_examples(marks: Tensor, layout: int, batch_size: int) -> Tensor:
     return marks.reshape(layout, batch_size, -1).any(2).any(0).cpu()
 
 
-def selected_examples(node: Any, shape: Shape, layout: int, batch_size: int) -> Tensor | None:
-    """Mask of the examples from which a node selects values, ``[B]``; None if unknown. See `graph.selects_rows`."""
-    name = name_of(node)
-    if name == "MaskedSelect":
-        marks = saved_by(node, "mask").expand(shape)
-    elif name == "Index":
-        indices = [slice(None) if index is None else index for index in saved_by(node, "indices")]
-        covered = sum(i.dim() if isinstance(i, Tensor) and i.dtype == torch.bool else 1 for i in indices)
-        num_dims = max(covered, (graph.example_dim(shape, layout, batch_size) or 0) + 1)
-        device = next(i.device for i in indices if isinstance(i, Tensor))
-        marks = torch.zeros(shape[:num_dims], dtype=torch.bool, device=device)
-        marks[tuple(indices)] = True
-    elif name == "IndexSelect":
-        dim, index = signed(saved_by(node, "dim")) % len(shape), saved_by(node, "index")
-        marks = torch.zeros(shape[: dim + 1], dtype=torch.bool, device=index.device).index_fill(dim, index, True)
-    else:
-        return None
-    return marked_examples(marks, layout, batch_size) if marks.numel() % (layout * batch_size) == 0 else None
-
-
-def num_selected(node: Any) -> int:
-    """Number of rows, or of values of a mask, that a node selects."""
+def selection_by(node: Any, shape: Shape, layout: int, batch_size: int) -> Counted:
+    """The examples from which a node selects values. See `graph.selects_rows`."""
     name, after = name_of(node), graph.shape_of((node, 0))
     if name == "MaskedSelect":
-        return int(saved_by(node, "mask").sum())
-    if name == "IndexSelect":
-        return after[signed(saved_by(node, "dim")) % len(after)]
-    return after[0] if after else 1
+        mask = saved_by(node, "mask")
+        indices, num_selected = [mask.expand(shape)], int(mask.sum())
+    elif name == "Index":
+        indices = [slice(None) if index is None else index for index in saved_by(node, "indices")]
+        num_selected = after[0] if after else 1
+    elif name == "IndexSelect":
+        dim = signed(saved_by(node, "dim")) % len(shape)
+        indices, num_selected = [*(slice(None) for _ in range(dim)), saved_by(node, "index")], after[dim]
+    else:
+        return Counted()
+    covered = sum(i.dim() if isinstance(i, Tensor) and i.dtype == torch.bool else 1 for i in indices)
+    num_dims = max(covered, (graph.example_dim(shape, layout, batch_size) or 0) + 1)
+    device = next(i.device for i in indices if isinstance(i, Tensor))
+    marks = torch.zeros(shape[:num_dims], dtype=torch.bool, device=device)
+    marks[tuple(indices)] = True
+    is_known = marks.numel() % (layout * batch_size) == 0
+    return Counted(marked_examples(marks, layout, batch_size) if is_known else None, (float(num_selected),))
 
 
 def single_example(node: Any, output: int, shape: Shape, layout: int, batch_size: int) -> int | None:

@@ -16,11 +16,13 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
-    """The rows or values that a mask, indices or a slice selected."""
+class Counted:
+    """The examples that a mask, indices, a slice or weights count."""
 
-    examples: Tensor | None = None  # mask of the examples with selected values, [B]; None if unknown
-    num_selected: int = 0  # number of selected rows or values
+    examples: Tensor | None = (
+        None  # mask of the examples with a selected value or a nonzero weight, [B]; None if unknown
+    )
+    totals: tuple[float, ...] = ()  # divisors that turn a sum into the mean over these examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +30,7 @@ class Examples:
     """Values of the examples."""
 
     layout: int | None = None  # see `loss_graph`; None if unknown
-    selection: Selection | None = None  # None if no examples were left out
+    selection: Counted | None = None  # None if no examples were left out
     is_weighted: bool = False  # whether they depend on values with constant factors or masks
     num_added: int = 1  # number of values that were added up to each value
     pieces: frozenset[Any] = frozenset()  # edges of the pieces (`loss_graph.layout_of_piece`) that the values depend on
@@ -56,8 +58,7 @@ class Reduced:
     num_added: int = 1  # number of values in a sum
     num_counted: int = 0  # number of targets in a sum that are not `ignore_index`; 0 if none can be
     divisor: float = 1.0  # of a sum, if it is not the number of values or examples
-    examples: Tensor | None = None  # mask of the examples with a selected value or nonzero weight, [B]
-    totals: tuple[float, ...] = ()  # divisors that turn a sum into the mean over `examples`
+    counted: Counted = Counted()
     terms: tuple[int, ...] = ()  # indices into `LossReader.terms`
 
 
@@ -71,6 +72,8 @@ class Unclear:
 Content: TypeAlias = Examples | Part | Reduced | Unclear
 
 
-def is_same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two masks of examples are equal."""
-    return one is other or (one is not None and other is not None and torch.equal(one, other))
+def is_same(one: Counted, other: Counted) -> bool:
+    """Whether the same examples count. Unknown examples are the same ones."""
+    if one.examples is None or other.examples is None:
+        return one.examples is other.examples
+    return torch.equal(one.examples, other.examples)
