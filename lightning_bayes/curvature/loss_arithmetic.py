@@ -90,8 +90,8 @@ class LossArithmetic:
         if factor and self.is_total(values, 1 / float(factor)):
             return self.mean_over_counted(values)
         if values.kind == "mean":
-            is_undone = self.batch_size > 2 and _is_integer(factor) and factor == self.batch_size
-            return Unclear(f"is a mean rescaled by {self.batch_size}") if is_undone else values
+            is_undone = _is_integer(factor) and factor > 2 and factor in (self.batch_size, values.num_added)
+            return Unclear(f"is a mean rescaled by {int(factor)}") if is_undone else values
         if count and (values.is_weighted or self._is_count(values, count)):
             return Unclear(f"is a sum rescaled by {float(factor):g}")
         return values

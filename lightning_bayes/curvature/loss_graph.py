@@ -51,14 +51,10 @@ def root_of(loss: Tensor, divided_by_host: bool = False) -> Any:
     return None if edge is None else edge[0]
 
 
-def has_examples(node: Any) -> bool:
-    """Whether `node` is the identity on a loss with per-example losses."""
-    return WITH_EXAMPLES in node.metadata
-
-
-def is_declared(node: Any) -> bool:
-    """Whether `node` returns per-example losses of the user."""
-    return DECLARED in node.metadata
+def metadata_of(node: Any) -> dict[str, Any]:
+    """What `per_example_loss` stored on a node."""
+    metadata: dict[str, Any] = node.metadata
+    return metadata
 
 
 def is_layer(node: Any) -> bool:
@@ -90,7 +86,7 @@ def edges_of(node: Any) -> list[Edge | None]:
 def _skip_identities(edge: Edge) -> Edge | None:
     """Skip DDP's identity on all outputs of a step, and the identity that stores per-example losses."""
     node, output = edge
-    if has_examples(node):
+    if WITH_EXAMPLES in metadata_of(node):
         return edges_of(node)[0]
     return edges_of(node)[output - len(output_shapes(node))] if name_of(node) == DDP_SINK else edge
 
@@ -105,7 +101,7 @@ def in_order(root: Any, is_measured_graph: bool) -> Iterator[Any]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            is_end = is_layer(node) or is_declared(node)
+            is_end = is_layer(node) or DECLARED in metadata_of(node)
             if not is_end and (is_measured_graph or not name_of(node).startswith(LAYERS)):
                 stack += [(edge[0], False) for edge in edges_of(node) if edge is not None]
 

@@ -3,9 +3,11 @@
 The reader visits the nodes from the layers to the loss and determines the content of each (`loss_values`):
 
 1. The output of a layer holds `Examples`. Elementwise operations, reshapes and reductions of other dimensions keep them;
-   `loss_graph` tracks where the examples are, `loss_selection` which ones are selected or masked.
+   `loss_graph` tracks where the examples are, `loss_selection` which ones are selected. What is computed from a single
+   example, such as ``loss(v[j])``, is a `Part`.
 2. Loss functions record their reduction, and ``mean`` and ``sum`` their dimensions. If they reduce the examples, the content
-   becomes `Reduced`. A loss of a single example, ``loss(v[j])``, is a `Part`.
+   becomes `Reduced`. The linear operations before the reduction give the weights and the factors of the values: a sum is a
+   mean if its weights add up to one.
 3. `loss_arithmetic` reads functions of reduced values. A sum becomes a mean if it is divided by the sum of its weights, or
    by an integer that counts the examples, their values or the targets that are not ignored. The sum of the parts of all
    examples is a sum. Terms of the same kind add up to that kind, and a factor keeps the kind. A function of a mean is a
@@ -105,7 +107,7 @@ class LossReader:
             return self._layer_output((node, 0))
         if graph.is_leaf(node):
             return None
-        if graph.is_declared(node):
+        if graph.DECLARED in graph.metadata_of(node):
             return Examples(layout=1)
         inputs = [(self.content_of(edge), graph.shape_of(edge)) for edge in self._arguments(node)]
         if not inputs:
@@ -192,9 +194,7 @@ class LossReader:
         )
 
     def _layout_after(self, node: Any, values: Examples, shape: Shape) -> int | None:
-        layout = None
-        if values.layout is not None:
-            layout = graph.layout_after(node, shape, values.layout, self.batch_size)
+        layout = None if values.layout is None else graph.layout_after(node, shape, values.layout, self.batch_size)
         if layout is None and not self.shows_layers and graph.shape_of((node, 0))[:1] == (self.batch_size,):
             return 1
         return layout
@@ -266,7 +266,8 @@ class LossReader:
     def _counted(self, values: Examples, size: int) -> Counted:
         """The examples that count in the reduction of values of this size, apart from `_weighted` ones."""
         selected = values.selection or Counted()
-        return Counted(selected.examples, () if values.is_weighted else (float(size), *selected.totals))
+        is_known = selected.examples is not None and not values.is_weighted
+        return Counted(selected.examples, (float(size), *selected.totals) if is_known else ())
 
     def _rescaled(self, node: Any, content: Part | Reduced) -> Part | Reduced | Unclear:
         """The content of a node that reduces values, times the numbers that its values were multiplied by."""
@@ -292,7 +293,8 @@ class LossReader:
         if values.layout is not None:
             examples = selection.marked_examples(weights != 0, values.layout, self.batch_size)
         total = abs(float(weights.sum())) / (math.prod(graph.shape_of(path[0])) if reduced.kind == "mean" else 1)
-        reduced = replace(reduced, is_weighted=True, counted=Counted(examples, (total, total / repeats)))
+        totals = () if examples is None else (total, total / repeats)
+        reduced = replace(reduced, is_weighted=True, counted=Counted(examples, totals))
         is_normalised = reduced.kind == "sum" and not are_mask and self._arithmetic.is_total(reduced, 1.0)
         return self._arithmetic.mean_over_counted(reduced) if is_normalised else reduced
 

@@ -54,23 +54,23 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
     if torch.is_grad_enabled() and not per_example_loss.requires_grad:
         raise UnsupportedTrainingError(f"{KEY} has no graph, so it has no gradients. Remove .detach() and no_grad().")
     result = loss.view_as(loss)
-    if result.grad_fn is not None:
-        result.grad_fn.metadata[graph.WITH_EXAMPLES] = per_example_loss
+    if result.requires_grad:
+        graph.metadata_of(result.grad_fn)[graph.WITH_EXAMPLES] = per_example_loss
     return result
 
 
 def attached_losses(loss: Tensor, divided_by_host: bool) -> Tensor | None:
     """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
     node: Any = loss.grad_fn
-    if node is not None and divided_by_host and not graph.has_examples(node):
+    if node is not None and divided_by_host and graph.WITH_EXAMPLES not in graph.metadata_of(node):
         node = node.next_functions[0][0]
-    return node.metadata[graph.WITH_EXAMPLES] if node is not None and graph.has_examples(node) else None
+    return None if node is None else graph.metadata_of(node).get(graph.WITH_EXAMPLES)
 
 
 def reduced_losses(losses: Tensor, reduction: str) -> Tensor:
     """The mean or the sum of per-example losses, as a loss that `LossReader` can read."""
     declared = losses.view_as(losses)
-    declared.grad_fn.metadata[graph.DECLARED] = True  # type: ignore[union-attr]
+    graph.metadata_of(declared.grad_fn)[graph.DECLARED] = True
     return declared.mean() if reduction == "mean" else declared.sum()
 
 

@@ -73,6 +73,7 @@ UNCLEAR = {
     "a mean for every example": (lambda v: v.mean().expand(len(v)).sum(), "repeats a mean by Expand"),
     "a mean added to every example": (lambda v: (v.mean() + torch.ones(len(v))).sum(), "repeats a mean by Add"),
     "mean times the number": (lambda v: v.mean() * len(v), "mean rescaled by"),
+    "mean over the values times their number": (lambda v: v.mean() * v.numel(), "mean rescaled by"),
     "product": (lambda v: torch.einsum("bo,bo->", v, v), "by Bmm"),
     "product divided by the number": (lambda v: torch.einsum("bo,bo->", v, v) / len(v), "by Bmm"),
     "product of sums divided by the number": (lambda v: torch.einsum("bo,bp->", v, v) / len(v), "by"),
