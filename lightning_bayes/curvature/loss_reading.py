@@ -52,6 +52,7 @@ _OF_WEIGHTS = graph.RESHAPES | {
     *graph.REDUCING,
 }
 _Inputs = list[tuple[Examples, Shape]]  # the arguments of a node, and their shapes
+_Paths = list[list[graph.Edge]]
 
 
 class LossReader:
@@ -126,7 +127,7 @@ class LossReader:
         if not isinstance(inputs[0][0], Part):
             return content
         if isinstance(content, Part):
-            return self._rescaled(node, content)
+            return self._rescaled(node, content, self._linear_paths(node))
         is_hidden = isinstance(content, Unclear) and not self.shows_layers and not graph.is_number((node, 0))
         return self._layer_output((node, 0)) if is_hidden else content
 
@@ -261,7 +262,8 @@ class LossReader:
             counted=self._counted(values, math.prod(sizes)),
             terms=(len(self.terms) - 1,),
         )
-        return self._rescaled(node, self._weighted(node, reduced))
+        paths = self._linear_paths(node)
+        return self._rescaled(node, self._weighted(reduced, paths), paths)
 
     def _counted(self, values: Examples, size: int) -> Counted:
         """The examples that count in the reduction of values of this size, apart from `_weighted` ones."""
@@ -269,9 +271,10 @@ class LossReader:
         is_known = selected.examples is not None and not values.is_weighted
         return Counted(selected.examples, (float(size), *selected.totals) if is_known else ())
 
-    def _rescaled(self, node: Any, content: Part | Reduced) -> Part | Reduced | Unclear:
+    def _rescaled(self, node: Any, content: Part | Reduced, paths: _Paths) -> Part | Reduced | Unclear:
         """The content of a node that reduces values, times the numbers that its values were multiplied by."""
-        paths = self._linear_paths(node) if name_of(node) in graph.REDUCING else []
+        if name_of(node) not in graph.REDUCING:
+            return content
         for scale in {selection.scale_of(path) for path in paths} - {1}:
             rescaled = self._arithmetic.multiplied(content, scale)
             if isinstance(rescaled, Unclear):
@@ -279,9 +282,8 @@ class LossReader:
             content = rescaled
         return content
 
-    def _weighted(self, node: Any, reduced: Reduced) -> Reduced:
+    def _weighted(self, reduced: Reduced, paths: _Paths) -> Reduced:
         """The content of a node that reduces values, with the weights that its values were multiplied by."""
-        paths = self._linear_paths(node)
         path = paths[0] if len(paths) == 1 else []
         while path and (len(path) == 1 or graph.factors_of(path[-2][0]) is None):
             path = path[:-1]
@@ -298,9 +300,10 @@ class LossReader:
         is_normalised = reduced.kind == "sum" and not are_mask and self._arithmetic.is_total(reduced, 1.0)
         return self._arithmetic.mean_over_counted(reduced) if is_normalised else reduced
 
-    def _linear_paths(self, node: Any) -> list[list[graph.Edge]]:
+    def _linear_paths(self, node: Any) -> _Paths:
         """Paths from a node that reduces values back to these values, through linear operations."""
-        paths, stack = [], [[edge] for edge in self._arguments(node)]
+        paths: _Paths = []
+        stack = [[edge] for edge in self._arguments(node)]
         while stack:
             path = stack.pop()
             before = path[-1][0]

@@ -39,11 +39,15 @@ def weights_of(path: Sequence[Edge]) -> Weights:
     for node, factor, edge in zip(nodes, factors, path[1:], strict=True):
         if factor is not None:
             repeats = max(repeats, weights.numel() // max(factor.numel(), 1))
-        grads = node(weights)
+        grads = weights if name_of(node) == "ToCopy" else node(weights)  # a copy in half precision would round them
         grad: Tensor = grads[graph.edges_of(node).index(edge)] if isinstance(grads, tuple) else grads
         weights = grad.sum_to_size(graph.shape_of(edge))
-    are_mask = all(bool(((factor == 0) | (factor == 1)).all()) for factor in factors if factor is not None)
+    are_mask = all(map(_is_mask, factors))
     return Weights(weights.double() / (scale_of(path) or 1), repeats, are_mask)
+
+
+def _is_mask(factors: Tensor | None) -> bool:
+    return factors is None or factors.dtype == torch.bool or bool(((factors == 0) | (factors == 1)).all())
 
 
 def scale_of(path: Sequence[Edge]) -> float:

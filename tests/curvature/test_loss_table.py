@@ -113,6 +113,17 @@ def test_a_mask_that_keeps_everything_or_nothing_is_no_special_case(name, sizes,
     assert measure(p.model, lambda: MASKED["clamped"][0](p)).num_examples == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_masked_means_are_read_in_half_precision(dtype, generator):
+    model, x = nn.Linear(4, 3).to(dtype), torch.randn(5, 4, generator=generator).to(dtype)
+    mask = torch.tensor([True, True, False, True, True])
+
+    def loss():
+        return model(x).square().masked_fill(~mask[:, None], 0).mean(1).float().sum() / mask.sum()
+
+    assert measure(model, loss).num_examples == 4
+
+
 def focal(out, y):
     own = F.cross_entropy(out, y, reduction="none")
     return ((1 - (-own).exp()) ** 2 * own).mean()
