@@ -19,9 +19,7 @@ from torch import Tensor
 class Counted:
     """The examples that a mask, indices, a slice or weights count."""
 
-    examples: Tensor | None = (
-        None  # mask of the examples with a selected value or a nonzero weight, [B]; None if unknown
-    )
+    examples: Tensor | None = None  # mask of the examples with a selected or weighted value, [B]; None if unknown
     totals: tuple[float, ...] = ()  # divisors that turn a sum into the mean over these examples
 
 
